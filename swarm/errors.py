@@ -1,0 +1,50 @@
+"""Every exception of the project, ordered by what the caller does next.
+
+SwarmError
++-- ConfigError        stop; the message names the key and the fix
++-- Unavailable        retry with backoff and jitter (network, peer, coordinator, DHT)
+|   +-- Unauthenticated  the other side could not prove who it is: drop it, do not retry as is
++-- NotHeld            this holder lacks it: ask another one
++-- TooLarge           over a size limit: drop, do not retry
++-- RolloutFailed      record on the rollout and go on
++-- NonFiniteStep      skip the update, keep the old version
++-- StorageFull        the disk is full: stop accepting, keep serving, tell the operator
+
+What a peer sent and we will not use is no exception but a `swarm.types.Refused` value.
+"""
+
+
+class SwarmError(Exception):
+    """Base of every exception raised on purpose by this project."""
+
+
+class ConfigError(SwarmError, ValueError):
+    """The configuration cannot work. The message names the key, the value and the fix."""
+
+
+class Unavailable(SwarmError, ConnectionError):
+    """A remote side did not answer in time or refused the connection; a later attempt may succeed."""
+
+
+class Unauthenticated(Unavailable):
+    """The remote side did not prove its identity, or did not accept the proof of ours."""
+
+
+class NotHeld(SwarmError, LookupError):
+    """The holder that was asked does not have the content."""
+
+
+class TooLarge(SwarmError, ValueError):
+    """A size limit was exceeded before anything was allocated for the content."""
+
+
+class RolloutFailed(SwarmError, RuntimeError):
+    """Generation or scoring of one rollout failed; the group goes on without it."""
+
+
+class NonFiniteStep(SwarmError, ArithmeticError):
+    """Loss or gradient was not finite; the update was skipped and the old version kept."""
+
+
+class StorageFull(SwarmError, OSError):
+    """The store has no room left; nothing already stored is lost."""

@@ -1,0 +1,354 @@
+"""Every seam of the system, on one page: what is injected, and what each side promises.
+
+Invariant: modules of one layer know each other only through these protocols. Each has a fake in
+`swarm.testing` or an in-memory implementation that passes the same contract tests as the real one.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+from swarm.types import (
+    Advert,
+    Advice,
+    Cursor,
+    Digest,
+    Draw,
+    Evaluation,
+    FloatArray,
+    NodeId,
+    NodeReport,
+    PolicyVersion,
+    RolloutGroup,
+    Rollout,
+    Sampling,
+    ScoredGroup,
+    SealedGroup,
+    StepReport,
+    Task,
+)
+
+Result = TypeVar("Result")
+
+# Runs a blocking function without blocking the event loop: asyncio.to_thread in production,
+# a plain call under the virtual event loop.
+Offload = Callable[..., Awaitable[object]]
+
+
+# --- tasks and their verification -------------------------------------------------------------
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """A source of problems that every node can rebuild from a number, with the verifier of their answers."""
+
+    name: str
+    verifier: str  # "name/version": two nodes with equal strings give equal rewards
+
+    def task(self, task_id: int) -> Task:
+        """The problem with that number; the same on every machine. Raises LookupError outside its range."""
+        ...
+
+    def reward(self, task_id: int, answer: str) -> float:
+        """Reward in [0, 1] of an answer text. May run hostile text: call it in the sandbox only."""
+        ...
+
+    def reference(self, task_id: int) -> str:
+        """The right answer as text (for the majority baseline); never leaves the node."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the sandbox says of one group: the task as rebuilt here, and a reward for each answer."""
+
+    task: Task
+    rewards: FloatArray  # [G]
+    verifier: str
+    reference: str
+
+
+class Verifier(Protocol):
+    """Scores answers in a restricted process, so that no answer can run code on the node."""
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """Rebuilds the task and scores each answer.
+
+        Raises:
+            LookupError: unknown environment or task.
+            RolloutFailed: the verifier crashed, ran out of memory or out of time on these answers.
+        """
+        ...
+
+
+# --- text and tokens ---------------------------------------------------------------------------
+
+
+class TextCodec(Protocol):
+    """The tokenizer as admission and scoring see it."""
+
+    digest: Digest
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+    def encode_prompt(self, task: Task) -> list[int]:
+        """Token ids of the chat up to where generation begins (an assistant prefix included)."""
+        ...
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response text, EOS appended; for rollouts whose tokens are not ours."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of response tokens, special tokens skipped."""
+        ...
+
+
+# --- generation --------------------------------------------------------------------------------
+
+
+class Generator(Protocol):
+    """A local engine that samples from known weights.
+
+    Contract: log-probs are those of the sampled tokens at the sampling temperature, the same numbers
+    alone or in a batch; EOS is kept; `version` names the weights that produced every token.
+    """
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the next token comes from."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
+        """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN."""
+        ...
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """The greedy answer text for each prompt (blocking)."""
+        ...
+
+    def load(self, version: PolicyVersion, weights: object) -> None:
+        """Replaces the weights between two calls of generate; all or nothing."""
+        ...
+
+
+# --- exchange between nodes --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerAddress:
+    """How to reach a node and who it must prove to be."""
+
+    node_id: NodeId
+    endpoint: str  # host:port
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamItem:
+    """One entry of a subscription: a whole group, or (sealed None) the notice of one to be fetched by digest."""
+
+    cursor: Cursor
+    digest: Digest
+    size_bytes: int
+    sealed: SealedGroup | None
+
+
+class ExchangeHandler(Protocol):
+    """What a node serves to its peers. Every argument from a peer is hostile until checked."""
+
+    def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        """Own groups after `cursor`, then live ones for as long as the peer reads; notices of others' when `relay`."""
+        ...
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        """A held group. Raises NotHeld."""
+        ...
+
+
+class PeerClient(Protocol):
+    """An authenticated connection to one peer."""
+
+    @property
+    def node_id(self) -> NodeId:
+        """The peer that proved its identity."""
+        ...
+
+    def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        """The peer's groups after `cursor`; back-pressure by not reading. Raises Unavailable when it breaks."""
+        ...
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection and its streams."""
+        ...
+
+
+class Transport(Protocol):
+    """The data plane: gRPC over TLS in production, a faulty in-memory network in simulation."""
+
+    async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
+        """Starts answering peers; returns the endpoints to advertise (host:port)."""
+        ...
+
+    async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
+        """A mutually authenticated connection. Raises Unavailable, Unauthenticated."""
+        ...
+
+    async def stop(self) -> None:
+        """Stops answering and closes every connection."""
+        ...
+
+
+class Discovery(Protocol):
+    """Who is in the swarm: signed adverts with an expiry, in a DHT or in memory."""
+
+    async def announce(self, advert: Advert) -> None:
+        """Publishes this node's own advert, replacing the last. Raises Unavailable."""
+        ...
+
+    async def lookup(self) -> list[Advert]:
+        """Verified, unexpired adverts of the run, own included when stored; partial views are normal."""
+        ...
+
+    async def maintain(self) -> None:
+        """One round of repair: probe, rejoin after a partition, persist known peers."""
+        ...
+
+    async def stop(self) -> None:
+        """Leaves the directory."""
+        ...
+
+
+class GroupStore(Protocol):
+    """Durable, content-addressed groups of one node with an append-only log of arrival."""
+
+    async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
+        """Stores both before anything else sees them; idempotent by digest. Raises StorageFull."""
+        ...
+
+    async def get(self, digest: Digest) -> SealedGroup | None:
+        """The sealed group, or None."""
+        ...
+
+    async def contains(self, digest: Digest) -> bool:
+        """True also for groups that were deleted after use (so that a replay is a duplicate)."""
+        ...
+
+    async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
+        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
+        ...
+
+    async def head(self) -> Cursor:
+        """Position of the newest entry."""
+        ...
+
+    async def record_draw(self, draw: Draw) -> None:
+        """Journals step -> digests before the step is made."""
+        ...
+
+    async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
+        """Journalled draws from a step on, in order."""
+        ...
+
+    async def uses(self) -> dict[Digest, int]:
+        """How often each stored group was drawn."""
+        ...
+
+    async def load_scored(self, limit: int) -> list[ScoredGroup]:
+        """The newest stored groups, oldest first, to refill the replay buffer after a restart."""
+        ...
+
+    async def forget(self, before_s: float, max_bytes: int) -> int:
+        """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many."""
+        ...
+
+    async def close(self) -> None:
+        """Flushes and closes."""
+        ...
+
+
+class CoordinatorClient(Protocol):
+    """The control plane as a node sees it. Every call may raise Unavailable; a node goes on without it."""
+
+    async def heartbeat(self, report: NodeReport) -> Advice:
+        """Renews the lease and reports figures."""
+        ...
+
+    async def record_version(self, version: PolicyVersion) -> None:
+        """Adds a version to the ledger; refused (Unavailable is not raised) when it would fork or go back."""
+        ...
+
+    async def leave(self) -> None:
+        """Ends the lease at once."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        ...
+
+
+# --- the agent as trainer and generator see it -------------------------------------------------
+
+
+class LocalExchange(Protocol):
+    """The agent as its own worker sees it: in process, or over a local gRPC socket with the same meaning."""
+
+    async def capacity(self) -> int:
+        """Groups that may be started now without becoming too old to use (admission capacity), >= 0."""
+        ...
+
+    async def wait_capacity(self) -> int:
+        """Waits until `capacity()` is positive and returns it."""
+        ...
+
+    async def put(self, group: RolloutGroup) -> float:
+        """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
+        ...
+
+    async def draw(self, head: PolicyVersion) -> Draw:
+        """Waits for I local groups, takes up to J external ones without waiting, journals, and returns them."""
+        ...
+
+    async def redraw(self, from_step: int) -> list[Draw]:
+        """The journalled draws from a step on, rebuilt from the store (resume)."""
+        ...
+
+    async def publish(self, version: PolicyVersion) -> None:
+        """A new version exists: updates the head, the advert and the ledger."""
+        ...
+
+    async def report(self, report: StepReport) -> None:
+        """One step was made."""
+        ...
+
+    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """An evaluation was made."""
+        ...
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """The sandboxed verifier (for evaluation)."""
+        ...
+
+
+class Learner(Protocol):
+    """One policy in training."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest version."""
+        ...
+
+    def step(self, draw: Draw) -> StepReport:
+        """One optimizer step (blocking; run it in a thread). A non-finite step is skipped and reported."""
+        ...
+
+    def weights(self) -> object:
+        """What Generator.load takes: a snapshot of the published tensors."""
+        ...
+
+    def save(self) -> None:
+        """Writes a checkpoint that reproduces the learner (blocking)."""
+        ...

@@ -1,0 +1,46 @@
+from swarm.wire.v1 import advert_pb2 as _advert_pb2
+from swarm.wire.v1 import rollout_pb2 as _rollout_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SubscribeRequest(_message.Message):
+    __slots__ = ("cursor", "relay")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    cursor: _advert_pb2.Cursor
+    relay: bool
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ...) -> None: ...
+
+class SubscribeResponse(_message.Message):
+    __slots__ = ("cursor", "digest", "size_bytes", "group")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    cursor: _advert_pb2.Cursor
+    digest: bytes
+    size_bytes: int
+    group: _rollout_pb2.SealedGroup
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., group: _Optional[_Union[_rollout_pb2.SealedGroup, _Mapping]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("digest", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    offset: int
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("total_bytes", "offset", "data")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    offset: int
+    data: bytes
+    def __init__(self, total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,163 @@
+from swarm.wire.v1 import policy_pb2 as _policy_pb2
+from swarm.wire.v1 import rollout_pb2 as _rollout_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CapacityRequest(_message.Message):
+    __slots__ = ("wait",)
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    wait: bool
+    def __init__(self, wait: bool = ...) -> None: ...
+
+class CapacityResponse(_message.Message):
+    __slots__ = ("num_groups",)
+    NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    num_groups: int
+    def __init__(self, num_groups: _Optional[int] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("body",)
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    body: _rollout_pb2.GroupBody
+    def __init__(self, body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ...) -> None: ...
+
+class PutResponse(_message.Message):
+    __slots__ = ("reward_mean",)
+    REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
+    reward_mean: float
+    def __init__(self, reward_mean: _Optional[float] = ...) -> None: ...
+
+class DrawnGroup(_message.Message):
+    __slots__ = ("digest", "producer", "body", "rewards", "correction", "is_local", "first_seen_s", "size_bytes", "age_steps", "use")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    IS_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEEN_S_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    producer: str
+    body: _rollout_pb2.GroupBody
+    rewards: bytes
+    correction: str
+    is_local: bool
+    first_seen_s: float
+    size_bytes: int
+    age_steps: int
+    use: int
+    def __init__(self, digest: _Optional[bytes] = ..., producer: _Optional[str] = ..., body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., rewards: _Optional[bytes] = ..., correction: _Optional[str] = ..., is_local: bool = ..., first_seen_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., age_steps: _Optional[int] = ..., use: _Optional[int] = ...) -> None: ...
+
+class DrawRequest(_message.Message):
+    __slots__ = ("head",)
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    head: _policy_pb2.PolicyVersion
+    def __init__(self, head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class DrawResponse(_message.Message):
+    __slots__ = ("step", "num_silent", "num_groups", "source_weights", "group")
+    class SourceWeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_SILENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    num_silent: int
+    num_groups: int
+    source_weights: _containers.ScalarMap[str, float]
+    group: DrawnGroup
+    def __init__(self, step: _Optional[int] = ..., num_silent: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
+
+class RedrawRequest(_message.Message):
+    __slots__ = ("from_step",)
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    def __init__(self, from_step: _Optional[int] = ...) -> None: ...
+
+class RedrawResponse(_message.Message):
+    __slots__ = ("step", "num_silent", "num_groups", "source_weights", "group")
+    class SourceWeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_SILENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    num_silent: int
+    num_groups: int
+    source_weights: _containers.ScalarMap[str, float]
+    group: DrawnGroup
+    def __init__(self, step: _Optional[int] = ..., num_silent: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: _policy_pb2.PolicyVersion
+    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: bytes
+    def __init__(self, report: _Optional[bytes] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EvaluatedRequest(_message.Message):
+    __slots__ = ("evaluations",)
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    evaluations: bytes
+    def __init__(self, evaluations: _Optional[bytes] = ...) -> None: ...
+
+class EvaluatedResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("env", "task_id", "answers")
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    env: str
+    task_id: int
+    answers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, env: _Optional[str] = ..., task_id: _Optional[int] = ..., answers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("task", "rewards", "verifier", "reference")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    task: bytes
+    rewards: bytes
+    verifier: str
+    reference: str
+    def __init__(self, task: _Optional[bytes] = ..., rewards: _Optional[bytes] = ..., verifier: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
