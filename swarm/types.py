@@ -183,7 +183,8 @@ class SealedGroup:
     digest: Digest  # SHA-256 of body
     producer: NodeId
     public_key: bytes  # Ed25519, 32 bytes; hashes to producer
-    signature: bytes  # Ed25519 over the domain-separated digest, 64 bytes
+    signature: bytes  # Ed25519 over domain tag, codec and digest, 64 bytes
+    is_compressed: bool  # body is one zstd frame of the serialised GroupBody
     body: bytes
 
     @property
