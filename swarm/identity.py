@@ -37,6 +37,21 @@ SIGNATURE_BYTES: Final = 64
 SEED_BYTES: Final = 32
 _MAX_FILE_BYTES: Final = 4096
 
+# The points of small order, canonical or not, sign bit cleared: under such a key one signature fits
+# every message. Source: libsodium, ge25519_has_small_order.
+_SMALL_ORDER: Final = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
+
 
 def node_id_of(public_key: bytes) -> NodeId:
     """The node id of a public key: lower-case hex SHA-256, 64 characters."""
@@ -53,6 +68,8 @@ def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -
         signature: 64 bytes, from anywhere.
     """
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+        return False
+    if public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _SMALL_ORDER:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, domain + b"\0" + message)
@@ -120,16 +137,16 @@ class Identity:
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                _write_private(draft, pem)
-                # A hard link appears whole or not at all, and fails where the name is taken.
-                path.hardlink_to(draft)
-            finally:
-                draft.unlink(missing_ok=True)
-        except FileExistsError:
-            raise ConfigError(f"{path}: exists; a key is never overwritten, move it away first") from None
+            _write_private(draft, pem)
         except OSError as error:
             raise ConfigError(f"{path}: cannot write the key: {error.strerror}") from None
+        try:
+            # A hard link appears whole or not at all, and fails where the name is taken.
+            path.hardlink_to(draft)
+        except FileExistsError:
+            raise ConfigError(f"{path}: exists; a key is never overwritten, move it away first") from None
+        finally:
+            draft.unlink()
 
     @property
     def node_id(self) -> NodeId:

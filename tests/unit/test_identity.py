@@ -35,8 +35,12 @@ def test_domain_and_message_cannot_trade_bytes():
     assert not verify(identity.public_key, b"swarm.v1.ab", b"c", signature)
 
 
-@pytest.mark.parametrize("key", [b"", b"\xff" * 32, b"\0" * 32, b"x" * 31, b"x" * 33, b"x" * 10_000])
-@pytest.mark.parametrize("signature", [b"", b"\xff" * 64, b"\0" * 64, b"x" * 65])
+@pytest.mark.parametrize(
+    "key",
+    [b"", b"\xff" * 32, b"\0" * 32, b"x" * 31, b"x" * 33, b"x" * 10_000],
+    ids=["none", "ones", "zeros", "short", "long", "huge"],
+)
+@pytest.mark.parametrize("signature", [b"", b"\xff" * 64, b"\0" * 64, b"x" * 65], ids=["none", "ones", "zeros", "long"])
 def test_verify_of_hostile_input_is_false(key: bytes, signature: bytes):
     assert verify(key, DOMAIN_GROUP, b"", signature) is False
 
@@ -118,3 +122,10 @@ def test_seed_of_another_length_is_a_config_error():
 def test_repr_shows_no_secret():
     identity = Identity.from_seed(bytes(32))
     assert repr(identity) == f"Identity({identity.node_id[:8]})"
+
+
+def test_key_of_small_order_never_verifies():
+    # y = 1 is the neutral element: with R = it and S = 0 the equation S B = R + k A holds for any message.
+    neutral = b"\1" + bytes(31)
+    assert not verify(neutral, DOMAIN_GROUP, b"anything", neutral + bytes(32))
+    assert not verify(b"\1" + bytes(30) + b"\x80", DOMAIN_GROUP, b"anything", neutral + bytes(32))
