@@ -1,0 +1,107 @@
+"""A directory in memory, with the promises of the one in the DHT: signed adverts that expire.
+
+Invariant: an advert enters only as the signed bytes that would travel, opened again as a reader would.
+"""
+
+from collections.abc import Callable
+
+from swarm.clock import Clock
+from swarm.errors import Unavailable
+from swarm.identity import Identity
+from swarm.types import Advert, NodeId
+from swarm.wire.convert import open_advert, seal_advert
+
+MAX_TTL_S = 300.0
+"""Longest time for which any directory keeps an advert, seconds."""
+
+CanSee = Callable[[NodeId, NodeId], bool]
+"""Whether the first node can read what the second one announced (false across a partition)."""
+
+
+class MemoryDirectory:
+    """The adverts of every node of a virtual swarm, shared by their views.
+
+    Example:
+        directory = MemoryDirectory(can_see=lambda reader, author: not network.is_cut(reader, author))
+        discovery = directory.view(identity, "run", clock)
+    """
+
+    def __init__(self, can_see: CanSee | None = None) -> None:
+        self.can_see: CanSee = can_see or (lambda reader, author: True)
+        self.adverts: dict[tuple[str, NodeId], Advert] = {}
+
+    def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
+        """The directory as one node sees it."""
+        return MemoryView(self, identity, run_id, clock)
+
+
+class MemoryView:
+    """`swarm.interfaces.Discovery` of one node over a shared MemoryDirectory."""
+
+    def __init__(self, directory: MemoryDirectory, identity: Identity, run_id: str, clock: Clock) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock
+        self._is_stopped = False
+
+    async def announce(self, advert: Advert) -> None:
+        """Publishes the own advert, replacing the last. Raises Unavailable after stop."""
+        self._check_running()
+        now_s = self._clock.now_s()
+        check_own(advert, self._identity.node_id, self._run_id, now_s)
+        opened = open_advert(seal_advert(advert, self._identity), now_s)
+        assert opened is not None, f"own advert does not open: {advert}"
+        self._directory.adverts[self._run_id, advert.node_id] = opened
+
+    async def lookup(self) -> list[Advert]:
+        """Unexpired adverts of the run that this node can see now, by node id."""
+        self._check_running()
+        now_s, me = self._clock.now_s(), self._identity.node_id
+        for key in [key for key, advert in self._directory.adverts.items() if advert.expires_at_s < now_s - MAX_TTL_S]:
+            del self._directory.adverts[key]
+        return [
+            advert
+            for (run_id, author), advert in sorted(self._directory.adverts.items())
+            if run_id == self._run_id
+            and advert.expires_at_s > now_s
+            and (author == me or self._directory.can_see(me, author))
+        ]
+
+    async def maintain(self) -> None:
+        """Nothing to repair in memory."""
+        self._check_running()
+
+    async def stop(self) -> None:
+        """Leaves; the advert stays until it expires, as in the DHT."""
+        self._is_stopped = True
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise Unavailable("the directory was stopped")
+
+
+class NoDirectory:
+    """`swarm.interfaces.Discovery` of a node that runs alone (`directory.kind = "none"`): nobody is found."""
+
+    async def announce(self, advert: Advert) -> None:
+        """Goes nowhere."""
+
+    async def lookup(self) -> list[Advert]:
+        """Nobody."""
+        return []
+
+    async def maintain(self) -> None:
+        """Nothing to repair."""
+
+    async def stop(self) -> None:
+        """Nothing to leave."""
+
+
+def check_own(advert: Advert, node_id: NodeId, run_id: str, now_s: float) -> None:
+    """Asserts what every directory demands of an advert that its own node announces."""
+    assert advert.node_id == node_id, f"{advert.node_id} is not this node, {node_id}"
+    assert advert.run_id == run_id, f"run {advert.run_id!r} is not {run_id!r}"
+    assert now_s < advert.expires_at_s <= now_s + MAX_TTL_S, (
+        f"expiry in {advert.expires_at_s - now_s} s, at most {MAX_TTL_S}"
+    )

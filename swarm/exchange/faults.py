@@ -1,0 +1,92 @@
+"""What goes wrong in a virtual swarm, as data: rates, delays, partitions and crashes of one run.
+
+Invariant: a plan is frozen and drawn from a seed alone, so that a failing one can be replayed by number.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """From `start_s` to `end_s` (network time) nobody crosses between the island and the rest."""
+
+    start_s: float
+    end_s: float
+    island: frozenset[int]  # node numbers
+
+    def cuts(self, a: int, b: int) -> bool:
+        """Whether the two nodes are on different sides."""
+        return (a in self.island) != (b in self.island)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crash:
+    """The node dies without a word at `at_s` and starts again from its disk `down_s` later."""
+
+    node: int  # node number
+    at_s: float  # network time
+    down_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultPlan:
+    """The faults of one run. The defaults are a perfect network.
+
+    Rates are per message: one item of a subscription, or one answer to a fetch. Nodes are numbered in the
+    order in which the network met them; times are seconds since the network was made.
+    """
+
+    latency_s: float = 0.0  # one way, for every message
+    jitter_s: float = 0.0  # mean of an exponential delay on top
+    drop_rate: float = 0.0  # the connection breaks there, as TCP breaks: the reader gets Unavailable
+    duplicate_rate: float = 0.0  # the same item arrives twice
+    reorder_rate: float = 0.0  # the item arrives up to `reorder_s` late, after later ones
+    reorder_s: float = 1.0
+    corrupt_rate: float = 0.0  # one byte of the body is flipped
+    bytes_per_s: float = math.inf  # what one node can send to all others together
+    partitions: tuple[Partition, ...] = ()
+    crashes: tuple[Crash, ...] = ()  # carried out by whoever owns the nodes, not by the network
+
+    @classmethod
+    def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
+        """A plan drawn from `seed`: every kind of fault is on in about half of the plans.
+
+        Args:
+            seed: any number.
+            num_nodes: nodes numbered 0 to this minus 1.
+            duration_s: partitions and crashes end within it, and leave its last quarter in peace.
+        """
+        rng = random.Random(f"fault plan {seed}")
+
+        def sometimes(most: float) -> float:
+            return rng.random() * most if rng.random() < 0.5 else 0.0
+
+        return cls(
+            latency_s=rng.choice([0.0, 0.005, 0.05, 0.2]),
+            jitter_s=sometimes(0.1),
+            drop_rate=sometimes(0.05),
+            duplicate_rate=sometimes(0.1),
+            reorder_rate=sometimes(0.1),
+            reorder_s=rng.uniform(0.1, 5.0),
+            corrupt_rate=sometimes(0.05),
+            bytes_per_s=rng.choice([math.inf, math.inf, 1e6, 1e5]),
+            partitions=tuple(_random_partition(rng, num_nodes, duration_s) for _ in range(rng.choice([0, 0, 1, 2]))),
+            crashes=_random_crashes(rng, num_nodes, duration_s),
+        )
+
+
+def _random_partition(rng: random.Random, num_nodes: int, duration_s: float) -> Partition:
+    start_s = rng.uniform(0.0, duration_s * 0.5)
+    size = rng.randint(1, max(1, num_nodes // 2))
+    island = frozenset(rng.sample(range(num_nodes), min(size, num_nodes)))
+    return Partition(start_s=start_s, end_s=start_s + rng.uniform(0.05, 0.25) * duration_s, island=island)
+
+
+def _random_crashes(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[Crash, ...]:
+    crashing = rng.sample(range(num_nodes), rng.randint(0, max(1, num_nodes // 4)))
+    return tuple(
+        Crash(node=node, at_s=rng.uniform(0.0, duration_s * 0.6), down_s=rng.uniform(0.01, 0.15) * duration_s)
+        for node in crashing
+    )

@@ -1,0 +1,350 @@
+"""The data plane in memory, over a network that fails on purpose: for virtual swarms and contract tests.
+
+Invariant: every decision comes from one seeded generator and every wait is on the event loop, so under a
+virtual loop a run is the same each time. Whatever breaks looks to the reader like broken TCP: Unavailable.
+"""
+
+import asyncio
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.faults import FaultPlan
+from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
+from swarm.types import Cursor, Digest, NodeId, SealedGroup
+
+Value = TypeVar("Value")
+
+_WINDOW = 8  # items under way on one stream before its sender has to wait
+_HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
+
+Observer = Callable[[float, str, NodeId, NodeId], None]
+"""Called with network time, kind of event, sender and receiver; for event logs."""
+
+
+class MemoryNetwork:
+    """Nodes that reach each other through a fault plan.
+
+    Example:
+        network = MemoryNetwork(seed=1, faults=FaultPlan.random(1, num_nodes=4, duration_s=60))
+        transport = MemoryTransport(network, identity.node_id)
+    """
+
+    def __init__(self, seed: int, faults: FaultPlan, observe: Observer | None = None) -> None:
+        """Must be made on the event loop that runs the nodes: its time 0 is now."""
+        self.faults = faults
+        self.counts: Counter[str] = Counter()  # events by kind: delivered, drop, corrupt, duplicate, ...
+        self._rng = random.Random(f"network {seed}")
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._origin_s = self._loop.time()
+        self._numbers: dict[NodeId, int] = {}
+        self._handlers: dict[NodeId, ExchangeHandler] = {}
+        self._lines: dict[NodeId, set[_Line]] = {}
+        self._uplink_free_s: dict[NodeId, float] = {}
+
+    def now_s(self) -> float:
+        """Seconds since the network was made."""
+        return self._loop.time() - self._origin_s
+
+    def add(self, node_id: NodeId) -> int:
+        """The number of a node in the fault plan; the same again after a restart."""
+        return self._numbers.setdefault(node_id, len(self._numbers))
+
+    def is_cut(self, a: NodeId, b: NodeId) -> bool:
+        """Whether a partition separates the two now (also for a MemoryDirectory's `can_see`)."""
+        now_s, first, second = self.now_s(), self.add(a), self.add(b)
+        return any(p.start_s <= now_s < p.end_s and p.cuts(first, second) for p in self.faults.partitions)
+
+    def crash(self, node_id: NodeId) -> None:
+        """The node is gone at once: it answers nobody and every connection from or to it breaks."""
+        self._handlers.pop(node_id, None)
+        for line in sorted(self._lines.pop(node_id, set()), key=lambda line: line.number):
+            line.cut(f"{node_id[:8]} is gone")
+
+    # What transports and lines need.
+
+    def serve(self, node_id: NodeId, handler: ExchangeHandler) -> str:
+        """Registers who answers for a node; returns its endpoint."""
+        self.add(node_id)
+        self._handlers[node_id] = handler
+        return _endpoint(node_id)
+
+    def handler_at(self, endpoint: str) -> tuple[NodeId, ExchangeHandler] | None:
+        """The live node behind an endpoint."""
+        return next(((n, handler) for n, handler in self._handlers.items() if _endpoint(n) == endpoint), None)
+
+    def handler_of(self, node_id: NodeId) -> ExchangeHandler:
+        """The handler of a live node. Raises Unavailable."""
+        handler = self._handlers.get(node_id)
+        if handler is None:
+            raise Unavailable(f"{node_id[:8]} does not answer")
+        return handler
+
+    def next_cut_s(self, a: NodeId, b: NodeId) -> float:
+        """Seconds until the next partition between the two begins; 0 during one, inf when none is planned."""
+        now_s, first, second = self.now_s(), self.add(a), self.add(b)
+        ahead = [
+            max(0.0, p.start_s - now_s) for p in self.faults.partitions if p.end_s > now_s and p.cuts(first, second)
+        ]
+        return min(ahead, default=math.inf)
+
+    def attach(self, line: "_Line") -> None:
+        """Remembers an open connection under both its ends."""
+        for node_id in (line.client, line.server):
+            self._lines.setdefault(node_id, set()).add(line)
+
+    def detach(self, line: "_Line") -> None:
+        """Forgets a closed connection."""
+        for node_id in (line.client, line.server):
+            self._lines.get(node_id, set()).discard(line)
+
+    def happens(self, rate: float) -> bool:
+        """One seeded decision; draws nothing when the fault is off."""
+        return rate > 0 and self._rng.random() < rate
+
+    def transit_s(self, sender: NodeId, size_bytes: int) -> float:
+        """Seconds until a message sent now has arrived: queueing at the sender's uplink, latency and jitter."""
+        now_s = self.now_s()
+        sent_s = max(now_s, self._uplink_free_s.get(sender, 0.0)) + size_bytes / self.faults.bytes_per_s
+        self._uplink_free_s[sender] = sent_s
+        jitter_s = self._rng.expovariate(1 / self.faults.jitter_s) if self.faults.jitter_s > 0 else 0.0
+        return sent_s - now_s + self.faults.latency_s + jitter_s
+
+    def lateness_s(self) -> float:
+        """How late a reordered message comes, seconds."""
+        return self._rng.uniform(0.0, self.faults.reorder_s)
+
+    def corrupt(self, sealed: SealedGroup) -> SealedGroup:
+        """The group with one byte of its body flipped, and the digest that a receiver would compute."""
+        body = bytearray(sealed.body or b"\0")
+        body[self._rng.randrange(len(body))] ^= 1 << self._rng.randrange(8)
+        return replace(sealed, body=bytes(body), digest=hashlib.sha256(body).digest())
+
+    def note(self, kind: str, sender: NodeId, receiver: NodeId) -> None:
+        """Counts and reports one event."""
+        self.counts[kind] += 1
+        if self._observe is not None:
+            self._observe(self.now_s(), kind, sender, receiver)
+
+
+class MemoryTransport:
+    """`swarm.interfaces.Transport` of one node over a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, node_id: NodeId) -> None:
+        self._network = network
+        self._node_id = node_id
+        network.add(node_id)
+
+    async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
+        """Starts answering; returns the one endpoint of the node."""
+        return (self._network.serve(self._node_id, handler),)
+
+    async def connect(self, address: PeerAddress, timeout_s: float) -> "MemoryClient":
+        """A connection to a live node. Raises Unavailable, Unauthenticated."""
+        network = self._network
+        if network.is_cut(self._node_id, address.node_id):
+            await asyncio.sleep(timeout_s)  # a partition swallows packets; nobody refuses
+            raise Unavailable(f"no answer from {address.endpoint} in {timeout_s} s")
+        await asyncio.sleep(2 * network.faults.latency_s)
+        found = network.handler_at(address.endpoint)
+        if found is None:
+            raise Unavailable(f"{address.endpoint} refused the connection")
+        if found[0] != address.node_id:
+            raise Unauthenticated(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}")
+        line = _Line(network, self._node_id, address.node_id)
+        network.note("connect", self._node_id, address.node_id)
+        return MemoryClient(line)
+
+    async def stop(self) -> None:
+        """Stops answering and breaks every connection."""
+        self._network.crash(self._node_id)
+
+
+class _Line:
+    """One open connection: whatever waits on it wakes when it is cut."""
+
+    _count = 0
+
+    def __init__(self, network: MemoryNetwork, client: NodeId, server: NodeId) -> None:
+        _Line._count += 1
+        self.number = _Line._count
+        self.network, self.client, self.server = network, client, server
+        self._cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        network.attach(self)
+
+    def cut(self, reason: str) -> None:
+        """Breaks the connection; idempotent."""
+        if not self._cut.done():
+            self._cut.set_result(reason)
+            self.network.detach(self)
+
+    def check(self) -> None:
+        """Raises Unavailable when the connection is broken or a partition has begun."""
+        if self.network.is_cut(self.client, self.server):
+            self.cut("partition")
+        if self._cut.done():
+            raise Unavailable(f"connection to {self.server[:8]} broke: {self._cut.result()}")
+
+    async def unless_cut(self, work: Awaitable[Value]) -> Value:
+        """The result of `work`, or Unavailable as soon as the connection breaks or a partition begins."""
+        task = asyncio.ensure_future(work)
+        try:
+            self.check()
+            until_cut_s = self.network.next_cut_s(self.client, self.server)
+            timeout_s = None if math.isinf(until_cut_s) else until_cut_s
+            await asyncio.wait({task, self._cut}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            self.cut("partition")  # a wait that ended without either has reached the start of one
+            self.check()
+            raise AssertionError("a cut line passed its check")
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    at_s: float  # network time
+    item: StreamItem
+
+
+class MemoryClient:
+    """`swarm.interfaces.PeerClient` over one line."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._network = line.network
+
+    @property
+    def node_id(self) -> NodeId:
+        """The peer at the other end."""
+        return self._line.server
+
+    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
+        line, network = self._line, self._network
+        line.check()
+        handler = network.handler_of(line.server)
+        arrivals: asyncio.Queue[_Arrival | Exception] = asyncio.Queue(_WINDOW)
+        source = handler.subscribe(line.client, cursor, relay)
+        pump = asyncio.create_task(self._pump(source, arrivals), name=f"stream {line.server[:8]}->{line.client[:8]}")
+        try:
+            while True:
+                arrival = await line.unless_cut(arrivals.get())
+                if isinstance(arrival, Exception):
+                    raise Unavailable(f"stream from {line.server[:8]} ended: {arrival!r}") from arrival
+                await line.unless_cut(asyncio.sleep(arrival.at_s - network.now_s()))
+                network.note("delivered", line.server, line.client)
+                yield arrival.item
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._line.unless_cut(self._fetch(digest, max_bytes))
+        except TimeoutError:
+            raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
+
+    async def close(self) -> None:
+        """Breaks the line and what still reads from it."""
+        self._line.cut("closed by this side")
+
+    async def _fetch(self, digest: Digest, max_bytes: int) -> SealedGroup:
+        line, network = self._line, self._network
+        await asyncio.sleep(network.transit_s(line.client, _HEADER_BYTES))
+        try:
+            sealed = await network.handler_of(line.server).fetch(line.client, digest)
+        except (NotHeld, TooLarge, Unavailable):
+            raise
+        except SwarmError as error:
+            raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
+        if sealed.size_bytes > max_bytes:
+            raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
+        late_s = self._lateness_s()
+        await asyncio.sleep(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
+        self._maybe_drop()
+        network.note("fetched", line.server, line.client)
+        return self._maybe_corrupt(sealed)
+
+    async def _pump(self, source: AsyncIterator[StreamItem], arrivals: "asyncio.Queue[_Arrival | Exception]") -> None:
+        """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
+        late: list[asyncio.Task[None]] = []
+        try:
+            await self._send_all(source, arrivals, late)
+            await arrivals.put(EOFError("the peer ended the stream"))
+        except SwarmError as error:
+            await arrivals.put(error)
+        except Exception as error:
+            # A programming error of the serving node: a virtual run must not swallow it.
+            asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
+            await arrivals.put(error)
+        finally:
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+            if isinstance(source, AsyncGenerator):
+                await cast(AsyncGenerator[StreamItem, None], source).aclose()
+
+    async def _send_all(
+        self,
+        source: AsyncIterator[StreamItem],
+        arrivals: "asyncio.Queue[_Arrival | Exception]",
+        late: list[asyncio.Task[None]],
+    ) -> None:
+        line, network = self._line, self._network
+        ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
+        async for item in source:
+            self._maybe_drop()
+            changed = item if item.sealed is None else replace(item, sealed=self._maybe_corrupt(item.sealed))
+            size_bytes = _HEADER_BYTES + (0 if item.sealed is None else item.sealed.size_bytes)
+            ordered_s = max(ordered_s, network.now_s() + network.transit_s(line.server, size_bytes))
+            arrival = _Arrival(ordered_s, changed)
+            # Own groups keep the order of their log; only notices of others' may come by a longer way.
+            late_s = self._lateness_s() if item.sealed is None else 0.0
+            if late_s > 0:
+                late[:] = [task for task in late if not task.done()]
+                late.append(asyncio.create_task(self._deliver_late(arrival, late_s, arrivals)))
+                continue
+            await arrivals.put(arrival)
+            if network.happens(network.faults.duplicate_rate):
+                network.note("duplicate", line.server, line.client)
+                await arrivals.put(arrival)
+
+    async def _deliver_late(
+        self, arrival: "_Arrival", late_s: float, arrivals: "asyncio.Queue[_Arrival | Exception]"
+    ) -> None:
+        await asyncio.sleep(arrival.at_s + late_s - self._network.now_s())
+        await arrivals.put(replace(arrival, at_s=self._network.now_s()))
+
+    def _maybe_drop(self) -> None:
+        if self._network.happens(self._network.faults.drop_rate):
+            self._network.note("drop", self._line.server, self._line.client)
+            self._line.cut("dropped")
+            raise Unavailable(f"connection to {self._line.server[:8]} broke: dropped")
+
+    def _maybe_corrupt(self, sealed: SealedGroup) -> SealedGroup:
+        if not self._network.happens(self._network.faults.corrupt_rate):
+            return sealed
+        self._network.note("corrupt", self._line.server, self._line.client)
+        return self._network.corrupt(sealed)
+
+    def _lateness_s(self) -> float:
+        if not self._network.happens(self._network.faults.reorder_rate):
+            return 0.0
+        self._network.note("reorder", self._line.server, self._line.client)
+        return self._network.lateness_s()
+
+
+def _endpoint(node_id: NodeId) -> str:
+    return f"{node_id[:16]}.memory:1"
