@@ -1,0 +1,283 @@
+"""Rollout groups to and from protobuf messages, with the bounds of every field that sizes something.
+
+Invariant: what `body_to_group` returns is structurally whole (lengths agree, ids fit int32, spans are
+ordered), whoever sent the message. Values that need the vocabulary, the task or the clock to judge are
+left to admission.
+
+Shape letters: G rollouts, P prompt tokens, T response tokens, K trained tokens.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from swarm.types import (
+    BoolArray,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    NodeId,
+    PolicyVersion,
+    RefusalReason,
+    Refused,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.v1 import policy_pb2, rollout_pb2
+
+MAX_ROLLOUTS: Final = 256
+MAX_TOKENS: Final = 2**20  # of one prompt, and of one response
+MAX_SPANS: Final = 1024  # of one rollout
+MAX_TURNS: Final = 1024
+MAX_NAME_CHARS: Final = 128  # run, lineage, environment, verifier
+MAX_STEP: Final = 2**53  # exact as a float and in SQLite
+MAX_TASK_ID: Final = 2**63
+MAX_ID: Final = 2**31  # token ids and other int32 values are below it
+
+_FINISH: Final = {
+    FinishReason.STOP: rollout_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: rollout_pb2.FINISH_REASON_ABORTED,
+}
+_FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
+
+
+class Malformed(Exception):
+    """A message from outside breaks a bound; becomes a `Refused` value at the edge of this package."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+    def refused(self, producer: NodeId | None = None, digest: bytes | None = None) -> Refused:
+        """The same as data."""
+        return Refused(reason=self.reason, detail=self.detail, producer=producer, digest=digest)
+
+
+def decimal(value: float) -> float:
+    """The shortest decimal that is the same float32: 0.7 survives the wire as 0.7."""
+    return float(str(np.float32(value)))
+
+
+# --- to the wire -------------------------------------------------------------------------------
+
+
+def version_to_message(version: PolicyVersion) -> policy_pb2.PolicyVersion:
+    """A policy version as a message."""
+    return policy_pb2.PolicyVersion(policy_id=version.policy_id, step=version.step, digest=version.digest)
+
+
+def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
+    """A group as a message. Log-probs of tokens that the model did not choose are not sent."""
+    return rollout_pb2.GroupBody(
+        run_id=group.run_id,
+        policy_id=group.policy_id,
+        env=group.env,
+        task_id=group.task_id,
+        tokenizer_digest=group.tokenizer_digest,
+        prompt_ids=group.prompt_ids.tolist(),
+        rollouts=[_rollout_to_message(rollout) for rollout in group.rollouts],
+        verifier=group.verifier,
+        created_at_s=group.created_at_s,
+    )
+
+
+def _rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
+    sampling = rollout.sampling
+    return rollout_pb2.Rollout(
+        text=rollout.text,
+        trace=None if rollout.trace is None else _trace_to_message(rollout.trace),
+        sampling=rollout_pb2.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            max_new_tokens=sampling.max_new_tokens,
+        ),
+        finish=_FINISH[rollout.finish],
+        claimed_reward=rollout.claimed_reward,
+    )
+
+
+def _trace_to_message(trace: TokenTrace) -> rollout_pb2.TokenTrace:
+    logprobs = b"" if trace.logprobs is None else trace.logprobs[trace.action_mask].astype("<f4").tobytes()
+    return rollout_pb2.TokenTrace(
+        token_ids=trace.token_ids.tolist(),
+        action_runs=_runs_of_mask(trace.action_mask),
+        logprobs=logprobs,
+        turn_starts=(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist(),
+        spans=[policy_pb2.VersionSpan(start=s.start, version=version_to_message(s.version)) for s in trace.spans],
+    )
+
+
+def _runs_of_mask(mask: BoolArray) -> list[int]:
+    """[T] -> lengths of alternating runs, trained first (0 where the first token is not trained)."""
+    if mask.size == 0:
+        return []
+    edges = np.flatnonzero(np.diff(mask)) + 1
+    lengths: list[int] = np.diff(np.concatenate(([0], edges, [mask.size]))).tolist()
+    return lengths if mask[0] else [0, *lengths]
+
+
+# --- from the wire -----------------------------------------------------------------------------
+
+
+def version_from_message(message: policy_pb2.PolicyVersion) -> PolicyVersion:
+    """A policy version within its bounds. Raises Malformed (BAD_VERSION)."""
+    _require(0 < len(message.policy_id) <= MAX_NAME_CHARS, RefusalReason.BAD_VERSION, "policy id length")
+    _require(message.step < MAX_STEP, RefusalReason.BAD_VERSION, f"step {message.step} not below {MAX_STEP}")
+    size = len(message.digest)
+    _require(size in (0, 32), RefusalReason.BAD_VERSION, f"weights digest of {size} bytes, expected 0 or 32")
+    return PolicyVersion(policy_id=message.policy_id, step=message.step, digest=message.digest)
+
+
+def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup:
+    """A group from a message whose size is already bounded.
+
+    Args:
+        body: the message, hostile unless it came over the local socket.
+        producer: who made it, as proven elsewhere.
+
+    Raises:
+        Malformed: names the bound that was broken.
+    """
+    malformed = RefusalReason.MALFORMED
+    for name, text in (
+        ("run_id", body.run_id),
+        ("policy_id", body.policy_id),
+        ("env", body.env),
+        ("verifier", body.verifier),
+    ):
+        _require(
+            0 < len(text) <= MAX_NAME_CHARS, malformed, f"{name} of {len(text)} characters, bound {MAX_NAME_CHARS}"
+        )
+    count = len(body.rollouts)
+    _require(1 <= count <= MAX_ROLLOUTS, malformed, f"{count} rollouts, expected 1 to {MAX_ROLLOUTS}")
+    _require(body.task_id < MAX_TASK_ID, malformed, f"task id {body.task_id} not below {MAX_TASK_ID}")
+    size = len(body.tokenizer_digest)
+    _require(size == 32, malformed, f"tokenizer digest of {size} bytes, expected 32")
+    _require(math.isfinite(body.created_at_s), malformed, f"created_at_s {body.created_at_s} is not finite")
+    return RolloutGroup(
+        run_id=body.run_id,
+        producer=producer,
+        policy_id=body.policy_id,
+        env=body.env,
+        task_id=body.task_id,
+        tokenizer_digest=body.tokenizer_digest,
+        prompt_ids=_token_ids(body.prompt_ids, "prompt"),
+        rollouts=tuple(_rollout_from_message(message) for message in body.rollouts),
+        verifier=body.verifier,
+        created_at_s=body.created_at_s,
+    )
+
+
+def _rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
+    finish = _FINISH_BACK.get(message.finish)
+    if finish is None:
+        raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
+    return Rollout(
+        text=message.text,
+        trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
+        sampling=_sampling_from_message(message.sampling),
+        finish=finish,
+        claimed_reward=decimal(message.claimed_reward),
+    )
+
+
+def _sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
+    floats = (message.temperature, message.top_p, message.repetition_penalty)
+    _require(all(map(math.isfinite, floats)), RefusalReason.BAD_SAMPLING, f"not finite: {floats}")
+    counts = (message.top_k, message.max_new_tokens)
+    _require(max(counts) < MAX_ID, RefusalReason.BAD_SAMPLING, f"count {max(counts)} not below {MAX_ID}")
+    return Sampling(
+        temperature=decimal(message.temperature),
+        top_p=decimal(message.top_p),
+        top_k=message.top_k,
+        repetition_penalty=decimal(message.repetition_penalty),
+        max_new_tokens=message.max_new_tokens,
+    )
+
+
+def _trace_from_message(message: rollout_pb2.TokenTrace) -> TokenTrace:
+    token_ids = _token_ids(message.token_ids, "response")
+    num_tokens = token_ids.size
+    mask = _mask_of_runs(message.action_runs, num_tokens)
+    return TokenTrace(
+        token_ids=token_ids,
+        action_mask=mask,
+        logprobs=_logprobs(message.logprobs, mask),
+        turn_ids=_turn_ids(message.turn_starts, num_tokens),
+        spans=_spans(message.spans, num_tokens),
+    )
+
+
+def _token_ids(values: Sequence[int], what: str) -> IntArray:
+    count = len(values)
+    _require(count <= MAX_TOKENS, RefusalReason.BAD_TOKENS, f"{count} {what} tokens exceed {MAX_TOKENS}")
+    ids = np.fromiter(values, dtype=np.uint32, count=count)
+    largest = int(ids.max()) if count else 0
+    _require(largest < MAX_ID, RefusalReason.BAD_TOKENS, f"{what} token id {largest} not below {MAX_ID}")
+    return ids.astype(np.int32)
+
+
+def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
+    """Run lengths -> bool [T]; only the first run may be empty."""
+    count = len(runs)
+    _require(count <= num_tokens + 1, RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
+    lengths = list(runs)
+    total = sum(lengths)
+    _require(total == num_tokens, RefusalReason.BAD_TOKENS, f"action runs cover {total} of {num_tokens} tokens")
+    _require(0 not in lengths[1:], RefusalReason.BAD_TOKENS, "an action run of length 0")
+    return np.repeat(np.arange(count) % 2 == 0, lengths) if count else np.zeros(0, dtype=np.bool_)
+
+
+def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
+    """Bytes of [K] float32 -> [T] with NaN off the mask, or None when none travelled."""
+    if not data:
+        return None
+    expected = 4 * int(mask.sum())
+    _require(len(data) == expected, RefusalReason.BAD_LOGPROBS, f"{len(data)} bytes, expected {expected}")
+    logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
+    logprobs[mask] = np.frombuffer(data, dtype="<f4")
+    return logprobs
+
+
+def _turn_ids(starts: Sequence[int], num_tokens: int) -> "np.ndarray[tuple[int], np.dtype[np.int16]]":
+    count = len(starts)
+    _require(count < MAX_TURNS, RefusalReason.BAD_TOKENS, f"{count + 1} turns exceed {MAX_TURNS}")
+    turn_ids = np.zeros(num_tokens, dtype=np.int16)
+    _require_rising([0, *starts], num_tokens, RefusalReason.BAD_TOKENS, "turn starts")
+    turn_ids[list(starts)] = 1
+    return np.cumsum(turn_ids, dtype=np.int16)
+
+
+def _spans(messages: Sequence[policy_pb2.VersionSpan], num_tokens: int) -> tuple[VersionSpan, ...]:
+    count = len(messages)
+    _require(1 <= count <= MAX_SPANS, RefusalReason.BAD_VERSION, f"{count} spans, expected 1 to {MAX_SPANS}")
+    starts = [message.start for message in messages]
+    _require(starts[0] == 0, RefusalReason.BAD_VERSION, f"first span starts at {starts[0]}, expected 0")
+    _require_rising(starts, num_tokens, RefusalReason.BAD_VERSION, "span starts")
+    return tuple(VersionSpan(start=m.start, version=version_from_message(m.version)) for m in messages)
+
+
+def _require_rising(starts: list[int], num_tokens: int, reason: RefusalReason, what: str) -> None:
+    _require(all(a < b for a, b in pairwise(starts)), reason, f"{what} do not rise")
+    _require(starts[-1] < max(num_tokens, 1), reason, f"{what} reach {starts[-1]} of {num_tokens} tokens")
+
+
+def _require(condition: bool, reason: RefusalReason, detail: str) -> None:
+    if not condition:
+        raise Malformed(reason, detail)
+
+
+def require_finite(values: Iterable[float], what: str) -> None:
+    """Raises Malformed unless every value is finite."""
+    for value in values:
+        _require(math.isfinite(value), RefusalReason.MALFORMED, f"{what} {value} is not finite")
