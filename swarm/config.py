@@ -96,10 +96,8 @@ class ReplayConfig(Model):
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
     foreign: Literal["all", "positive"] = "positive"
     """`positive` drops members of foreign groups with negative advantage (after the advantage was computed)."""
-    external_wait_s: Annotated[float, Field(ge=0)] = 0.0
-    """How long a step waits for external groups. 0: the learner never waits for the network."""
-    external_min_groups: NotNegative = 0
-    """How many external groups end that wait early; 0 means external_groups."""
+    barrier: bool = False
+    """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
 
     @model_validator(mode="after")
     def _something_to_learn_from(self) -> "ReplayConfig":
@@ -223,6 +221,15 @@ class TelemetryConfig(Model):
     """Weights & Biases project; empty: off."""
 
 
+class FaultConfig(Model):
+    """Knobs of simulations: they make this node worse than its machine."""
+
+    slow_factor: Annotated[float, Field(ge=1)] = 1.0
+    """Generation and steps take this many times as long (an awaited delay, no CPU)."""
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    """Delay before each group from a peer is looked at."""
+
+
 class NodeConfig(Model):
     """Everything one node needs. File: node.toml."""
 
@@ -252,6 +259,7 @@ class NodeConfig(Model):
     evaluation: EvaluationConfig = EvaluationConfig()
     sandbox: SandboxConfig = SandboxConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    faults: FaultConfig = FaultConfig()
 
     @model_validator(mode="after")
     def _names_exist(self) -> "NodeConfig":

@@ -19,8 +19,8 @@ from swarm.types import (
     NodeId,
     NodeReport,
     PolicyVersion,
-    RolloutGroup,
     Rollout,
+    RolloutGroup,
     Sampling,
     ScoredGroup,
     SealedGroup,
@@ -334,7 +334,7 @@ class LocalExchange(Protocol):
 
 
 class Learner(Protocol):
-    """One policy in training."""
+    """One policy in training. `version` and `snapshot` may be called while `step` runs in another thread."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -345,8 +345,13 @@ class Learner(Protocol):
         """One optimizer step (blocking; run it in a thread). A non-finite step is skipped and reported."""
         ...
 
-    def weights(self) -> object:
-        """What Generator.load takes: a snapshot of the published tensors."""
+    @property
+    def next_draw(self) -> int:
+        """Number of the first draw that is not yet learned from (1 for a new learner); part of the checkpoint."""
+        ...
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        """The newest version and its published tensors, for Generator.load. Never changes under the caller."""
         ...
 
     def save(self) -> None:

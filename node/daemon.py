@@ -1,0 +1,302 @@
+"""The node daemon: builds every part, starts them in order, and drains them in reverse.
+
+Order: identity, store, codec, sandbox, agent, transport (serve), directory, coordinator, loops, worker.
+Invariant: whatever was started is stopped, also when a later part fails to start.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.clock import SystemClock
+from swarm.config import NodeConfig
+from swarm.errors import SwarmError
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.local_grpc import LocalServer
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.standing import Standing
+from swarm.exchange.store import SqliteGroupStore
+from swarm.identity import Identity
+from swarm.interfaces import CoordinatorClient, Discovery
+from swarm.loops import run_agent, run_worker
+from swarm.tasks.sandbox import SandboxVerifier
+from swarm.telemetry import EventLog, Telemetry
+from swarm.types import JsonDict, short
+
+logger = logging.getLogger(__name__)
+
+STATUS_EVERY_S = 1.0
+DRAIN_TIMEOUT_S = 20.0
+
+
+class Daemon:
+    """One running node.
+
+    Example:
+        async with Daemon(config) as daemon:
+            await daemon.run()
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self.clock = SystemClock()
+        self._exit = contextlib.AsyncExitStack()
+        self.agent: Agent
+        self.directory: Discovery | None = None
+
+    async def __aenter__(self) -> "Daemon":
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    async def run(self) -> None:
+        """Runs every loop until cancelled."""
+        config = self.config
+        rng = random.Random(f"{config.seed}:{self.agent.node_id}")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
+            tasks.create_task(self._status_loop())
+            await self._work()
+
+    # --- start -----------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        config = self.config
+        config.dir.mkdir(parents=True, exist_ok=True)
+        identity = load_or_create_identity(config.dir / "identity.key")
+        events = EventLog(config.dir / "events.jsonl")
+        self._exit.callback(events.close)
+        self.events = events
+        self.telemetry = Telemetry(node=config.name or short(identity.node_id))
+        if config.telemetry.metrics_listen:
+            self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
+        store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
+        self._exit.push_async_callback(store.close)
+        codec = await asyncio.to_thread(_load_codec, config)
+        verifier = SandboxVerifier(config.environments, config.sandbox)
+        self._exit.push_async_callback(verifier.close)
+        standing = Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute)
+        door = Door(
+            run_id=config.run_id,
+            node_id=identity.node_id,
+            codec=codec,
+            verifier=verifier,
+            store=store,
+            clock=self.clock,
+            limits=DoorLimits.from_config(config),
+            head_of=lambda node_id: self.agent.heads.get(node_id),
+            environments=frozenset(env.name for env in config.environments),
+            standing=standing,
+            offload=asyncio.to_thread,
+        )
+        self.agent = Agent(
+            config=config,
+            identity=identity,
+            store=store,
+            replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
+            door=door,
+            verifier=verifier,
+            tokenizer_digest=codec.digest,
+            clock=self.clock,
+            offload=asyncio.to_thread,
+            emit=self._emit,
+        )
+        await self.agent.restore()
+        self.transport = GrpcTransport(identity, config.run_id, config.exchange, self.clock)
+        self._exit.push_async_callback(self.transport.stop)
+        self.agent.endpoints = await self.transport.serve(self.agent)
+        self.directory = await self._start_directory(identity)
+        self.coordinator = self._connect_coordinator(identity)
+        self._emit("started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()})
+        logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
+
+    async def _start_directory(self, identity: Identity) -> Discovery | None:
+        if self.config.directory.kind == "none":
+            return None
+        from swarm.exchange.dht import HivemindDirectory
+
+        directory = await HivemindDirectory.start(
+            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"
+        )
+        self._exit.push_async_callback(directory.stop)
+        return directory
+
+    def _connect_coordinator(self, identity: Identity) -> CoordinatorClient | None:
+        if not self.config.coordinator.address:
+            return None
+        from swarm.exchange.coordinator_client import GrpcCoordinatorClient
+
+        client = GrpcCoordinatorClient(self.config.coordinator, identity, self.config.run_id)
+        self._exit.push_async_callback(client.close)
+        self._exit.push_async_callback(_leave, client)
+        return client
+
+    # --- worker -----------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        if self.config.worker == "inline":
+            from node.worker import build_worker
+
+            worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
+            await run_worker(worker)
+        else:
+            await self._work_in_a_process()
+        self._emit("finished", {"step": self.agent.head.step})
+        logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
+        await asyncio.Event().wait()
+
+    async def _work_in_a_process(self) -> None:
+        """Runs the worker process; one that dies is started again and resumes from its checkpoint."""
+        socket = self.config.dir.resolve() / "agent.sock"
+        server = LocalServer(self.agent, socket)
+        await server.start()
+        resolved = self.config.dir.resolve() / "worker.toml"
+        await asyncio.to_thread(write_config, self.config, resolved)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+        try:
+            while True:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "node.worker", "--config", str(resolved), "--socket", str(socket), env=environment
+                )
+                try:
+                    code = await process.wait()
+                finally:
+                    if process.returncode is None:
+                        await _stop_process(process)
+                if code == 0:
+                    return
+                logger.error("worker died; starting it again", extra={"exit_code": code})
+                self._emit("worker_died", {"exit_code": code})
+                await asyncio.sleep(1.0)
+        finally:
+            await server.stop()
+
+    # --- what people see ---------------------------------------------------------------------------
+
+    def _emit(self, kind: str, fields: JsonDict) -> None:
+        self.events.write(kind, fields)
+
+    async def _status_loop(self) -> None:
+        path = self.config.dir / "status.json"
+        while True:
+            await asyncio.to_thread(_write_json, path, self.status())
+            await asyncio.sleep(STATUS_EVERY_S)
+
+    def status(self) -> JsonDict:
+        """A snapshot for `swarm status` and the simulation."""
+        agent = self.agent
+        replay = agent.replay.statistics()
+        return {
+            "node_id": agent.node_id,
+            "name": self.config.name or short(agent.node_id),
+            "run_id": self.config.run_id,
+            "pid": os.getpid(),
+            "at_s": self.clock.now_s(),
+            "step": agent.head.step,
+            "last_step_at_s": agent.last_step_at_s,
+            "endpoints": list(agent.endpoints),
+            "dht": list(getattr(self.directory, "visible_maddrs", tuple)()),
+            "peers": sorted(agent.connected),
+            "num_put": agent.counters.num_put,
+            "num_admitted": agent.counters.num_admitted,
+            "num_local_used": agent.counters.num_local_used,
+            "num_external_used": agent.counters.num_external_used,
+            "tokens_generated": agent.counters.tokens_generated,
+            "bytes_sent": agent.counters.bytes_sent,
+            "bytes_received": agent.counters.bytes_received,
+            "refusals": {str(reason): count for reason, count in agent.refusals.items()},
+            "evaluations": agent.evaluations,
+            "replay_groups": replay.num_groups,
+            "replay_bytes": replay.num_bytes,
+            "num_failures": agent.num_failures,
+            "guard": agent.advice.guard,
+        }
+
+
+def load_or_create_identity(path: Path) -> Identity:
+    """The node's key; made on first start. Raises ConfigError for a damaged file."""
+    if path.exists():
+        return Identity.load(path)
+    identity = Identity.create()
+    identity.save(path)
+    return identity
+
+
+def write_config(config: NodeConfig, path: Path) -> None:
+    """Writes a configuration as TOML, so that it can be read back equal."""
+    import tomlkit
+
+    data = json.loads(config.model_dump_json(exclude_none=True))
+    path.write_text(tomlkit.dumps(data), encoding="utf-8")
+
+
+async def run_daemon(config: NodeConfig, started: Callable[[Daemon], None] | None = None) -> None:
+    """Runs a node until SIGTERM or Ctrl-C; a second Ctrl-C forces."""
+    task = asyncio.current_task()
+    assert task is not None
+    stop_on_signal(task)
+    try:
+        async with Daemon(config) as daemon:
+            if started is not None:
+                started(daemon)
+            await daemon.run()
+    except asyncio.CancelledError:
+        logger.info("node stopped")
+
+
+def stop_on_signal(task: "asyncio.Task[object]") -> None:
+    """First SIGTERM or SIGINT cancels `task` (drain); the second ends the process at once."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            os._exit(130)
+        asked = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def _load_codec(config: NodeConfig):  # noqa: ANN202 - a TextCodec
+    from swarm.model import load_codec
+
+    return load_codec(config.model)
+
+
+def _write_json(path: Path, data: JsonDict) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data), encoding="utf-8")
+    temporary.replace(path)
+
+
+async def _leave(client: CoordinatorClient) -> None:
+    with contextlib.suppress(SwarmError, TimeoutError):
+        await client.leave()
+
+
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

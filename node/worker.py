@@ -1,0 +1,135 @@
+"""The worker of a node: model, generator and learner, driven through a `LocalExchange`.
+
+Invariant: nothing here touches the network; the agent is the only one the worker talks to. It runs
+in a process of its own (`python -m node.worker`) or inside the agent's (`worker = "inline"`).
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.clock import SystemClock
+from swarm.config import NodeConfig, load_config
+from swarm.identity import Identity
+from swarm.interfaces import LocalExchange
+from swarm.loops import Worker, run_worker
+from swarm.types import PolicyVersion, Role, RolloutGroup, Sampling, Task
+
+logger = logging.getLogger(__name__)
+
+
+def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> Worker:
+    """Loads the model, resumes the learner from its newest checkpoint, prepares tasks (blocking, slow).
+
+    Raises:
+        ConfigError: the model or an environment cannot be had; the message names the key and the fix.
+    """
+    import torch
+
+    from swarm.learn.learner import PolicyLearner
+    from swarm.model import load_model
+    from swarm.rollout.produce import evaluate, produce
+    from swarm.rollout.transformers_engine import TransformersGenerator
+    from swarm.tasks.build import build_environments
+    from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+
+    torch.set_num_threads(config.num_threads)
+    clock = SystemClock()
+    environments = build_environments(config.environments)
+    loaded = load_model(config.model)
+    codec = loaded.codec
+    learner = None
+    version = PolicyVersion(policy_id=node_id, step=0)
+    if Role.TRAINER in config.roles:
+        learner = PolicyLearner.open(
+            network=loaded.network,
+            codec=codec,
+            config=config.learner,
+            replay=config.replay,
+            policy_id=node_id,
+            dir=config.dir / "checkpoints",
+        )
+        version = learner.version
+    engine_network = load_model(config.model).network if learner is not None else loaded.network
+    generator = TransformersGenerator(network=engine_network, codec=codec, version=version, seed=config.seed)
+    if learner is not None:
+        generator.load(*learner.snapshot())
+    evaluator = TransformersGenerator(network=loaded.network, codec=codec, version=version, seed=config.seed)
+    sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
+    weights = dict(config.generator.asks) or dict.fromkeys(environments, 1.0)
+    mixture = TaskMixture(environments, weights, seed=config.seed)
+
+    def produce_groups(tasks: Sequence[Task]) -> list[RolloutGroup]:
+        return produce(
+            generator,
+            codec,
+            tasks,
+            config.generator.group_size,
+            sampling,
+            run_id=config.run_id,
+            producer=node_id,
+            clock=clock,
+        )
+
+    def greedy_answers(tasks: Sequence[Task]) -> list[str]:
+        return evaluate(evaluator, codec, tasks, config.generator.max_new_tokens)
+
+    evaluated = config.evaluation.environments or tuple(environments)
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=generator,
+        produce=produce_groups,
+        evaluate=greedy_answers,
+        next_tasks=lambda count: [mixture.next_task() for _ in range(count)],
+        learner=learner,
+        codec=codec,
+        evaluation_tasks={
+            (name, split): evaluation_tasks(environments[name], split, config.evaluation.num_problems, seed=0)
+            for name in evaluated
+            for split in ("held_out", "all")
+        },
+        clock=clock,
+        offload=asyncio.to_thread,
+    )
+
+
+async def work(config: NodeConfig, socket: Path) -> None:
+    """Connects to the agent and works until done or terminated."""
+    from swarm.exchange.local_grpc import LocalClient
+
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    client = LocalClient(socket)
+    try:
+        node_id = Identity.load(config.dir / "identity.key").node_id
+        worker = await asyncio.to_thread(build_worker, config, node_id, client)
+        await run_worker(worker)
+    except asyncio.CancelledError:
+        logger.info("worker stopped")
+    finally:
+        await client.close()
+
+
+def main() -> None:
+    """Entry point of the worker process; started by the agent, not by people."""
+    from swarm.telemetry import setup_logging
+
+    parser = argparse.ArgumentParser(description="The training and generating process of a node.")
+    parser.add_argument("--config", type=Path, required=True, help="resolved node configuration (TOML)")
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket of the agent")
+    arguments = parser.parse_args()
+    config = load_config(NodeConfig, arguments.config)
+    setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+    asyncio.run(work(config, arguments.socket))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
