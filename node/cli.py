@@ -44,3 +44,7 @@ def start(
 def main() -> None:
     """Entry point of `swarm-node`."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The operating-system side of a simulation: start, watch, kill, restart and stop real processes.
+
+Invariant: no process outlives the simulation; each has its own session and is killed with its group.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swarm.errors import SwarmError
+from swarm.types import JsonDict
+
+POLL_S = 0.1  # how often files of other processes are looked at
+STOP_TIMEOUT_S = 20.0
+
+
+class SimulationFailed(SwarmError, RuntimeError):
+    """A process of the simulation did not start or died when nobody asked it to."""
+
+
+class Process:
+    """One process of the simulation, its log file, and the events it writes."""
+
+    def __init__(self, name: str, directory: Path, num_threads: int = 1) -> None:
+        self.name = name
+        self.directory = directory
+        self.events: list[JsonDict] = []
+        self.num_starts = 0
+        self.is_expected_dead = False
+        self._arguments: list[str] = []
+        self._num_threads = num_threads
+        self._process: asyncio.subprocess.Process | None = None
+        self._offset = 0
+
+    async def start(self, arguments: Sequence[str] = ()) -> None:
+        """Starts `python -m <arguments>`, or the same as before when empty. Its output goes to `<dir>/log.txt`."""
+        if arguments:
+            self._arguments = [sys.executable, "-m", *arguments]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._num_threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with (self.directory / "log.txt").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._arguments, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self.num_starts += 1
+        self.is_expected_dead = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True while it runs."""
+        return self._process is not None and self._process.returncode is None
+
+    def check(self) -> None:
+        """Raises SimulationFailed with the end of its log when it died unasked."""
+        if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
+            tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
+            raise SimulationFailed(f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and everything it started."""
+        if number == signal.SIGKILL:
+            self.is_expected_dead = True
+        if self.is_alive and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def stop(self) -> None:
+        """SIGTERM to the process, SIGKILL to its whole group when it does not end."""
+        self.is_expected_dead = True
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            await self._process.wait()
+
+    def read_events(self) -> list[JsonDict]:
+        """The events written since the last call (also kept in `events`)."""
+        path = self.directory / "events.jsonl"
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        new = [json.loads(line) for line in complete.splitlines() if line.strip()]
+        self.events.extend(new)
+        return new
+
+    def status(self) -> JsonDict:
+        """The newest status.json, or an empty dict."""
+        try:
+            return json.loads((self.directory / "status.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+
+async def wait_for_file(path: Path, process: Process, timeout_s: float) -> JsonDict:
+    """Waits until another process has written a JSON file. Raises SimulationFailed when it dies first."""
+    await wait_until(path.exists, timeout_s, f"{process.name} did not write {path.name}", process)
+    return json.loads(path.read_text())
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *processes: Process) -> None:
+    """Waits for a condition that other processes bring about. Raises SimulationFailed."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                for process in processes:
+                    process.check()
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise SimulationFailed(f"{complaint} within {timeout_s:.0f} s") from None
