@@ -160,6 +160,7 @@ class Agent:
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * float(rewards.std())
         await self._add(scored)
+        self._emit("put", {**_group_fields(scored), "tokens": group.num_tokens})
         return mean
 
     async def draw(self, head: PolicyVersion) -> Draw:
@@ -252,6 +253,7 @@ class Agent:
         self.counters.num_admitted += 1
         self._learn_head(result.group)
         await self._add(result)
+        self._emit("admitted", {**_group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s})
         return result
 
     def hear(self, adverts: Sequence[Advert]) -> None:
@@ -399,6 +401,17 @@ class Agent:
         return weights
 
 
+def _group_fields(scored: ScoredGroup) -> JsonDict:
+    return {
+        "digest": scored.digest.hex(),
+        "producer": scored.group.producer,
+        "env": scored.group.env,
+        "step": scored.group.oldest_step,
+        "bytes": scored.size_bytes,
+        "reward": float(scored.rewards.mean()),
+    }
+
+
 def _draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
     """A draw as an event: enough to check every invariant of a run afterwards."""
     return {
@@ -406,13 +419,10 @@ def _draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
         "num_silent": draw.num_silent,
         "groups": [
             {
-                "digest": drawn.scored.digest.hex()[:16],
-                "producer": drawn.scored.group.producer,
-                "env": drawn.scored.group.env,
+                **_group_fields(drawn.scored),
                 "age": drawn.age_steps,
                 "use": drawn.use,
                 "local": drawn.scored.is_local,
-                "reward": float(drawn.scored.rewards.mean()),
             }
             for drawn in draw.groups
         ],
