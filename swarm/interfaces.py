@@ -246,23 +246,30 @@ class GroupStore(Protocol):
         ...
 
     async def record_draw(self, draw: Draw) -> None:
-        """Journals step -> digests before the step is made."""
+        """Journals a draw before its step is made; the same step again replaces it. Raises StorageFull."""
         ...
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Journalled draws from a step on, in order."""
         ...
 
+    async def draws(self, from_step: int) -> list[Draw]:
+        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
+        ...
+
     async def uses(self) -> dict[Digest, int]:
-        """How often each stored group was drawn."""
+        """How often each group was drawn (local groups without signal: used up), from the journal."""
         ...
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:
         """The newest stored groups, oldest first, to refill the replay buffer after a restart."""
         ...
 
-    async def forget(self, before_s: float, max_bytes: int) -> int:
-        """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many."""
+    async def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None = None) -> int:
+        """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many.
+
+        Groups drawn for `keep_from_step` or later stay: a resume from that checkpoint needs them.
+        """
         ...
 
     async def close(self) -> None:

@@ -335,6 +335,7 @@ class Draw:
     groups: tuple[DrawnGroup, ...]
     num_silent: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
+    silent: tuple[Digest, ...] = ()  # those num_silent groups; journalled, so that a restart does not count them again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
