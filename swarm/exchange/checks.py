@@ -1,0 +1,229 @@
+"""The checks of the door that are pure: one function per rule, each returning what is wrong or None.
+
+Invariant: no check trusts a length, a number or a name of a group beyond what `open_group` established,
+and none reveals prompt or answer text in its detail.
+
+Shape letters: G rollouts, P prompt tokens, T response tokens.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from swarm.config import NodeConfig
+from swarm.interfaces import TextCodec, Verdict
+from swarm.types import (
+    Correction,
+    FinishReason,
+    PolicyVersion,
+    RefusalReason,
+    Rollout,
+    RolloutGroup,
+    TokenTrace,
+)
+
+Finding = tuple[RefusalReason, str] | None
+
+_ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
+_LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
+_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that travels without tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoorLimits:
+    """The bounds of admission."""
+
+    max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
+    group_size: int = 8  # rollouts, exactly
+    max_age_steps: int = 4
+    max_age_s: float = 600.0  # since the producer's created_at, clock skew allowed on top
+    max_new_tokens: int = 8  # trained tokens of one rollout
+    min_temperature: float = 0.05
+    max_temperature: float = 5.0
+    reward_tolerance: float = 1e-3
+    clock_skew_s: float = 120.0
+    head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
+
+    @classmethod
+    def from_config(cls, config: NodeConfig) -> "DoorLimits":
+        """The limits a node's configuration implies."""
+        return cls(
+            max_group_bytes=config.exchange.max_group_bytes,
+            group_size=config.generator.group_size,
+            max_age_steps=config.replay.max_age_steps,
+            max_age_s=config.replay.max_age_s,
+            max_new_tokens=config.generator.max_new_tokens,
+        )
+
+
+def check_form(group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+    """Everything that group, vocabulary and limits decide alone."""
+    if len(group.rollouts) != limits.group_size:
+        return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {limits.group_size}"
+    is_traced = group.rollouts[0].trace is not None
+    if any((rollout.trace is not None) != is_traced for rollout in group.rollouts):
+        return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"
+    for rollout in group.rollouts:
+        finding = _check_rollout(rollout, group, codec, limits)
+        if finding is not None:
+            return finding
+    return None
+
+
+def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+    if rollout.finish is FinishReason.ABORTED:
+        return RefusalReason.BAD_SAMPLING, "an aborted rollout"
+    finding = _check_sampling(rollout, limits)
+    if finding is not None:
+        return finding
+    trace = rollout.trace
+    if trace is None:
+        bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+        too_long = len(rollout.text) > bound
+        return (RefusalReason.BAD_TOKENS, f"{len(rollout.text)} characters exceed {bound}") if too_long else None
+    finding = (
+        _check_spans(trace, group.policy_id) or _check_tokens(trace, group, codec, limits) or _check_logprobs(trace)
+    )
+    if finding is None and group.tokenizer_digest == codec.digest:
+        finding = _check_text(rollout.text, trace, codec)
+    return finding
+
+
+def _check_sampling(rollout: Rollout, limits: DoorLimits) -> Finding:
+    sampling = rollout.sampling
+    if not limits.min_temperature <= sampling.temperature <= limits.max_temperature:  # False for NaN too
+        bounds = f"[{limits.min_temperature}, {limits.max_temperature}]"
+        return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature} outside {bounds}"
+    if not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or not 0 < sampling.repetition_penalty <= 10:
+        return RefusalReason.BAD_SAMPLING, "top_p, top_k or repetition_penalty out of range"
+    return None
+
+
+def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
+    if any(span.version.policy_id != policy_id for span in trace.spans):
+        return RefusalReason.BAD_VERSION, "a span of another lineage than the group's"
+    steps = [span.version.step for span in trace.spans]
+    if sorted(steps) != steps:
+        return RefusalReason.BAD_VERSION, "steps of the spans go back"
+    return None
+
+
+def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+    num_trained = int(trace.action_mask.sum())
+    if not 1 <= num_trained <= limits.max_new_tokens:
+        return RefusalReason.BAD_TOKENS, f"{num_trained} trained tokens, expected 1 to {limits.max_new_tokens}"
+    if group.tokenizer_digest != codec.digest:
+        return None  # ids of another vocabulary are never looked up here
+    for ids in (trace.token_ids, group.prompt_ids):
+        if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < codec.vocab_size):
+            return RefusalReason.BAD_TOKENS, f"token id outside [0, {codec.vocab_size})"
+    if _has_inner_eos(trace, codec.eos_ids):
+        return RefusalReason.BAD_TOKENS, "tokens after an end of sequence within a turn"
+    return None
+
+
+def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
+    """True when a trained token follows an EOS of the same turn: invisible in the text, yet learned."""
+    is_eos = np.isin(trace.token_ids, list(eos_ids)) & trace.action_mask
+    continues = trace.action_mask[1:] & (trace.turn_ids[1:] == trace.turn_ids[:-1])
+    return bool((is_eos[:-1] & continues).any())
+
+
+def _check_logprobs(trace: TokenTrace) -> Finding:
+    if trace.logprobs is None:
+        return None
+    values = trace.logprobs[trace.action_mask]
+    if not bool(np.isfinite(values).all()):
+        return RefusalReason.BAD_LOGPROBS, "a log-prob that is not finite"
+    if float(values.max()) > _ROUNDING_NATS or float(values.min()) < _LEAST_LOGPROB:
+        return RefusalReason.BAD_LOGPROBS, f"log-probs outside [{_LEAST_LOGPROB}, {_ROUNDING_NATS}]"
+    return None
+
+
+def _check_text(text: str, trace: TokenTrace, codec: TextCodec) -> Finding:
+    """What is scored is what is learned."""
+    if codec.decode(trace.token_ids[trace.action_mask].tolist()) != text:
+        return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
+    return None
+
+
+def check_freshness(
+    group: RolloutGroup, head: PolicyVersion | None, newest_step: int, now_s: float, limits: DoorLimits
+) -> Finding:
+    """Age in steps and seconds, against the newest signed head known of the group's lineage.
+
+    Args:
+        group: the group.
+        head: newest signed head of its lineage; None when none is known.
+        newest_step: of the group's tokens; a group is itself signed evidence of a head.
+        now_s: wall clock.
+        limits: bounds.
+    """
+    if head is None and group.policy_id != group.producer:
+        return RefusalReason.BAD_VERSION, "a lineage that is neither the producer's own nor known"
+    if head is not None and newest_step - head.step > limits.head_slack_steps:
+        ahead = newest_step - head.step
+        return RefusalReason.BAD_VERSION, f"{ahead} steps ahead of the signed head exceed {limits.head_slack_steps}"
+    head_step = max(newest_step, 0 if head is None else head.step)
+    age_steps = head_step - group.oldest_step
+    if age_steps > limits.max_age_steps:
+        return RefusalReason.TOO_OLD, f"age {age_steps} steps exceeds {limits.max_age_steps}"
+    age_s = now_s - group.created_at_s
+    if not math.isfinite(age_s):
+        return RefusalReason.MALFORMED, "created_at is not finite"
+    if -age_s > limits.clock_skew_s:
+        return RefusalReason.FROM_THE_FUTURE, f"created {-age_s:.0f} s ahead of now, at most {limits.clock_skew_s:.0f}"
+    if age_s > limits.max_age_s + limits.clock_skew_s:
+        return RefusalReason.TOO_OLD, f"age {age_s:.0f} s exceeds {limits.max_age_s:.0f}"
+    return None
+
+
+def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limits: DoorLimits) -> Finding:
+    """Task, prompt and rewards as rebuilt here, against what the producer says."""
+    rewards = verdict.rewards
+    if rewards.shape != (len(group.rollouts),) or not bool(np.isfinite(rewards).all()):
+        return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
+    if verdict.task.is_held_out:
+        return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
+    if group.tokenizer_digest == codec.digest and group.prompt_ids.tolist() != codec.encode_prompt(verdict.task):
+        return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
+    if group.verifier == verdict.verifier:
+        claimed = np.array([rollout.claimed_reward for rollout in group.rollouts])
+        error = float(np.abs(claimed - rewards).max())
+        if not error <= limits.reward_tolerance:  # catches NaN
+            return (
+                RefusalReason.FALSE_REWARD,
+                f"claimed reward is off by {error:.4f}, at most {limits.reward_tolerance}",
+            )
+    return None
+
+
+def correction_of(group: RolloutGroup, codec: TextCodec) -> Correction:
+    """Which ratios this node may form for the group."""
+    if group.tokenizer_digest != codec.digest or any(rollout.trace is None for rollout in group.rollouts):
+        return Correction.TEXT_ONLY
+    is_exact = all(
+        rollout.trace is not None and rollout.trace.logprobs is not None and rollout.sampling.is_exact
+        for rollout in group.rollouts
+    )
+    return Correction.EXACT if is_exact else Correction.NO_LOGPROBS
+
+
+def clamp_logprobs(group: RolloutGroup) -> RolloutGroup:
+    """The group with log-probs above 0 by rounding set to 0; the same object when there are none."""
+    if not any(_exceeds_zero(rollout.trace) for rollout in group.rollouts):
+        return group
+    return replace(group, rollouts=tuple(_clamped(rollout) for rollout in group.rollouts))
+
+
+def _exceeds_zero(trace: TokenTrace | None) -> bool:
+    return trace is not None and trace.logprobs is not None and bool((trace.logprobs > 0).any())
+
+
+def _clamped(rollout: Rollout) -> Rollout:
+    trace = rollout.trace
+    if trace is None or trace.logprobs is None:
+        return rollout
+    return replace(rollout, trace=replace(trace, logprobs=np.minimum(trace.logprobs, np.float32(0))))

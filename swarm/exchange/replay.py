@@ -1,0 +1,313 @@
+"""The replay buffer: what a step may learn from, within bounds of age, reuse, groups and bytes.
+
+Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one
+that was used max_reuse times before. Single-threaded and free of I/O; waiting is done by the agent.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.clock import Clock
+from swarm.config import ReplayConfig
+from swarm.exchange.sampler import Candidate, sample
+from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, RolloutGroup, ScoredGroup
+
+HeadOf = Callable[[NodeId], PolicyVersion | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayStatistics:
+    """A snapshot of the buffer and its totals since the start."""
+
+    num_local: int
+    num_external: int
+    num_bytes: int
+    fill: float  # of the tighter of both bounds, in [0, 1]
+    dropped: dict[str, int]  # reason -> groups: silent_external, silent_local, too_old, no_lineage, evicted, too_large
+    consumed_ages: dict[int, int]  # age in steps -> groups, at consumption
+
+    @property
+    def num_groups(self) -> int:
+        """Local and external groups held."""
+        return self.num_local + self.num_external
+
+
+@dataclass(slots=True)
+class _Entry:
+    scored: ScoredGroup
+    uses: int = 0
+    newest_step: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.newest_step = newest_step(self.scored.group)
+
+
+def newest_step(group: RolloutGroup) -> int:
+    """Step of the newest token in the group (0 when only text travelled)."""
+    return max((span.version.step for r in group.rollouts if r.trace is not None for span in r.trace.spans), default=0)
+
+
+class ReplayBuffer:
+    """Local and external groups waiting for a step.
+
+    Example:
+        buffer = ReplayBuffer(ReplayConfig(), identity.node_id, seed=0, clock=SystemClock())
+        buffer.add(scored)
+        draw = buffer.draw(1, head, heads.get, {})
+    """
+
+    def __init__(self, config: ReplayConfig, policy_id: NodeId, seed: int, clock: Clock) -> None:
+        self._config = config
+        self._policy_id = policy_id
+        self._seed = seed
+        self._clock = clock
+        self._max_age_steps = config.max_age_steps
+        self._local: dict[Digest, _Entry] = {}  # in order of arrival
+        self._external: dict[NodeId, dict[Digest, _Entry]] = {}  # by producer, each in order of arrival
+        self._num_external = 0
+        self._num_bytes = 0
+        self._silent: list[Digest] = []  # used up since the last draw
+        self._dropped: Counter[str] = Counter()
+        self._consumed_ages: Counter[int] = Counter()
+
+    # --- filling -------------------------------------------------------------------------------
+
+    def add(self, scored: ScoredGroup) -> bool:
+        """Takes a group in; True when it is held afterwards. External groups without signal are only counted."""
+        return self._insert(_Entry(scored=scored))
+
+    def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
+        """Refills the buffer after a restart.
+
+        Args:
+            uses: how often each group was drawn, from the journal.
+            groups: oldest first.
+        """
+        for scored in groups:
+            count = uses.get(scored.digest, 0)
+            is_used_up = count >= self._config.max_reuse or (count > 0 and not scored.has_signal)
+            if not is_used_up:
+                self._insert(_Entry(scored=scored, uses=count))
+
+    def mark_used(self, draw: Draw) -> None:
+        """Counts a journalled draw that is made again after a restart without a refill (`restore` counts it too)."""
+        for drawn in draw.groups:
+            entry = self._find(drawn.scored.digest)
+            if entry is not None:
+                entry.uses = max(entry.uses, drawn.use)
+                if entry.uses >= self._config.max_reuse:
+                    self._remove(entry)
+        for digest in draw.silent:
+            entry = self._find(digest)
+            if entry is not None:
+                self._remove(entry)
+
+    def limit_age(self, max_age_steps: int | None) -> None:
+        """Tightens the age bound (advice, adaptive guard); never beyond the configured one. None: the configured one."""
+        configured = self._config.max_age_steps
+        self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
+
+    @property
+    def max_age_steps(self) -> int:
+        """The age bound in force, steps."""
+        return self._max_age_steps
+
+    # --- drawing -------------------------------------------------------------------------------
+
+    def draw(
+        self,
+        step: int,
+        head: PolicyVersion,
+        head_of: HeadOf,
+        source_weights: Mapping[NodeId, float],
+        num_external_limit: int | None = None,
+    ) -> Draw | None:
+        """The groups of one step, counted as used; None while too few local ones are fresh.
+
+        Takes I local groups, oldest first, and up to J external ones. Local groups without signal count
+        toward I and are used up without being handed out. A draw in which nothing has signal is used up
+        and the next one tried.
+
+        Args:
+            step: the step it is for; seeds the sampler.
+            head: newest version of our own lineage.
+            head_of: newest signed head known of a lineage.
+            source_weights: see `sampler.sample`.
+            num_external_limit: lowers J for this draw.
+        """
+        self._drop_old(head, head_of)
+        num_external = self._config.external_groups
+        if num_external_limit is not None:
+            num_external = min(num_external, num_external_limit)
+        external = self._choose_external(num_external, step, head, head_of, source_weights)
+        while len(self._local) >= self._config.local_groups:
+            window = list(self._local.values())[: self._config.local_groups]
+            loud = [entry for entry in window if entry.scored.has_signal]
+            for entry in window:
+                if not entry.scored.has_signal:
+                    self._silent.append(entry.scored.digest)
+                    self._drop(entry, "silent_local")
+            if loud or external:
+                return self._finish(step, loud + external, head, head_of, source_weights)
+            if not window:
+                break
+        return None
+
+    def _choose_external(
+        self, count: int, step: int, head: PolicyVersion, head_of: HeadOf, source_weights: Mapping[NodeId, float]
+    ) -> list[_Entry]:
+        by_digest = {d: entry for group in self._external.values() for d, entry in group.items()}
+        candidates = [
+            Candidate(
+                digest=digest,
+                source=entry.scored.group.producer,
+                age_steps=self._age(entry, head, head_of) or 0,
+                first_seen_s=entry.scored.first_seen_s,
+            )
+            for digest, entry in by_digest.items()
+        ]
+        chosen = sample(
+            self._config.sampler, candidates, count, seed=self._seed, step=step, source_weights=source_weights
+        )
+        return [by_digest[candidate.digest] for candidate in chosen]
+
+    def _finish(
+        self,
+        step: int,
+        entries: list[_Entry],
+        head: PolicyVersion,
+        head_of: HeadOf,
+        source_weights: Mapping[NodeId, float],
+    ) -> Draw:
+        groups: list[DrawnGroup] = []
+        for entry in entries:
+            entry.uses += 1
+            age_steps = self._age(entry, head, head_of)
+            assert age_steps is not None and age_steps <= self._max_age_steps, (age_steps, self._max_age_steps)
+            groups.append(DrawnGroup(scored=entry.scored, age_steps=age_steps, use=entry.uses))
+            self._consumed_ages[age_steps] += 1
+            if entry.uses >= self._config.max_reuse:
+                self._remove(entry)
+        silent, self._silent = tuple(self._silent), []
+        return Draw(
+            step=step,
+            groups=tuple(groups),
+            num_silent=len(silent),
+            source_weights=dict(source_weights),
+            silent=silent,
+        )
+
+    # --- age and capacity ----------------------------------------------------------------------
+
+    def capacity(self, head_step: int, running: int) -> int:
+        """How many groups may be started now so that none becomes too old to use, >= 0.
+
+        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; those
+        that wait already and those that are being generated come first. 0 when I is 0: nothing here will
+        use what is generated.
+
+        Args:
+            head_step: newest step of our own lineage.
+            running: groups that are being generated.
+        """
+        now_s = self._clock.now_s()
+        waiting = sum(
+            head_step - entry.scored.group.oldest_step <= self._max_age_steps and self._is_recent(entry, now_s)
+            for entry in self._local.values()
+        )
+        usable = min((self._max_age_steps + 1) * self._config.local_groups, self._config.max_groups)
+        return max(0, usable - waiting - running)
+
+    def _age(self, entry: _Entry, head: PolicyVersion, head_of: HeadOf) -> int | None:
+        """Steps from the oldest token to the newest known head of its lineage; None without a lineage.
+
+        The group itself is signed evidence of a head: its newest token.
+        """
+        group = entry.scored.group
+        lineage_head = head if group.policy_id == head.policy_id else head_of(group.policy_id)
+        if lineage_head is None and entry.scored.is_local:
+            return None
+        head_step = max(entry.newest_step, 0 if lineage_head is None else lineage_head.step)
+        return max(0, head_step - group.oldest_step)
+
+    def _is_recent(self, entry: _Entry, now_s: float) -> bool:
+        return now_s - entry.scored.first_seen_s <= self._config.max_age_s
+
+    def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
+        now_s = self._clock.now_s()
+        for entry in self._entries():
+            age_steps = self._age(entry, head, head_of)
+            if age_steps is None:
+                self._drop(entry, "no_lineage")
+            elif age_steps > self._max_age_steps or not self._is_recent(entry, now_s):
+                self._drop(entry, "too_old")
+
+    # --- bounds --------------------------------------------------------------------------------
+
+    def _insert(self, entry: _Entry) -> bool:
+        scored = entry.scored
+        if self._find(scored.digest) is not None:
+            return True
+        if not scored.is_local and not scored.has_signal:
+            self._dropped["silent_external"] += 1
+            return False
+        if scored.size_bytes > self._config.max_bytes:
+            self._dropped["too_large"] += 1
+            return False
+        if scored.is_local:
+            self._local[scored.digest] = entry
+        else:
+            self._external.setdefault(scored.group.producer, {})[scored.digest] = entry
+            self._num_external += 1
+        self._num_bytes += scored.size_bytes
+        while self._num_groups() > self._config.max_groups or self._num_bytes > self._config.max_bytes:
+            self._drop(self._oldest_to_evict(), "evicted")
+        return self._find(scored.digest) is not None
+
+    def _oldest_to_evict(self) -> _Entry:
+        """The oldest group of the source that holds most; our own last, so that no peer can displace them."""
+        if self._external:
+            fullest = max(self._external.values(), key=len)
+            return next(iter(fullest.values()))
+        return next(iter(self._local.values()))
+
+    def _drop(self, entry: _Entry, reason: str) -> None:
+        self._remove(entry)
+        self._dropped[reason] += 1
+
+    def _remove(self, entry: _Entry) -> None:
+        scored = entry.scored
+        if scored.is_local:
+            del self._local[scored.digest]
+        else:
+            source = self._external[scored.group.producer]
+            del source[scored.digest]
+            self._num_external -= 1
+            if not source:
+                del self._external[scored.group.producer]
+        self._num_bytes -= scored.size_bytes
+
+    def _find(self, digest: Digest) -> _Entry | None:
+        found = self._local.get(digest)
+        if found is not None:
+            return found
+        return next((source[digest] for source in self._external.values() if digest in source), None)
+
+    def _entries(self) -> list[_Entry]:
+        return [*self._local.values(), *(e for source in self._external.values() for e in source.values())]
+
+    def _num_groups(self) -> int:
+        return len(self._local) + self._num_external
+
+    def statistics(self) -> ReplayStatistics:
+        """How full the buffer is, and what happened to everything that came in."""
+        fill = max(self._num_groups() / self._config.max_groups, self._num_bytes / self._config.max_bytes)
+        return ReplayStatistics(
+            num_local=len(self._local),
+            num_external=self._num_external,
+            num_bytes=self._num_bytes,
+            fill=fill,
+            dropped=dict(self._dropped),
+            consumed_ages=dict(sorted(self._consumed_ages.items())),
+        )

@@ -1,0 +1,163 @@
+"""What this node thinks of each peer: a standing that decays, and a quota of groups per minute.
+
+Invariant: only content that a key provably signed changes the standing of that key's owner; whatever
+could have been made by anybody is charged to the peer that sent it. Memory is bounded by `max_peers`.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.types import NodeId, RefusalReason
+
+FLOOR: Final = -10.0  # below it a peer is refused without any work
+_WORST: Final = -20.0  # one half-life of good behaviour leads back to the floor
+_BEST: Final = 4.0  # credit that a peer can save up
+_GOOD: Final = 0.1  # of an admitted group
+_RELAYED_SHARE: Final = 0.25  # of the cost, for whoever passed on what its own door should have refused
+_EVICTION_SCAN: Final = 64
+
+# Reasons that anyone can provoke in anyone's name: charged to the sender.
+UNPROVEN: Final = frozenset(
+    {
+        RefusalReason.TOO_LARGE,
+        RefusalReason.WRONG_SIGNATURE,
+        RefusalReason.WRONG_DIGEST,
+        RefusalReason.FORGED_PRODUCER,
+    }
+)
+
+# What a refusal costs. Reasons not listed are innocent: too old, duplicate, no room, over quota, ...
+COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
+    {
+        RefusalReason.TOO_LARGE: 1.0,
+        RefusalReason.MALFORMED: 4.0,
+        RefusalReason.WRONG_SIGNATURE: 4.0,
+        RefusalReason.WRONG_DIGEST: 4.0,
+        RefusalReason.FORGED_PRODUCER: 4.0,
+        RefusalReason.WRONG_GROUP_SIZE: 1.0,
+        RefusalReason.UNKNOWN_TASK: 2.0,
+        RefusalReason.HELD_OUT: 2.0,
+        RefusalReason.WRONG_PROMPT: 4.0,
+        RefusalReason.TEXT_MISMATCH: 4.0,
+        RefusalReason.BAD_TOKENS: 4.0,
+        RefusalReason.BAD_LOGPROBS: 4.0,
+        RefusalReason.BAD_SAMPLING: 1.0,
+        RefusalReason.BAD_VERSION: 2.0,
+        RefusalReason.FALSE_REWARD: 4.0,
+        RefusalReason.VERIFIER_FAILED: 2.0,
+    }
+)
+
+# Two honest nodes may disagree on these (a slow machine, other limits): no share for the relay.
+_NOT_RELAYED: Final = frozenset(
+    {
+        RefusalReason.VERIFIER_FAILED,
+        RefusalReason.WRONG_GROUP_SIZE,
+        RefusalReason.BAD_SAMPLING,
+        RefusalReason.BAD_VERSION,
+    }
+)
+
+
+@dataclass(slots=True)
+class _Peer:
+    score: float
+    tokens: float  # groups that may still be sent now
+    at_s: float  # monotonic time of both
+
+
+class Standing:
+    """Score and quota of the peers seen lately.
+
+    Example:
+        standing = Standing(clock, groups_per_minute=600)
+        if standing.is_low(peer) or not standing.take(peer): ...
+        standing.record_good(peer)
+    """
+
+    def __init__(self, clock: Clock, groups_per_minute: int, half_life_s: float = 300.0, max_peers: int = 4096) -> None:
+        assert groups_per_minute > 0 and half_life_s > 0 and max_peers > 0
+        self._clock = clock
+        self._rate_per_s = groups_per_minute / 60.0
+        self._burst = float(max(1, groups_per_minute))  # a peer that reconnects may deliver a minute's worth at once
+        self._half_life_s = half_life_s
+        self._max_peers = max_peers
+        self._peers: OrderedDict[NodeId, _Peer] = OrderedDict()
+
+    def score(self, peer: NodeId) -> float:
+        """Standing now: 0 for a stranger, below FLOOR is refused, decays to 0 by half every half-life."""
+        known = self._peers.get(peer)
+        if known is None:
+            return 0.0
+        elapsed_s = self._clock.monotonic_s() - known.at_s
+        return known.score * 0.5 ** (elapsed_s / self._half_life_s)
+
+    def is_low(self, peer: NodeId) -> bool:
+        """True while nothing from this peer is worth any work."""
+        return self.score(peer) < FLOOR
+
+    def take(self, peer: NodeId) -> bool:
+        """Takes one group out of the peer's quota; False when it is used up."""
+        entry = self._touch(peer)
+        if entry.tokens < 1.0:
+            return False
+        entry.tokens -= 1.0
+        return True
+
+    def record_good(self, producer: NodeId) -> None:
+        """A group of this producer was admitted."""
+        entry = self._touch(producer)
+        entry.score = min(_BEST, entry.score + _GOOD)
+
+    def record_refused(self, reason: RefusalReason, via: NodeId, producer: NodeId | None) -> None:
+        """A group was refused.
+
+        Args:
+            reason: why.
+            via: the authenticated peer that sent it.
+            producer: who signed it; None when the signature does not hold or was not looked at.
+        """
+        cost = COSTS.get(reason, 0.0)
+        if cost == 0.0:
+            return
+        if producer is None or reason in UNPROVEN:
+            self._charge(via, cost)
+            return
+        self._charge(producer, cost)
+        if via != producer and reason not in _NOT_RELAYED:
+            self._charge(via, cost * _RELAYED_SHARE)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _charge(self, peer: NodeId, cost: float) -> None:
+        entry = self._touch(peer)
+        entry.score = max(_WORST, entry.score - cost)
+
+    def _touch(self, peer: NodeId) -> _Peer:
+        """The peer's entry, brought to the present and to the young end of the table."""
+        now_s = self._clock.monotonic_s()
+        entry = self._peers.get(peer)
+        if entry is None:
+            entry = _Peer(score=0.0, tokens=self._burst, at_s=now_s)
+            self._peers[peer] = entry
+            if len(self._peers) > self._max_peers:
+                self._evict()
+            return entry
+        entry.score = self.score(peer)
+        entry.tokens = min(self._burst, entry.tokens + (now_s - entry.at_s) * self._rate_per_s)
+        entry.at_s = now_s
+        self._peers.move_to_end(peer)
+        return entry
+
+    def _evict(self) -> None:
+        """Drops an old entry, one without guilt if possible: fresh identities must not wash old ones clean."""
+        oldest = list(itertools.islice(self._peers, min(_EVICTION_SCAN, len(self._peers) - 1)))
+        victim = max(oldest, key=lambda peer: min(self.score(peer), 0.0), default=None)
+        if victim is not None:
+            del self._peers[victim]
