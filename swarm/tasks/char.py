@@ -37,10 +37,19 @@ def _text(alphabet: str, shortest: int, longest: int) -> Draw:
 
 
 def _draw_countable(source: random.Random) -> str:
-    # few distinct letters, so that the count is not nearly always 1
-    pool = source.sample(_LETTERS, 3)
-    word = "".join(source.choice(pool) for _ in range(source.randint(4, 7)))
-    return source.choice(word) + ">" + word
+    # the count is uniform over 1..5, so that no constant answer pays
+    letter, *others = source.sample(_LETTERS, 3)
+    word = [letter] * source.randint(1, 5) + [source.choice(others) for _ in range(2)]
+    source.shuffle(word)
+    return letter + ">" + "".join(word)
+
+
+def _draw_with_maximum(source: random.Random) -> str:
+    # the maximum is uniform over 1..9: of independent digits it would be 9 in two of five questions
+    largest = source.randint(1, 9)
+    digits = [largest] + [source.randint(0, largest) for _ in range(source.randint(2, 5))]
+    source.shuffle(digits)
+    return "".join(str(digit) for digit in digits)
 
 
 def _draw_repetitive(source: random.Random) -> str:
@@ -64,7 +73,7 @@ KINDS: dict[str, _Kind] = {
         solve=lambda text: "".join(_LETTERS[(_LETTERS.index(letter) + 1) % 26] for letter in text),
     ),
     "unique": _Kind(prefix="uniq", draw=_draw_repetitive, solve=lambda text: "".join(dict.fromkeys(text))),
-    "max": _Kind(prefix="max", draw=_text(_DIGITS, 3, 7), solve=max),
+    "max": _Kind(prefix="max", draw=_draw_with_maximum, solve=max),
     "double": _Kind(
         prefix="dbl", draw=_text(_LETTERS, 2, 4), solve=lambda text: "".join(letter * 2 for letter in text)
     ),

