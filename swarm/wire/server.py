@@ -1,0 +1,212 @@
+"""The serving side of sessions: who is at the other end of a call, and a gRPC server with bounds.
+
+Invariant: every table is bounded in size and age, per network address and in total, so that clients
+who have proven nothing cost a bounded amount of memory and work.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+import grpc
+
+from swarm.clock import Clock
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
+from swarm.types import NodeId
+from swarm.wire.session import MAX_MESSAGE_BYTES, NONCE_BYTES, SESSION_KEY, challenge_message, hello_message
+from swarm.wire.status import Context, answering
+from swarm.wire.tls import Certificate, create_certificate
+from swarm.wire.v1 import session_service_pb2 as pb
+from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
+
+MAX_ADDRESSES: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerLimits:
+    """What strangers and peers may cost."""
+
+    request_bytes: int = 256 * 1024  # largest request, refused before it is parsed
+    streams_per_connection: int = 32
+    concurrent_calls: int = 1024
+    connections: int = 1024
+    handshake_timeout_s: float = 10.0  # TCP connect to end of the TLS handshake
+    idle_timeout_s: float = 120.0  # a connection without a call is closed
+    session_s: float = 900.0
+    nonce_s: float = 20.0
+    sessions_total: int = 4096
+    sessions_per_address: int = 512
+    handshakes_per_minute: int = 600  # calls of SessionService, per network address
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    node_id: NodeId
+    peer: str
+    expires_s: float
+
+
+class Sessions(pb_grpc.SessionServiceServicer):
+    """Proves our identity to clients, checks theirs, and remembers which connection is whose.
+
+    Example:
+        sessions = Sessions(identity, run_id="demo", clock=SystemClock())
+        node_id = sessions.require(context)  # inside any other service's method
+    """
+
+    def __init__(self, identity: Identity, run_id: str, clock: Clock, limits: ServerLimits | None = None) -> None:
+        self.certificate: Certificate = create_certificate()
+        self.limits = limits or ServerLimits()
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock
+        self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()  # token -> session, oldest first
+        self._allowances: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> calls left, at
+
+    def require(self, context: Context) -> NodeId:
+        """The node that proved itself on this very connection.
+
+        Raises:
+            Unauthenticated: no token, an unknown or expired one, or one of another connection.
+        """
+        metadata = cast(Sequence[tuple[str, Any]], context.invocation_metadata() or ())
+        token = next((value for key, value in metadata if key == SESSION_KEY), b"")
+        session = self._sessions.get(token)
+        if session is None or session.expires_s <= self._clock.monotonic_s():
+            raise Unauthenticated("no session: say Hello on this connection first")
+        if session.peer != context.peer():
+            raise Unauthenticated("the session belongs to another connection")
+        return session.node_id
+
+    async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
+        """Signs the client's nonce and our certificate, and hands out the nonce for Hello."""
+        async with answering(context):
+            self._spend_allowance(context.peer())
+            if len(request.client_nonce) != NONCE_BYTES:
+                raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
+            return pb.ChallengeResponse(
+                public_key=self._identity.public_key,
+                server_nonce=self._new_nonce(context.peer()),
+                signature=self._identity.sign(
+                    DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
+                ),
+            )
+        raise AssertionError("answering() ends the call")
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
+        """Checks the client's proof over the nonce of this connection and opens its session."""
+        async with answering(context):
+            self._spend_allowance(context.peer())
+            node_id = self._prove(request, context.peer())
+            token = self._open_session(node_id, context.peer())
+            return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
+        raise AssertionError("answering() ends the call")
+
+    def _new_nonce(self, peer: str) -> bytes:
+        now_s = self._clock.monotonic_s()
+        while self._nonces and (
+            next(iter(self._nonces.values()))[1] <= now_s or len(self._nonces) >= self.limits.sessions_total
+        ):
+            self._nonces.popitem(last=False)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._nonces.pop(peer, None)
+        self._nonces[peer] = (nonce, now_s + self.limits.nonce_s)
+        return nonce
+
+    def _prove(self, request: pb.HelloRequest, peer: str) -> NodeId:
+        nonce, expires_s = self._nonces.pop(peer, (b"", 0.0))  # one use only, right or wrong
+        if not nonce or expires_s <= self._clock.monotonic_s():
+            raise Unauthenticated("no fresh challenge on this connection")
+        if request.run_id != self._run_id:
+            raise Unauthenticated(f"this is run {self._run_id}, the client's is {request.run_id[:40]!a}")
+        client = node_id_of(request.public_key)
+        signed = hello_message(nonce, self.certificate.digest, client, self._identity.node_id, self._run_id)
+        if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
+            raise Unauthenticated("the signature does not fit key, challenge and certificate")
+        return client
+
+    def _open_session(self, node_id: NodeId, peer: str) -> bytes:
+        now_s = self._clock.monotonic_s()
+        for token in [t for t, s in self._sessions.items() if s.expires_s <= now_s or s.peer == peer]:
+            del self._sessions[token]
+        address = _address_of(peer)
+        same = [t for t, s in self._sessions.items() if _address_of(s.peer) == address]
+        if len(same) >= self.limits.sessions_per_address:
+            del self._sessions[same[0]]
+        if len(self._sessions) >= self.limits.sessions_total:
+            raise Unavailable(f"{len(self._sessions)} sessions are open; try again later")
+        token = secrets.token_bytes(32)
+        self._sessions[token] = _Session(node_id, peer, now_s + self.limits.session_s)
+        return token
+
+    def _spend_allowance(self, peer: str) -> None:
+        """One handshake call of this address; the allowance refills evenly over a minute."""
+        address, now_s, most = _address_of(peer), self._clock.monotonic_s(), float(self.limits.handshakes_per_minute)
+        left, at_s = self._allowances.pop(address, (most, now_s))
+        left = min(most, left + (now_s - at_s) * most / 60.0)
+        while len(self._allowances) >= MAX_ADDRESSES:
+            self._allowances.popitem(last=False)
+        self._allowances[address] = (max(left - 1.0, 0.0), now_s)
+        if left < 1.0:
+            raise Unavailable(f"more than {most:.0f} handshake calls in a minute from {address}")
+
+
+def _address_of(peer: str) -> str:
+    """ "ipv4:127.0.0.1:4001" -> "ipv4:127.0.0.1": all connections of one machine share it."""
+    return unquote(peer).rpartition(":")[0]
+
+
+async def start_server(
+    listen: str, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
+) -> tuple[grpc.aio.Server, int]:
+    """Starts a TLS server that speaks SessionService and whatever `register` adds.
+
+    Args:
+        listen: host:port; port 0 picks a free one.
+        sessions: authenticates clients; its limits bound the server.
+        register: each adds one service, e.g. `lambda s: add_ExchangeServiceServicer_to_server(servicer, s)`.
+
+    Returns:
+        The running server, and the port it listens on.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    limits = sessions.limits
+    server = grpc.aio.server(options=_server_options(limits), maximum_concurrent_rpcs=limits.concurrent_calls)
+    add_sessions: Any = pb_grpc.add_SessionServiceServicer_to_server
+    add_sessions(sessions, server)
+    for add in register:
+        add(server)
+    certificate = sessions.certificate
+    credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.pem)])
+    try:
+        port = server.add_secure_port(listen, credentials)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ConfigError(f"listen {listen!r}: cannot listen there; free the port or choose another")
+    await server.start()
+    return server, port
+
+
+def _server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", limits.streams_per_connection),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.handshake_timeout_s)),
+        ("grpc.max_connection_idle_ms", int(1000 * limits.idle_timeout_s)),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 4),
+    ]

@@ -1,0 +1,174 @@
+"""Authenticated gRPC connections: both ends prove their Ed25519 identities over the TLS certificate in use.
+
+Invariant: whoever sits between two nodes has a certificate of its own, and neither end's signature
+covers that one; so what `open_channel` returns ends at the node that was meant, and what
+`Sessions.require` returns is the node at the other end of that very connection.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import ssl
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc
+
+from swarm.clock import Clock, SystemClock
+from swarm.errors import Unauthenticated, Unavailable
+from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
+from swarm.types import NodeId
+from swarm.wire.convert import is_endpoint
+from swarm.wire.status import error_of
+from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
+from swarm.wire.v1 import session_service_pb2 as pb
+from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
+
+SESSION_KEY: Final = "swarm-session-bin"
+NONCE_BYTES: Final = 32
+MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
+_RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
+
+Metadata = Sequence[tuple[str, bytes]]
+
+
+def challenge_message(client_nonce: bytes, certificate_digest: bytes) -> bytes:
+    """What a server signs: 32 + 32 bytes."""
+    return client_nonce + certificate_digest
+
+
+def hello_message(server_nonce: bytes, certificate_digest: bytes, client: NodeId, server: NodeId, run_id: str) -> bytes:
+    """What a client signs: 4 x 32 bytes, then the run."""
+    return server_nonce + certificate_digest + bytes.fromhex(client) + bytes.fromhex(server) + run_id.encode()
+
+
+class AuthenticatedChannel:
+    """One connection to a server that proved to be `node_id`, with our session on it."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        node_id: NodeId,
+        certificate_digest: bytes,
+        identity: Identity,
+        run_id: str,
+        clock: Clock,
+    ) -> None:
+        self.channel = channel
+        self.node_id = node_id
+        self._certificate_digest = certificate_digest
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock
+        self._stub: Any = pb_grpc.SessionServiceStub(channel)
+        self._token = b""
+        self._renew_at_s = 0.0
+        self._renewing = asyncio.Lock()
+
+    async def metadata(self, timeout_s: float) -> Metadata:
+        """The session token to send with a call, renewed when most of its life is over.
+
+        Raises:
+            Unavailable, Unauthenticated: the handshake failed.
+        """
+        async with self._renewing:
+            if self._clock.monotonic_s() >= self._renew_at_s:
+                await self._handshake(timeout_s)
+        return ((SESSION_KEY, self._token),)
+
+    async def _handshake(self, timeout_s: float) -> None:
+        what = f"handshake with {self.node_id[:8]}"
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        try:
+            challenge = await self._stub.Challenge(pb.ChallengeRequest(client_nonce=nonce), timeout=timeout_s)
+            self._check_server(challenge, nonce)
+            message = hello_message(
+                challenge.server_nonce, self._certificate_digest, self._identity.node_id, self.node_id, self._run_id
+            )
+            hello = await self._stub.Hello(
+                pb.HelloRequest(
+                    public_key=self._identity.public_key,
+                    signature=self._identity.sign(DOMAIN_HELLO, message),
+                    run_id=self._run_id,
+                ),
+                timeout=timeout_s,
+            )
+        except grpc.RpcError as error:
+            raise error_of(error, what) from None
+        self._token = hello.session_token
+        self._renew_at_s = self._clock.monotonic_s() + _RENEW_SHARE * hello.expires_in_s
+
+    def _check_server(self, challenge: pb.ChallengeResponse, nonce: bytes) -> None:
+        shown = node_id_of(challenge.public_key)
+        if shown != self.node_id:
+            raise Unauthenticated(f"expected node {self.node_id[:8]}, the server is {shown[:8]}")
+        if len(challenge.server_nonce) != NONCE_BYTES:
+            raise Unauthenticated(f"node {shown[:8]} sent a nonce of {len(challenge.server_nonce)} bytes")
+        signed = challenge_message(nonce, self._certificate_digest)
+        if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
+            raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
+
+    async def close(self) -> None:
+        """Ends the connection and every call on it."""
+        await self.channel.close(grace=None)
+
+
+async def open_channel(
+    endpoint: str,
+    expected_node_id: NodeId,
+    identity: Identity,
+    run_id: str,
+    timeout_s: float,
+    clock: Clock | None = None,
+) -> AuthenticatedChannel:
+    """Connects to a node or coordinator and has both sides prove who they are.
+
+    Args:
+        endpoint: host:port.
+        expected_node_id: who must answer there.
+        identity: ours.
+        run_id: the swarm both must belong to.
+        timeout_s: for the whole of it.
+
+    Raises:
+        Unavailable: nobody answered in time.
+        Unauthenticated: somebody else answered, or our proof was refused.
+    """
+    if not is_endpoint(endpoint):
+        raise Unavailable(f"{endpoint!a} is not host:port")
+    host, _, port = endpoint.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            der = await fetch_certificate(host.strip("[]"), int(port))
+            channel = grpc.aio.secure_channel(endpoint, _credentials_pinning(der), options=_channel_options())
+            opened = AuthenticatedChannel(
+                channel, expected_node_id, hashlib.sha256(der).digest(), identity, run_id, clock or SystemClock()
+            )
+            try:
+                await opened.metadata(timeout_s)
+            except BaseException:
+                await channel.close(grace=None)
+                raise
+    except TimeoutError:
+        raise Unavailable(f"{endpoint}: no session within {timeout_s} s") from None
+    return opened
+
+
+def _credentials_pinning(der: bytes) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(root_certificates=ssl.DER_cert_to_PEM_cert(der).encode())
+
+
+def _channel_options() -> list[tuple[str, Any]]:
+    return [
+        ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", 16 * 1024),
+        # One channel is one connection: never shared with another channel to the same address, no proxy.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
