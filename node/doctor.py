@@ -1,0 +1,173 @@
+"""`swarm doctor`: what on this machine would keep a node from working, each finding with its fix.
+
+Invariant: changes nothing, and every check is bounded in time.
+"""
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import shutil
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
+from swarm.tasks.sandbox import SandboxVerifier
+from swarm.types import JsonDict
+
+MIN_FREE_DISK_BYTES = 2 * 2**30
+CLOCK_YEARS = (2025, 2100)
+DIAL_TIMEOUT_S = 3.0
+MODEL_BYTES = {"smollm2": 6 * 2**30, "tiny": 600 * 2**20}  # peak memory of a training node, measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check and its outcome."""
+
+    name: str
+    is_ok: bool
+    detail: str
+    fix: str = ""
+    is_fatal: bool = False
+
+    def as_dict(self) -> JsonDict:
+        """For --json."""
+        return asdict(self)
+
+
+async def examine(config_path: Path | None) -> list[Finding]:
+    """Runs every check. Raises ConfigError when the configuration itself cannot be read."""
+    config = load_config(NodeConfig, config_path)
+    return [
+        _python(),
+        *_packages(config),
+        _disk(config),
+        _memory(config),
+        _port("exchange.listen", config.exchange.listen),
+        _clock(),
+        await _sandbox(config),
+        *[await _reachable("coordinator.address", address) for address in config.coordinator.address.split(",") if address],
+        *[await _reachable("directory.bootstrap", _tcp_of(maddr)) for maddr in config.directory.bootstrap],
+    ]
+
+
+def _python() -> Finding:
+    is_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return Finding(
+        name="python",
+        is_ok=is_ok,
+        detail=sys.version.split()[0],
+        fix="use Python 3.11, 3.12 or 3.13 (hivemind needs pydantic.v1)",
+        is_fatal=not is_ok,
+    )
+
+
+def _packages(config: NodeConfig) -> list[Finding]:
+    needed = {"torch": "learn", "transformers": "learn"}
+    if config.directory.kind == "dht":
+        needed["hivemind"] = "dht"
+    found: list[Finding] = []
+    for package, extra in needed.items():
+        is_ok = importlib.util.find_spec(package) is not None
+        detail = importlib.metadata.version(package) if is_ok else "not installed"
+        found.append(
+            Finding(
+                name=package, is_ok=is_ok, detail=detail, fix=f"pip install 'swarm-trainer[{extra}]'", is_fatal=not is_ok
+            )
+        )
+    return found
+
+
+def _disk(config: NodeConfig) -> Finding:
+    place = next(path for path in (config.dir.absolute(), *config.dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    needed = max(MIN_FREE_DISK_BYTES, config.exchange.store_bytes)
+    return Finding(
+        name="disk",
+        is_ok=free >= needed,
+        detail=f"{free / 2**30:.1f} GiB free at {place}, the store may use {config.exchange.store_bytes / 2**30:.1f}",
+        fix="free some space, or lower exchange.store_bytes",
+    )
+
+
+def _memory(config: NodeConfig) -> Finding:
+    available = psutil.virtual_memory().available
+    needed = MODEL_BYTES.get(config.model.source)
+    detail = f"{available / 2**30:.1f} GiB available"
+    if needed is None:
+        return Finding(name="memory", is_ok=True, detail=f"{detail}; the need of {config.model.source} is not known")
+    return Finding(
+        name="memory",
+        is_ok=available >= needed,
+        detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}",
+        fix="close other programs, set model.lora_rank, or take a smaller model",
+    )
+
+
+def _port(key: str, listen: str) -> Finding:
+    host, _, port = listen.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except (OSError, ValueError) as error:
+        return Finding(
+            name=key, is_ok=False, detail=f"{listen}: {error}", fix=f"choose a free host:port for {key}", is_fatal=True
+        )
+    return Finding(name=key, is_ok=True, detail=f"{listen} can be bound")
+
+
+def _clock() -> Finding:
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC)
+    return Finding(
+        name="clock",
+        is_ok=CLOCK_YEARS[0] <= now.year < CLOCK_YEARS[1],
+        detail=now.isoformat(timespec="seconds"),
+        fix="set the clock (run NTP): adverts and groups carry times, and peers refuse skew over 120 s",
+        is_fatal=True,
+    )
+
+
+async def _sandbox(config: NodeConfig) -> Finding:
+    verifier = SandboxVerifier(config.environments, config.sandbox)
+    try:
+        limits = await verifier.limits_in_force()
+    finally:
+        await verifier.close()
+    missing = sorted(name for name, holds in limits.items() if not holds)
+    return Finding(
+        name="sandbox",
+        is_ok=not missing,
+        detail=f"in force: {', '.join(sorted(n for n, h in limits.items() if h))}"
+        + (f"; not: {', '.join(missing)}" if missing else ""),
+        fix="allow unprivileged user namespaces, or run the node in a container without network for verifiers",
+    )
+
+
+async def _reachable(key: str, address: str) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        if not port.isdigit():
+            raise ConfigError(f"{address!r} is not host:port")
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+    except (OSError, TimeoutError, ConfigError) as error:
+        return Finding(
+            name=key, is_ok=False, detail=f"{address}: {error or 'no answer'}", fix="check address, firewall and that it runs"
+        )
+    return Finding(name=key, is_ok=True, detail=f"{address} answers")
+
+
+def _tcp_of(maddr: str) -> str:
+    """host:port of a multiaddress such as /ip4/10.0.0.1/tcp/4001/p2p/..."""
+    parts = maddr.strip("/").split("/")
+    fields = dict(zip(parts[::2], parts[1::2], strict=False))
+    return f"{fields.get('ip4') or fields.get('ip6') or fields.get('dns4', '')}:{fields.get('tcp', '')}"

@@ -1,0 +1,49 @@
+"""Reading a node's status file, and saying what is wrong with it.
+
+Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`.
+"""
+
+import json
+from pathlib import Path
+
+from swarm.errors import ConfigError
+from swarm.types import JsonDict
+
+STALE_AFTER_S = 15.0  # the daemon writes the file every second
+
+
+def read_status(directory: Path) -> JsonDict:
+    """The newest status of the node that lives in `directory`.
+
+    Raises:
+        ConfigError: there is none; names the directory and the fix.
+    """
+    path = directory / "status.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
+
+
+def problems(status: JsonDict, now_s: float, max_idle_s: float) -> list[str]:
+    """Why the node is not making progress; empty when it is.
+
+    Args:
+        status: as read by `read_status`.
+        now_s: wall clock.
+        max_idle_s: longest time without an optimizer step.
+    """
+    found: list[str] = []
+    silent_s = now_s - status["at_s"]
+    if silent_s > STALE_AFTER_S:
+        found.append(f"the node wrote nothing for {silent_s:.0f} s: it stopped, crashed or hangs (pid {status['pid']})")
+    idle_s = now_s - status["last_step_at_s"]
+    if idle_s > max_idle_s:
+        found.append(f"no optimizer step for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
+    if status["num_failures"]:
+        found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
+    if status["guard"] == "frozen":
+        found.append("the off-policy guard froze the learner")
+    return found

@@ -1,0 +1,119 @@
+"""What must hold in every run, checked from the nodes' own events while they happen.
+
+Invariant: the checks know only events (`put`, `admitted`, `draw`, `step`, `failure`), so that the same
+ones judge a virtual swarm, a swarm of processes, and a recorded event file.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm.types import JsonDict, NodeId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One invariant of a finished run."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass
+class Invariants:
+    """Fed with every event in order; `verdicts` says what held."""
+
+    violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _put: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _admitted: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _drawn: dict[NodeId, dict[int, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _num_draws: int = 0
+    _num_consumed: int = 0
+    _max_age: int = 0
+
+    def check(self, node: NodeId, kind: str, fields: JsonDict) -> None:
+        """One event of one node."""
+        if kind == "put":
+            self._put[node].add(fields["digest"])
+        elif kind == "admitted":
+            self._admitted[node].add(fields["digest"])
+        elif kind == "draw":
+            self._check_draw(node, fields)
+        elif kind == "failure":
+            self._violate(NO_FAILURE, f"{node[:8]}: {fields['loop']}: {fields['error']}")
+        elif kind == "worker_died":
+            self._violate(NO_FAILURE, f"{node[:8]}: worker ended with exit code {fields['exit_code']}")
+
+    def _check_draw(self, node: NodeId, fields: JsonDict) -> None:
+        self._num_draws += 1
+        digests = tuple(group["digest"] for group in fields["groups"])
+        if fields["step"] in self._drawn[node]:
+            self._violate(ONCE, f"{node[:8]}: draw {fields['step']} was made twice")
+        self._drawn[node][fields["step"]] = digests
+        if len(set(digests)) != len(digests):
+            self._violate(ONCE, f"{node[:8]}: draw {fields['step']} holds a group twice")
+        for group in fields["groups"]:
+            self._num_consumed += 1
+            self._check_group(node, fields, group)
+
+    def _check_group(self, node: NodeId, draw: JsonDict, group: JsonDict) -> None:
+        digest, where = group["digest"], f"{node[:8]}: draw {draw['step']}, group {group['digest'][:8]}"
+        self._uses[node][digest] += 1
+        if self._uses[node][digest] > draw["max_reuse"]:
+            self._violate(REUSE, f"{where}: use {self._uses[node][digest]} of at most {draw['max_reuse']}")
+        self._max_age = max(self._max_age, group["age"])
+        if group["age"] > draw["max_age_steps"]:
+            self._violate(AGE, f"{where}: age {group['age']} steps exceeds {draw['max_age_steps']}")
+        if group["local"] != (group["producer"] == node):
+            self._violate(ADMITTED, f"{where}: wrong origin")
+        if group["local"] and digest not in self._put[node]:
+            self._violate(ADMITTED, f"{where}: local group was never stored")
+        if not group["local"] and digest not in self._admitted[node]:
+            self._violate(ADMITTED, f"{where}: foreign group was never admitted")
+        if not group["local"] and self._put and digest not in self._put[group["producer"]]:
+            self._violate(ADMITTED, f"{where}: its producer never made it")
+
+    def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
+        """After the run: the head step of every node, and who was killed for good."""
+        for node, step in steps.items():
+            if step == 0 and node not in dead:
+                self._violate(PROGRESS, f"{node[:8]} made no optimizer step")
+
+    def bound(self, node: NodeId, what: str, value: float, limit: float) -> None:
+        """A buffer's fill against its bound."""
+        if value > limit:
+            self._violate(BOUNDS, f"{node[:8]}: {what} {value} exceeds {limit}")
+
+    def _violate(self, name: str, detail: str) -> None:
+        self.violations[name].append(detail)
+
+    def verdicts(self) -> list[Verdict]:
+        """Every invariant, whether it held, and the first violations."""
+        details = {
+            REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
+            AGE: f"oldest consumed: {self._max_age} steps",
+        }
+        return [
+            Verdict(
+                name=name,
+                holds=not self.violations.get(name),
+                detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
+            )
+            for name in (REUSE, AGE, ADMITTED, ONCE, PROGRESS, NO_FAILURE, BOUNDS)
+        ]
+
+    @property
+    def hold(self) -> bool:
+        """True when nothing was violated."""
+        return not any(self.violations.values())
+
+
+REUSE = "no group consumed more often than max_reuse"
+AGE = "no group older than max_age at consumption"
+ADMITTED = "every consumed foreign group was admitted (signature, re-checked reward)"
+ONCE = "no group counted twice"
+PROGRESS = "every live node made optimizer steps"
+NO_FAILURE = "no task or exception swallowed"
+BOUNDS = "memory and buffers within their bounds"
