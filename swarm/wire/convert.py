@@ -187,15 +187,20 @@ def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
     )
 
 
-def sealed_from_message(message: rollout_pb2.SealedGroup) -> SealedGroup | Refused:
-    """The sealed group in a message, unopened: only key, signature and codec have their form checked."""
+def sealed_from_message(message: rollout_pb2.SealedGroup, claimed: Digest | None = None) -> SealedGroup | Refused:
+    """The sealed group in a message, unopened: only key, signature and codec have their form checked.
+
+    Args:
+        message: from anywhere, of bounded size.
+        claimed: the digest that the sender gave beside it, for `open_group` to judge; None hashes the body.
+    """
     form = (len(message.public_key), len(message.signature))
     if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
         return Refused(reason=RefusalReason.MALFORMED, detail=f"key and signature of {form} bytes, expected (32, 64)")
     if message.codec not in (rollout_pb2.BODY_CODEC_IDENTITY, rollout_pb2.BODY_CODEC_ZSTD):
         return Refused(reason=RefusalReason.MALFORMED, detail=f"unknown codec {int(message.codec)}")
     return SealedGroup(
-        digest=hashlib.sha256(message.body).digest(),
+        digest=hashlib.sha256(message.body).digest() if claimed is None else claimed,
         producer=node_id_of(message.public_key),
         public_key=message.public_key,
         signature=message.signature,

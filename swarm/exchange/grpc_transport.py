@@ -1,0 +1,303 @@
+"""The data plane between nodes: ExchangeService on authenticated TLS connections.
+
+Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams;
+back-pressure is gRPC's own flow control, so no queue of groups exists here.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Generator
+from contextlib import aclosing, contextmanager
+from typing import Any, Final, cast
+
+import grpc
+
+from swarm.clock import Clock
+from swarm.config import ExchangeConfig
+from swarm.errors import ConfigError, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.identity import Identity
+from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
+from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, short
+from swarm.wire.body import Malformed
+from swarm.wire.convert import (
+    MAX_ENVELOPE_BYTES,
+    cursor_from_message,
+    cursor_to_message,
+    sealed_from_bytes,
+    sealed_from_message,
+    sealed_to_bytes,
+    sealed_to_message,
+)
+from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.status import Context, answering, error_of
+from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
+
+CHUNK_BYTES: Final = 2**20
+INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched in chunks
+STREAMS_PER_PEER: Final = 4
+STREAMS_TOTAL: Final = 256
+# A write that flow control blocks for this long ends the stream; the peer resumes by its cursor.
+STALL_TIMEOUT_S: Final = 120.0
+DRAIN_S: Final = 0.2
+_HASH_IN_THREAD_BYTES: Final = 2**20
+_WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
+
+
+class GrpcTransport:
+    """Serves our groups to peers and connects to theirs; implements `swarm.interfaces.Transport`.
+
+    Example:
+        transport = GrpcTransport(identity, "demo", ExchangeConfig(), SystemClock())
+        endpoints = await transport.serve(handler)
+        peer = await transport.connect(PeerAddress(node_id=..., endpoint="host:4001"), timeout_s=5.0)
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        config: ExchangeConfig,
+        clock: Clock,
+        limits: ServerLimits | None = None,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
+        self._identity = identity
+        self._run_id = run_id
+        self._config = config
+        self._clock = clock
+        self._sessions = Sessions(identity, run_id, clock, limits)
+        self._stall_timeout_s = stall_timeout_s
+        self._server: grpc.aio.Server | None = None
+        self._clients: set[GrpcPeer] = set()
+
+    async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
+        """Starts answering peers; returns the endpoints to advertise.
+
+        Raises:
+            ConfigError: exchange.listen cannot be listened on, or nobody could dial what it says.
+        """
+        assert self._server is None, "serve() was called twice"
+        servicer = _ExchangeServicer(handler, self._sessions, self._stall_timeout_s)
+        add = cast(Any, pb_grpc.add_ExchangeServiceServicer_to_server)
+        endpoint = self._config.advertise or self._config.listen
+        host, _, port = endpoint.rpartition(":")
+        if host in _WILDCARD_HOSTS:
+            raise ConfigError(f"exchange.advertise: {endpoint!r} names no host that peers could dial; set host:port")
+        self._server, bound = await start_server(
+            self._config.listen, self._sessions, [lambda server: add(servicer, server)]
+        )
+        return (f"{host}:{bound}" if port == "0" else endpoint,)
+
+    async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
+        """A mutually authenticated connection, which ends for good when it breaks.
+
+        Raises:
+            Unavailable: nobody answered in time.
+            Unauthenticated: another node answered, or refused our proof.
+        """
+        channel = await open_channel(
+            address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock
+        )
+        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients)
+        self._clients.add(peer)
+        return peer
+
+    async def stop(self) -> None:
+        """Ends every connection and stream, ours and theirs, within DRAIN_S."""
+        await asyncio.gather(*(client.close() for client in list(self._clients)))
+        if self._server is not None:
+            await self._server.stop(DRAIN_S)
+            self._server = None
+
+
+class GrpcPeer:
+    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`."""
+
+    def __init__(self, channel: AuthenticatedChannel, call_timeout_s: float, registry: "set[GrpcPeer]") -> None:
+        self._channel = channel
+        self._call_timeout_s = call_timeout_s
+        self._registry = registry
+        self._stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
+
+    @property
+    def node_id(self) -> NodeId:
+        """The peer that proved its identity."""
+        return self._channel.node_id
+
+    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        """The peer's groups after `cursor`, unopened: digest, signature and content are for admission to check.
+
+        Raises:
+            Unavailable: the stream ended, for whatever reason.
+        """
+        what = f"subscription to {short(self.node_id)}"
+        request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=relay)
+        call = self._stub.Subscribe(request, metadata=await self._metadata())
+        try:
+            async for response in call:
+                yield _item_of(response, what)
+        except grpc.RpcError as error:
+            raise _broken(error, what) from None
+        except asyncio.CancelledError:
+            # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable(f"{what}: the connection was closed") from None
+        finally:
+            call.cancel()
+        raise Unavailable(f"{what}: the peer ended it")
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        """One group by digest, resumed where a stream breaks off.
+
+        Raises:
+            NotHeld: the peer lacks it.
+            TooLarge: it says more than `max_bytes`.
+            Unavailable: no whole group with that digest arrived within `timeout_s`.
+        """
+        what = f"fetch of {short(digest)} from {short(self.node_id)}"
+        data = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._fetch_rest(digest, data, max_bytes + MAX_ENVELOPE_BYTES, what):
+                    continue
+                if len(data) > _HASH_IN_THREAD_BYTES:
+                    sealed = await asyncio.to_thread(sealed_from_bytes, bytes(data))
+                else:
+                    sealed = sealed_from_bytes(bytes(data))
+        except TimeoutError:
+            raise Unavailable(f"{what}: {len(data)} bytes within {timeout_s} s") from None
+        if isinstance(sealed, Refused):
+            raise Unavailable(f"{what}: {sealed.detail}")
+        if sealed.digest != digest:
+            raise Unavailable(f"{what}: the content hashes to {short(sealed.digest)}")
+        return sealed
+
+    async def _fetch_rest(self, digest: Digest, data: bytearray, max_bytes: int, what: str) -> bool:
+        """Appends to `data` what one stream brings; True when whole, False when broken off after some progress."""
+        before = len(data)
+        total = None
+        call = self._stub.Fetch(pb.FetchRequest(digest=digest, offset=before), metadata=await self._metadata())
+        try:
+            async for response in call:
+                total = _append_chunk(data, response, total, max_bytes, what)
+                if len(data) == total:
+                    return True
+        except grpc.RpcError as error:
+            if len(data) == before:
+                raise _broken(error, what) from None
+        finally:
+            call.cancel()
+        if len(data) == before:
+            raise Unavailable(f"{what}: the peer ended it at {before} bytes")
+        return False
+
+    async def _metadata(self) -> Any:
+        return await self._channel.metadata(self._call_timeout_s)
+
+    async def close(self) -> None:
+        """Ends the connection and its streams."""
+        self._registry.discard(self)
+        await self._channel.close()
+
+
+def _broken(error: grpc.RpcError, what: str) -> SwarmError:
+    """The error of a call on a session that once held: lost sessions mean a lost connection, not a false peer."""
+    meaning = error_of(error, what)
+    return Unavailable(str(meaning)) if isinstance(meaning, Unauthenticated) else meaning
+
+
+def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
+    if len(response.digest) != 32:
+        raise Unavailable(f"{what}: digest of {len(response.digest)} bytes, expected 32")
+    sealed = None
+    if response.HasField("group"):
+        # The claimed digest is kept: admission hashes the body once and refuses a false one by name.
+        sealed = sealed_from_message(response.group, response.digest)
+        if isinstance(sealed, Refused):
+            raise Unavailable(f"{what}: {sealed.detail}")
+    try:
+        cursor = cursor_from_message(response.cursor)
+    except Malformed as error:
+        raise Unavailable(f"{what}: {error.detail}") from None
+    return StreamItem(cursor=cursor, digest=response.digest, size_bytes=response.size_bytes, sealed=sealed)
+
+
+def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None, max_bytes: int, what: str) -> int:
+    """Adds one chunk to `data` after checking every length in it; returns the total it names."""
+    size = response.total_bytes
+    if size > max_bytes:
+        raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")
+    if total is not None and size != total:
+        raise Unavailable(f"{what}: the total changed from {total} to {size} bytes")
+    if response.offset != len(data):
+        raise Unavailable(f"{what}: chunk at {response.offset}, expected {len(data)}")
+    if not 0 < len(response.data) <= min(CHUNK_BYTES, size - len(data)):
+        raise Unavailable(f"{what}: chunk of {len(response.data)} bytes at {len(data)} of {size}")
+    data += response.data
+    return size
+
+
+class _ExchangeServicer(pb_grpc.ExchangeServiceServicer):
+    """Answers peers from an ExchangeHandler."""
+
+    def __init__(self, handler: ExchangeHandler, sessions: Sessions, stall_timeout_s: float) -> None:
+        self._handler = handler
+        self._sessions = sessions
+        self._stall_timeout_s = stall_timeout_s
+        self._streams: Counter[NodeId] = Counter()
+
+    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
+        """Own groups after the cursor, then live ones, for as long as the peer reads."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            cursor = cursor_from_message(request.cursor)
+            with self._one_stream(peer):
+                items = cast(Any, self._handler.subscribe(peer, cursor, request.relay))
+                async with aclosing(items):
+                    async for item in items:
+                        await self._write(context, _response_of(item))
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """One held group from an offset on."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            with self._one_stream(peer):
+                data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
+                for offset in range(request.offset, len(data), CHUNK_BYTES):
+                    chunk = bytes(data[offset : offset + CHUNK_BYTES])
+                    await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
+
+    async def _write(self, context: Context, response: Any) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; resume by cursor") from None
+
+    @contextmanager
+    def _one_stream(self, peer: NodeId) -> Generator[None]:
+        """Counts a stream while it is open. Raises Unavailable at the bounds."""
+        if self._streams[peer] >= STREAMS_PER_PEER:
+            raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
+        if self._streams.total() >= STREAMS_TOTAL:
+            raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
+        self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+
+def _response_of(item: StreamItem) -> pb.SubscribeResponse:
+    response = pb.SubscribeResponse(
+        cursor=cursor_to_message(item.cursor), digest=item.digest, size_bytes=item.size_bytes
+    )
+    if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
+        response.group.CopyFrom(sealed_to_message(item.sealed))
+    return response
