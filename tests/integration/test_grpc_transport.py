@@ -1,0 +1,256 @@
+"""The Transport contract: what any data plane promises, run here over gRPC on loopback.
+
+Another implementation joins by adding a factory to NETWORKS.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig
+from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.interfaces import PeerAddress, StreamItem, Transport
+from swarm.types import Cursor, Digest, NodeId, SealedGroup
+
+MakeTransport = Callable[[Identity], Transport]
+
+
+def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
+    """A signed body that no transport looks into."""
+    digest = hashlib.sha256(body).digest()
+    return SealedGroup(
+        digest=digest,
+        producer=identity.node_id,
+        public_key=identity.public_key,
+        signature=identity.sign(DOMAIN_GROUP, b"\1" + digest),
+        is_compressed=False,
+        body=body,
+    )
+
+
+@dataclass
+class Log:
+    """A handler over a list: replays what is after the cursor, then follows appends."""
+
+    items: list[SealedGroup] = field(default_factory=list)
+    asked: list[tuple[NodeId, Cursor, bool]] = field(default_factory=list)
+    grown: asyncio.Condition = field(default_factory=asyncio.Condition)
+    num_open: int = 0
+    num_read: int = 0
+
+    async def append(self, sealed: SealedGroup) -> None:
+        async with self.grown:
+            self.items.append(sealed)
+            self.grown.notify_all()
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        self.asked.append((peer, cursor, relay))
+        at = cursor.sequence if cursor.epoch == "one" else 0
+        self.num_open += 1
+        try:
+            while True:
+                async with self.grown:
+                    await self.grown.wait_for(lambda: len(self.items) > at)
+                sealed = self.items[at]
+                at += 1
+                self.num_read += 1
+                yield StreamItem(
+                    cursor=Cursor(epoch="one", sequence=at),
+                    digest=sealed.digest,
+                    size_bytes=sealed.size_bytes,
+                    sealed=sealed,
+                )
+        finally:
+            self.num_open -= 1
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        for sealed in self.items:
+            if sealed.digest == digest:
+                return sealed
+        raise NotHeld(f"digest {digest.hex()[:8]}")
+
+
+def _grpc(identity: Identity) -> Transport:
+    return GrpcTransport(identity, "test-run", ExchangeConfig(), SystemClock())
+
+
+NETWORKS: dict[str, Callable[[], MakeTransport]] = {"grpc": lambda: _grpc}
+
+
+@pytest.fixture(params=list(NETWORKS))
+async def make_transport(request: pytest.FixtureRequest) -> AsyncIterator[MakeTransport]:
+    make, made = NETWORKS[request.param](), list[Transport]()
+
+    def tracked(identity: Identity) -> Transport:
+        made.append(make(identity))
+        return made[-1]
+
+    yield tracked
+    await asyncio.gather(*(transport.stop() for transport in made))
+
+
+@dataclass
+class Pair:
+    log: Log
+    server: Transport
+    client: Transport
+    address: PeerAddress
+    server_identity: Identity
+    client_identity: Identity
+
+
+@pytest.fixture
+async def pair(make_transport: MakeTransport) -> Pair:
+    ours, theirs, log = Identity.create(), Identity.create(), Log()
+    server, client = make_transport(theirs), make_transport(ours)
+    (endpoint,) = await server.serve(log)
+    return Pair(log, server, client, PeerAddress(node_id=theirs.node_id, endpoint=endpoint), theirs, ours)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition that another task of this loop makes true."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def first(stream: AsyncIterator[StreamItem], count: int) -> list[StreamItem]:
+    items: list[StreamItem] = []
+    async for item in stream:
+        items.append(item)
+        if len(items) == count:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
+    return items
+
+
+async def test_connection_names_the_peer_and_the_handler_sees_the_client(pair: Pair):
+    peer = await pair.client.connect(pair.address, 5.0)
+    assert peer.node_id == pair.server_identity.node_id
+    await pair.log.append(sealed_of(pair.server_identity, b"body"))
+    await first(peer.subscribe(Cursor(epoch="e", sequence=7), True), 1)
+    assert pair.log.asked == [(pair.client_identity.node_id, Cursor(epoch="e", sequence=7), True)]
+
+
+async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pair):
+    groups = [sealed_of(pair.server_identity, bytes([i]) * 100) for i in range(6)]
+    for sealed in groups[:3]:
+        await pair.log.append(sealed)
+    peer = await pair.client.connect(pair.address, 5.0)
+    stream = peer.subscribe(Cursor(), False)
+    seen = [await anext(stream) for _ in range(3)]
+    late = asyncio.ensure_future(anext(stream))
+    await pair.log.append(groups[3])
+    seen.append(await late)
+    await stream.aclose()
+    for sealed in groups[4:]:
+        await pair.log.append(sealed)
+    seen += await first(peer.subscribe(seen[-1].cursor, False), 2)
+    assert [item.sealed for item in seen] == groups
+    assert [item.digest for item in seen] == [sealed.digest for sealed in groups]
+
+
+async def test_large_group_is_noticed_and_fetched_whole(pair: Pair):
+    large = sealed_of(pair.server_identity, b"0123456789abcdef" * (5 * 2**16 + 1))
+    await pair.log.append(large)
+    peer = await pair.client.connect(pair.address, 5.0)
+    (item,) = await first(peer.subscribe(Cursor(), False), 1)
+    assert item.digest == large.digest and item.size_bytes == large.size_bytes
+    assert item.sealed in (None, large)
+    assert await peer.fetch(item.digest, large.size_bytes, 10.0) == large
+
+
+async def test_fetch_of_what_is_not_held_says_so(pair: Pair):
+    peer = await pair.client.connect(pair.address, 5.0)
+    with pytest.raises(NotHeld):
+        await peer.fetch(bytes(32), 1000, 5.0)
+
+
+async def test_fetch_above_the_bound_is_refused(pair: Pair):
+    large = sealed_of(pair.server_identity, bytes(3 * 2**20))
+    await pair.log.append(large)
+    peer = await pair.client.connect(pair.address, 5.0)
+    with pytest.raises(TooLarge):
+        await peer.fetch(large.digest, 2**20, 5.0)
+
+
+async def test_other_node_than_expected_is_unauthenticated(pair: Pair):
+    wrong = PeerAddress(node_id=Identity.create().node_id, endpoint=pair.address.endpoint)
+    with pytest.raises(Unauthenticated):
+        await pair.client.connect(wrong, 5.0)
+
+
+async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
+    await pair.log.append(sealed_of(pair.server_identity, b"x"))
+    peer = await pair.client.connect(pair.address, 5.0)
+    stream = peer.subscribe(Cursor(), False)
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    async with asyncio.timeout(3):
+        await pair.server.stop()
+        with pytest.raises(Unavailable):
+            await waiting
+    with pytest.raises(Unavailable):
+        await pair.client.connect(pair.address, 2.0)
+
+
+async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
+    await pair.log.append(sealed_of(pair.server_identity, b"x"))
+    peer = await pair.client.connect(pair.address, 5.0)
+    stream = peer.subscribe(Cursor(), False)
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    await peer.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    await until(lambda: pair.log.num_open == 0)
+
+
+async def test_cancelled_reader_is_cancelled_and_frees_the_stream(pair: Pair):
+    peer = await pair.client.connect(pair.address, 5.0)
+    waiting = asyncio.ensure_future(anext(peer.subscribe(Cursor(), False)))
+    await until(lambda: pair.log.num_open == 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: pair.log.num_open == 0)
+
+
+async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):
+    for index in range(400):
+        await pair.log.append(sealed_of(pair.server_identity, index.to_bytes(2, "big") * 2**16))
+    peer = await pair.client.connect(pair.address, 5.0)
+    stream = peer.subscribe(Cursor(), False)
+    await anext(stream)
+    read = -1
+    while read != pair.log.num_read:
+        read = pair.log.num_read
+        await asyncio.sleep(0.3)
+    assert read < 300  # 400 groups of 128 KiB; buffers of both ends hold the rest
+    seen = 1
+    async for item in stream:
+        seen += 1
+        if item.cursor.sequence == 400:
+            break
+    await stream.aclose()
+    assert seen == 400
+
+
+async def test_many_peers_are_served_at_once(pair: Pair, make_transport: MakeTransport):
+    await pair.log.append(sealed_of(pair.server_identity, b"x" * 1000))
+
+    async def read(transport: Transport) -> NodeId:
+        peer = await transport.connect(pair.address, 10.0)
+        await first(peer.subscribe(Cursor(), False), 1)
+        return peer.node_id
+
+    results: list[Awaitable[NodeId]] = [read(make_transport(Identity.create())) for _ in range(8)]
+    assert await asyncio.gather(*results) == [pair.server_identity.node_id] * 8
+    assert len({peer for peer, _, _ in pair.log.asked}) == 8
