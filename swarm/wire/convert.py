@@ -76,14 +76,15 @@ _ZSTD_LEVEL: Final = 1
 _MAX_REWARD: Final = 1e6
 
 _ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,100}):[0-9]{1,5}")
+_NODE_ID: Final = re.compile(r"[0-9a-f]{64}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
-_ROLES: Final = {
+ROLE_NUMBERS: Final = {
     Role.TRAINER: advert_pb2.ROLE_TRAINER,
     Role.GENERATOR: advert_pb2.ROLE_GENERATOR,
     Role.RELAY: advert_pb2.ROLE_RELAY,
 }
-_ROLES_BACK: Final = {number: role for role, number in _ROLES.items()}
+ROLES_BY_NUMBER: Final = {number: role for role, number in ROLE_NUMBERS.items()}
 _CORRECTIONS: Final = {
     Correction.EXACT: advert_pb2.CORRECTION_EXACT,
     Correction.NO_LOGPROBS: advert_pb2.CORRECTION_NO_LOGPROBS,
@@ -243,7 +244,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
     return advert_pb2.Advert(
         run_id=advert.run_id,
         endpoints=advert.endpoints,
-        roles=[_ROLES[role] for role in advert.roles],
+        roles=[ROLE_NUMBERS[role] for role in advert.roles],
         tokenizer_digest=advert.tokenizer_digest,
         head=version_to_message(advert.head),
         oldest_step=advert.oldest_step,
@@ -264,7 +265,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         _RUN_ID.fullmatch(message.run_id) is not None
         and len(message.endpoints) <= MAX_ENDPOINTS
         and all(is_endpoint(endpoint) for endpoint in message.endpoints)
-        and len(message.roles) == len(set(message.roles) & set(_ROLES_BACK))
+        and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
         and len(message.tokenizer_digest) in (0, 32)
         and message.oldest_step < MAX_STEP
         and message.held_bytes < MAX_TASK_ID
@@ -282,7 +283,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         node_id=node_id,
         run_id=message.run_id,
         endpoints=tuple(message.endpoints),
-        roles=tuple(_ROLES_BACK[role] for role in message.roles),
+        roles=tuple(ROLES_BY_NUMBER[role] for role in message.roles),
         tokenizer_digest=message.tokenizer_digest,
         head=head,
         oldest_step=message.oldest_step,
@@ -299,6 +300,11 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
 def is_endpoint(text: str) -> bool:
     """True for host:port with a usable port and nothing but the characters of a name or address."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
+
+
+def is_node_id(text: str) -> bool:
+    """True for 64 lower-case hex digits."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 def seal_advert(advert: Advert, identity: Identity) -> bytes:
