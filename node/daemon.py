@@ -18,7 +18,8 @@ from pathlib import Path
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.errors import SwarmError
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.admit import Door
+from swarm.exchange.checks import DoorLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.local_grpc import LocalServer
@@ -113,7 +114,6 @@ class Daemon:
             verifier=verifier,
             tokenizer_digest=codec.digest,
             clock=self.clock,
-            offload=asyncio.to_thread,
             emit=self._emit,
         )
         await self.agent.restore()

@@ -16,7 +16,7 @@ from swarm.errors import NotHeld, StorageFull
 from swarm.exchange.admit import Door
 from swarm.exchange.replay import ReplayBuffer
 from swarm.identity import Identity
-from swarm.interfaces import GroupStore, Offload, StreamItem, Verdict, Verifier
+from swarm.interfaces import GroupStore, StreamItem, Verdict, Verifier
 from swarm.types import (
     Advert,
     Advice,
@@ -24,7 +24,6 @@ from swarm.types import (
     Cursor,
     Digest,
     Draw,
-    DrawnGroup,
     EdgeReport,
     Evaluation,
     JsonDict,
@@ -40,7 +39,6 @@ from swarm.types import (
     StepReport,
     short,
 )
-from swarm.wire.convert import seal_group
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +75,6 @@ class Agent:
         verifier: Verifier,
         tokenizer_digest: Digest,
         clock: Clock,
-        offload: Offload,
         emit: Emit,
     ) -> None:
         self.config = config
@@ -102,7 +99,6 @@ class Agent:
         self._door = door
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
-        self._offload = offload
         self._emit = emit
         self._changed = asyncio.Condition()
         self._fresh: dict[Digest, tuple[NodeId, int]] = {}  # producer and oldest step of groups in the log
@@ -141,24 +137,19 @@ class Agent:
 
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
-        group, rewards = await self._door.score_own(group)
-        sealed = await self._offload(seal_group, group, self.identity)
-        scored = ScoredGroup(
-            digest=sealed.digest,
-            group=group,
-            rewards=rewards,
-            correction=Correction.EXACT if group.rollouts[0].sampling.is_exact else Correction.NO_LOGPROBS,
-            is_local=True,
-            first_seen_s=self.clock.now_s(),
-            size_bytes=sealed.size_bytes,
-        )
-        self._log_head = self._own_head = await self.store.put(scored, sealed)
+        try:
+            scored, _ = await self._door.own(group, self.identity)
+        except StorageFull as error:
+            logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
+            self._emit("storage_full", {"error": str(error)})
+            return float("nan")
+        self._log_head = self._own_head = await self.store.head()
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
         decay = 0.95 if self.counters.num_put > 1 else 0.0
-        mean = float(rewards.mean())
+        mean = float(scored.rewards.mean())
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
-        self._reward_std = decay * self._reward_std + (1 - decay) * float(rewards.std())
+        self._reward_std = decay * self._reward_std + (1 - decay) * float(scored.rewards.std())
         await self._add(scored)
         self._emit("put", {**_group_fields(scored), "tokens": group.num_tokens})
         return mean
@@ -171,6 +162,7 @@ class Agent:
             await self._changed.wait_for(self._round_is_complete)
             draw: Draw | None = None
             while draw is None:
+                self.replay.limit_age(self.advice.max_age_steps)
                 draw = self.replay.draw(self._next_draw, head, self.heads.get, self._source_weights())
                 if draw is None:
                     await self._changed.wait()
@@ -186,15 +178,7 @@ class Agent:
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, rebuilt from the store; stops at the first lost group."""
-        draws: list[Draw] = []
-        scored = {s.digest: s for s in await self.store.load_scored(self.config.replay.max_groups)}
-        for step, digests in await self.store.journal(from_step):
-            if any(digest not in scored for digest in digests):
-                logger.warning("journalled draw cannot be rebuilt", extra={"step": step})
-                break
-            groups = tuple(DrawnGroup(scored=scored[digest], age_steps=0, use=1) for digest in digests)
-            draws.append(Draw(step=step, groups=groups, num_silent=0))
-        return draws
+        return await self.store.draws(from_step)
 
     async def publish(self, version: PolicyVersion) -> None:
         """A new version of our own lineage exists."""
@@ -238,19 +222,13 @@ class Agent:
         """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
         self.counters.bytes_received += sealed.size_bytes
         result = await self._door.admit(sealed, via)
-        if isinstance(result, ScoredGroup):
-            try:
-                self._log_head = await self.store.put(result, sealed)
-            except StorageFull as error:
-                result = Refused(
-                    reason=RefusalReason.NO_ROOM, detail=str(error), producer=sealed.producer, digest=sealed.digest
-                )
         if isinstance(result, Refused):
             self.refusals[result.reason] = self.refusals.get(result.reason, 0) + 1
             self._emit("refused", {"reason": str(result.reason), "producer": result.producer or via})
             logger.debug("group refused", extra={"reason": str(result.reason), "detail": result.detail, "via": short(via)})
             return result
         self.counters.num_admitted += 1
+        self._log_head = await self.store.head()
         self._learn_head(result.group)
         await self._add(result)
         self._emit("admitted", {**_group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s})
@@ -416,7 +394,7 @@ def _draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
     """A draw as an event: enough to check every invariant of a run afterwards."""
     return {
         "step": draw.step,
-        "num_silent": draw.num_silent,
+        "silent": [digest.hex() for digest in draw.silent],
         "groups": [
             {
                 **_group_fields(drawn.scored),

@@ -24,7 +24,8 @@ from swarm.config import (
     NodeConfig,
     ReplayConfig,
 )
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.admit import Door
+from swarm.exchange.checks import DoorLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import FaultPlan
@@ -283,7 +284,6 @@ class VirtualSwarm:
             verifier=verifier,
             tokenizer_digest=self.codec.digest,
             clock=self.clock,
-            offload=inline,
             emit=lambda kind, fields: self._note(index, kind, fields),
         )
         self.agents[index] = agent
