@@ -37,6 +37,7 @@ _FORMULA = frozenset(
     {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
 )
 _FORMULA_PATTERN = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
+_PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt"})
 _BIG_POWER = re.compile(r"\*\*\s*(?![0-9]{1,2}(?![0-9.(]))|\*\*\s*[0-9]+\s*\*\*")
 _MAX_ANSWER_CHARS = 20_000
@@ -93,7 +94,7 @@ class ReasoningGymEnvironment(NumberedEnvironment):
 
     def _is_harmless(self, answer: str) -> bool:
         if self.config.dataset in _LITERAL:
-            return _is_literal_or_plain(answer)
+            return is_literal(answer)
         return self.config.dataset not in _FORMULA or is_formula(answer)
 
 
@@ -107,10 +108,10 @@ def is_formula(answer: str) -> bool:
     return all(len(word) == 1 or word in _FUNCTIONS for word in re.findall(r"[A-Za-z]+", answer))
 
 
-def _is_literal_or_plain(answer: str) -> bool:
-    """True for a Python literal, and for text that no scorer would evaluate to anything but an error."""
-    if "(" not in answer and ":" not in answer and "." not in answer and "*" not in answer:
-        return "for" not in answer and len(answer) <= _MAX_ANSWER_CHARS
+def is_literal(answer: str) -> bool:
+    """True for a Python literal, and for bare words and numbers, through which `eval` can reach nothing."""
+    if _PLAIN_PATTERN.fullmatch(answer):
+        return True
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         ast.literal_eval(answer)
         return True

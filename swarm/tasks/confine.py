@@ -1,0 +1,239 @@
+"""Takes rights away from the current process for good: Linux resource limits, namespaces and seccomp.
+
+Invariant: standard library only, and what is reported as in force was accepted by the kernel. On another
+system than Linux the resource limits remain and the rest is reported as not in force.
+"""
+
+import ctypes
+import math
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_MAX_OPEN_FILES = 64
+
+# Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
+# starting processes and threads, networking, signalling or tracing others, changing files, and the ways
+# around those. Opening a file for reading stays possible, opening one in any other mode is refused.
+_ARCHITECTURES: dict[str, tuple[int, dict[int, int], tuple[int, ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        {2: 24, 257: 32},  # open, openat: byte offset of their flags in seccomp_data
+        (
+            41,
+            42,
+            53,
+            56,
+            57,
+            58,
+            59,
+            62,
+            76,
+            77,
+            82,
+            83,
+            84,
+            85,
+            86,
+            87,
+            88,
+            90,
+            91,
+            92,
+            93,
+            94,
+            101,
+            109,
+            112,
+            129,
+            132,
+            133,
+            141,
+            160,
+            165,
+            166,
+            188,
+            189,
+            190,
+            200,
+            234,
+            235,
+            248,
+            250,
+            258,
+            259,
+            260,
+            263,
+            264,
+            265,
+            266,
+            268,
+            272,
+            280,
+            297,
+            298,
+            302,
+            308,
+            310,
+            311,
+            316,
+            319,
+            321,
+            322,
+            323,
+            424,
+            425,
+            434,
+            435,
+            437,
+            438,
+            452,
+        ),  # fmt: skip
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {56: 32},
+        (
+            5,
+            6,
+            7,
+            33,
+            34,
+            35,
+            36,
+            37,
+            38,
+            39,
+            40,
+            45,
+            46,
+            52,
+            53,
+            54,
+            55,
+            88,
+            97,
+            117,
+            129,
+            130,
+            131,
+            138,
+            140,
+            154,
+            157,
+            164,
+            198,
+            199,
+            203,
+            217,
+            219,
+            220,
+            221,
+            240,
+            241,
+            261,
+            268,
+            270,
+            271,
+            276,
+            279,
+            280,
+            281,
+            282,
+            424,
+            425,
+            434,
+            435,
+            437,
+            438,
+            452,
+        ),  # fmt: skip
+    ),
+}
+_X32_BIT = 0x40000000
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def confine(cpu_s: float, memory_bytes: int) -> dict[str, bool]:
+    """Limits CPU, address space, files and processes, and drops privileges and the network.
+
+    Args:
+        cpu_s: CPU seconds after which the kernel kills this process.
+        memory_bytes: largest address space.
+
+    Returns:
+        For each limit whether it is in force.
+    """
+    seconds = math.ceil(cpu_s)
+    in_force = {
+        "cpu": _limit(resource.RLIMIT_CPU, seconds),
+        "memory": _limit(resource.RLIMIT_AS, memory_bytes),
+        "open_files": _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+        "file_size": _limit(resource.RLIMIT_FSIZE, 0),
+        "core_dumps": _limit(resource.RLIMIT_CORE, 0),
+        "processes": _limit(resource.RLIMIT_NPROC, 0),
+    }
+    is_linux = sys.platform == "linux"
+    in_force["dies_with_parent"] = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    in_force["no_new_privileges"] = is_linux and _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    in_force["no_network"] = is_linux and _libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    if is_linux:
+        _prctl(_PR_SET_DUMPABLE, 0)
+    return in_force
+
+
+def forbid_system_calls() -> bool:
+    """From now on: no new process or thread, no socket, no signal to others, no change to any file.
+
+    Returns:
+        Whether the kernel took the filter; it cannot be removed. Needs no-new-privileges.
+    """
+    known = _ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
+    if known is None:
+        return False
+    program = _filter(*known)
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))  # struct sock_fprog
+    return _prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(header))
+
+
+def _filter(architecture: int, opens: dict[int, int], refused: tuple[int, ...]) -> bytes:
+    """The classic BPF program over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}."""
+    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO with EPERM
+    lines: list[tuple[int, int, int, int]] = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, refuse)]
+    lines += [(load, 0, 0, 0), (at_least, 0, 1, _X32_BIT), (give, 0, 0, refuse)]
+    for number in refused:
+        lines += [(equal, 0, 1, number), (give, 0, 0, refuse)]
+    for number, offset in opens.items():
+        lines += [(equal, 0, 4, number), (load, 0, 0, offset), (any_bit, 0, 1, _WRITING)]
+        lines += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    lines.append((give, 0, 0, allow))
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _limit(which: int, value: int) -> bool:
+    with suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(which)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+        return True
+    return False
+
+
+def _prctl(option: int, value: int, pointer: ctypes.c_char_p | int = 0) -> bool:
+    return _libc().prctl(option, ctypes.c_ulong(value), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)) == 0
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
