@@ -21,10 +21,12 @@ class CapacityResponse(_message.Message):
     def __init__(self, num_groups: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("body",)
+    __slots__ = ("body", "producer")
     BODY_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     body: _rollout_pb2.GroupBody
-    def __init__(self, body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ...) -> None: ...
+    producer: str
+    def __init__(self, body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., producer: _Optional[str] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("reward_mean",)
