@@ -1,0 +1,150 @@
+"""Draws, reports and verdicts between the agent and its own worker.
+
+Invariant: a draw arrives exactly as it was made; the bodies of groups use the same messages as between
+nodes, figures travel as JSON.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from swarm.interfaces import Verdict
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    EdgeReport,
+    Evaluation,
+    FloatArray,
+    Message,
+    PolicyVersion,
+    ScoredGroup,
+    StepReport,
+    Task,
+)
+from swarm.wire.body import body_to_group, group_to_body
+from swarm.wire.v1 import local_service_pb2 as pb
+
+# The largest group that configuration allows, and what is around it.
+MAX_LOCAL_MESSAGE_BYTES: Final = 65 * 2**20
+
+Part = pb.DrawResponse | pb.RedrawResponse
+
+
+def _floats_to_bytes(values: FloatArray) -> bytes:
+    return values.astype("<f4").tobytes()
+
+
+def _floats_from_bytes(data: bytes) -> FloatArray:
+    return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+
+# --- draws -------------------------------------------------------------------------------------
+
+
+def draw_to_fields(draw: Draw) -> list[dict[str, Any]]:
+    """A draw as the fields of its messages: a header, then one message per group."""
+    header: dict[str, Any] = {
+        "step": draw.step,
+        "num_silent": draw.num_silent,
+        "num_groups": len(draw.groups),
+        "source_weights": draw.source_weights,
+    }
+    return [header, *({"group": _drawn_to_message(drawn)} for drawn in draw.groups)]
+
+
+def draw_from_parts(header: Part, groups: Sequence[Part]) -> Draw:
+    """The draw of a header and its `num_groups` group messages."""
+    return Draw(
+        step=header.step,
+        groups=tuple(_drawn_from_message(part.group) for part in groups),
+        num_silent=header.num_silent,
+        source_weights=dict(header.source_weights),
+    )
+
+
+def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
+    scored = drawn.scored
+    return pb.DrawnGroup(
+        digest=scored.digest,
+        producer=scored.group.producer,
+        body=group_to_body(scored.group),
+        rewards=_floats_to_bytes(scored.rewards),
+        correction=scored.correction.value,
+        is_local=scored.is_local,
+        first_seen_s=scored.first_seen_s,
+        size_bytes=scored.size_bytes,
+        age_steps=drawn.age_steps,
+        use=drawn.use,
+    )
+
+
+def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
+    scored = ScoredGroup(
+        digest=message.digest,
+        group=body_to_group(message.body, message.producer),
+        rewards=_floats_from_bytes(message.rewards),
+        correction=Correction(message.correction),
+        is_local=message.is_local,
+        first_seen_s=message.first_seen_s,
+        size_bytes=message.size_bytes,
+    )
+    return DrawnGroup(scored=scored, age_steps=message.age_steps, use=message.use)
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+
+def step_report_to_json(report: StepReport) -> bytes:
+    """A step report as JSON; the digest as hex."""
+    fields = dataclasses.asdict(report)
+    fields["version"]["digest"] = report.version.digest.hex()
+    return json.dumps(fields).encode()
+
+
+def step_report_from_json(data: bytes) -> StepReport:
+    """The step report of `step_report_to_json`."""
+    fields = json.loads(data)
+    version = fields.pop("version")
+    version["digest"] = bytes.fromhex(version["digest"])
+    edges = tuple(EdgeReport(**edge) for edge in fields.pop("edges"))
+    ages = tuple(fields.pop("ages_steps"))
+    return StepReport(version=PolicyVersion(**version), edges=edges, ages_steps=ages, **fields)
+
+
+def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
+    """Evaluations as a JSON list."""
+    return json.dumps([dataclasses.asdict(evaluation) for evaluation in evaluations]).encode()
+
+
+def evaluations_from_json(data: bytes) -> list[Evaluation]:
+    """The evaluations of `evaluations_to_json`."""
+    return [Evaluation(**fields) for fields in json.loads(data)]
+
+
+# --- verdicts ----------------------------------------------------------------------------------
+
+
+def verdict_to_message(verdict: Verdict) -> pb.ScoreResponse:
+    """What the sandbox said, as a message."""
+    return pb.ScoreResponse(
+        task=json.dumps(dataclasses.asdict(verdict.task)).encode(),
+        rewards=_floats_to_bytes(verdict.rewards),
+        verifier=verdict.verifier,
+        reference=verdict.reference,
+    )
+
+
+def verdict_from_message(message: pb.ScoreResponse) -> Verdict:
+    """The verdict of `verdict_to_message`."""
+    fields = json.loads(message.task)
+    messages = tuple(Message(**entry) for entry in fields.pop("messages"))
+    return Verdict(
+        task=Task(messages=messages, **fields),
+        rewards=_floats_from_bytes(message.rewards),
+        verifier=message.verifier,
+        reference=message.reference,
+    )
