@@ -25,6 +25,8 @@ from swarm.types import Advert
 from swarm.wire.convert import seal_advert
 
 if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
     from swarm.exchange.dht_node import DhtPeer
 
 logger = logging.getLogger(__name__)
@@ -202,14 +204,21 @@ class HivemindDirectory:
         public_key = self._identity.public_key
         shard = shard_of(public_key, self._config.shards)
         self._seen[shard].put(public_key, data, advert.expires_at_s, self._clock.now_s())
-        replicas = await peer.nearest(shard)
+        replicas = await self._replicas(peer, shard)
         num_stored = await peer.store(replicas, shard, public_key, data, advert.expires_at_s)
         if replicas and not num_stored:
             raise Unavailable(f"none of {len(replicas)} DHT nodes took the advert")
 
+    async def _replicas(self, peer: "DhtPeer", shard: int) -> "list[PeerID]":
+        """The nodes that keep a shard; none only when this node is alone. Raises Unavailable."""
+        replicas = await peer.nearest(shard)
+        if not replicas and (connected := await peer.connected()):  # itself raises when the daemon is dead
+            raise Unavailable(f"none of {len(connected)} connected DHT nodes answers")
+        return replicas
+
     async def _read(self, peer: "DhtPeer", shard: int) -> None:
         """Asks every replica of a shard by itself, so that no single one can hide what another holds."""
-        replicas = await peer.nearest(shard)
+        replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
         for answer in (peer.held(shard), *answers):
             for public_key, data, expires_at_s in answer[: 2 * MAX_RECORDS_PER_SHARD]:

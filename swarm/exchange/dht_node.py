@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -42,6 +43,7 @@ NUM_REPLICAS = 8
 _RPC_TIMEOUT_S = 3.0
 _DIAL_TIMEOUT_S = 4.0
 _PROBE_TIMEOUT_S = 3.0
+_PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
 _SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
@@ -69,6 +71,7 @@ class DhtPeer:
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
         is_local = listen.startswith(("/ip4/127.", "/ip6/::1/"))
         shelves = _Shelves(run_id, shards, clock)
+        await _wait_for_port(listen)
         async with _key_file(identity, run_id) as key_path:
             try:
                 node = await DHTNode.create(
@@ -291,6 +294,27 @@ async def _key_file(identity: Identity, run_id: str) -> AsyncGenerator[Path, Non
         yield Path(name)
     finally:
         _remove(Path(name))
+
+
+async def _wait_for_port(listen: str) -> None:
+    """Waits a moment for the port: p2pd itself would share it with a daemon that still runs there.
+
+    Raises:
+        Unavailable: another process listens there and goes on doing so.
+    """
+    _, kind, host, _, port, *_ = listen.split("/")
+    if kind not in ("ip4", "ip6") or port == "0":
+        return
+    for attempt in range(_PORT_ATTEMPTS):
+        with socket.socket(socket.AF_INET if kind == "ip4" else socket.AF_INET6) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+                return
+            except OSError as error:
+                if attempt == _PORT_ATTEMPTS - 1:
+                    raise Unavailable(f"the DHT daemon cannot listen on {listen}: {error.strerror}") from error
+        await asyncio.sleep(_PORT_PAUSE_S)  # a killed node's daemon goes within two seconds
 
 
 def _remove(path: Path) -> None:

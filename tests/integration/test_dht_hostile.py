@@ -1,0 +1,202 @@
+"""What a hostile DHT peer sends is refused, bounded, and hides nobody."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.config import DirectoryConfig
+from swarm.exchange.dht import HivemindDirectory
+from swarm.exchange.dht_records import MAX_RECORDS_PER_SHARD, shard_key
+from swarm.identity import Identity
+from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
+from swarm.wire.convert import seal_advert
+
+pytest.importorskip("hivemind")
+pytestmark = pytest.mark.timeout(60)
+
+RUN = "dht-hostile"
+
+
+def advert_of(identity: Identity, ttl_s: float = 90.0, run_id: str = RUN) -> Advert:
+    return Advert(
+        node_id=identity.node_id,
+        run_id=run_id,
+        endpoints=("127.0.0.1:4000",),
+        roles=(Role.RELAY,),
+        tokenizer_digest=b"",
+        head=PolicyVersion(policy_id=identity.node_id, step=0),
+        oldest_step=0,
+        num_groups=0,
+        reward_mean=0.0,
+        reward_std=0.0,
+        correction=Correction.EXACT,
+        held_bytes=0,
+        cursor=Cursor(),
+        expires_at_s=time.time() + ttl_s,
+    )
+
+
+class Attacker:
+    """A plain hivemind node without our validator: it stores and answers whatever it likes."""
+
+    def __init__(self, node: object) -> None:
+        from hivemind.dht.node import DHTNode
+        from hivemind.dht.routing import DHTID
+
+        assert isinstance(node, DHTNode)
+        self.node = node
+        self.key = DHTID.generate(source=shard_key(RUN, 0))
+
+    async def store(self, victim: str, subkey: object, value: bytes, until_s: float, key: object = None) -> bool:
+        from hivemind.p2p import PeerID
+
+        peer = PeerID.from_base58(victim.rpartition("/p2p/")[2])
+        answer = await self.node.protocol.call_store(peer, [key or self.key], [value], [until_s], [subkey])
+        assert answer is not None, "the victim did not answer"
+        return bool(answer[0])
+
+
+async def attack(address: str, **options: object) -> Attacker:
+    from hivemind.dht.node import DHTNode
+
+    return Attacker(await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options))
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.honest: list[tuple[Identity, HivemindDirectory]] = []
+        self.attackers: list[Attacker] = []
+
+    async def join(self) -> HivemindDirectory:
+        bootstrap = self.honest[0][1].visible_maddrs() if self.honest else ()
+        identity = Identity.create()
+        directory = await HivemindDirectory.start(
+            identity, RUN, DirectoryConfig(bootstrap=bootstrap), SystemClock(), None
+        )
+        self.honest.append((identity, directory))
+        return directory
+
+    async def attack(self, **options: object) -> Attacker:
+        self.attackers.append(await attack(self.honest[0][1].visible_maddrs()[0], **options))
+        return self.attackers[-1]
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    it = Stage()
+    yield it
+    for attacker in it.attackers:
+        await attacker.node.shutdown()
+    for _, directory in it.honest:
+        await directory.stop()
+
+
+async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage: Stage) -> None:
+    from hivemind.dht.routing import DHTID
+
+    node = await stage.join()
+    victim, attacker, me, other = node.visible_maddrs()[0], await stage.attack(), Identity.create(), Identity.create()
+    advert = advert_of(me)
+    until_s, good = advert.expires_at_s, seal_advert(advert, me)
+    forged = bytearray(good)
+    forged[-1] ^= 1
+    long_lived = seal_advert(advert_of(me, ttl_s=10_000), me)
+    foreign = seal_advert(advert_of(me, run_id="other-run"), me)
+    late = time.time() + 10_000
+    wrong: dict[str, tuple[object, bytes, float]] = {
+        "forged": (me.public_key, bytes(forged), until_s),
+        "someone else's sub-key": (other.public_key, good, until_s),
+        "sub-key of 33 bytes": (me.public_key + b"x", good, until_s),
+        "sub-key that is no bytes": (me.node_id, good, until_s),
+        "NaN expiry": (me.public_key, good, math.nan),
+        "infinite expiry": (me.public_key, good, math.inf),
+        "expiry other than signed": (me.public_key, good, until_s + 5),
+        "past expiry": (me.public_key, good, time.time() - 5),
+        "long expiry": (me.public_key, long_lived, late),
+        "oversize": (me.public_key, good + bytes(2000), until_s),
+        "another run": (me.public_key, foreign, until_s),
+        "a megabyte": (me.public_key, bytes(2**20), until_s),
+        "no sub-key": (None, good, until_s),
+    }
+    for name, (subkey, value, expiry) in wrong.items():
+        assert not await attacker.store(victim, subkey, value, expiry), name
+    stray = DHTID.generate(source="another key")
+    assert not await attacker.store(victim, me.public_key, good, until_s, key=stray)
+    assert await node.lookup() == []
+    assert await attacker.store(victim, me.public_key, good, until_s)
+    assert [found.node_id for found in await node.lookup()] == [me.node_id]
+
+
+async def test_a_peer_at_the_key_that_answers_nothing_hides_nobody(stage: Stage) -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.utils.timed_storage import ValueWithExpiration
+
+    for _ in range(4):
+        await stage.join()
+    attacker = await stage.attack(node_id=DHTID.generate(source=shard_key(RUN, 0)))
+    empty = DictionaryDHTValue()
+    empty.latest_expiration_time = math.inf
+    attacker.node.protocol.storage.get = lambda key: ValueWithExpiration(empty, math.inf)  # type: ignore[method-assign]
+    for identity, directory in stage.honest:
+        await directory.announce(advert_of(identity))
+    everyone = {identity.node_id for identity, _ in stage.honest}
+    for _ in range(3):
+        for _, directory in stage.honest:
+            assert {advert.node_id for advert in await directory.lookup()} == everyone
+
+
+async def test_answers_full_of_rubbish_are_passed_over(stage: Stage) -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.utils.timed_storage import ValueWithExpiration
+
+    for _ in range(2):
+        await stage.join()
+    attacker = await stage.attack(node_id=DHTID.generate(source=shard_key(RUN, 0)))
+    rubbish: list[object] = [b"\xc1", b"\x91" * 5000]
+    for entries in ([(["a"], b"x", 1.0)], [(b"k" * 32, 5, math.nan)], [(b"k" * 32, b"v" * 400, time.time() + 50)] * 9):
+        dictionary = DictionaryDHTValue()
+        dictionary.latest_expiration_time = math.inf
+        dictionary.items = lambda entries=entries: iter((k, (v, t)) for k, v, t in entries)  # type: ignore[method-assign]
+        rubbish.append(dictionary)
+    for identity, directory in stage.honest:
+        await directory.announce(advert_of(identity))
+    everyone = {identity.node_id for identity, _ in stage.honest}
+    for value in rubbish:
+        answer = ValueWithExpiration(value, math.inf)
+        attacker.node.protocol.storage.get = lambda key, answer=answer: answer  # type: ignore[method-assign]
+        for _, directory in stage.honest:
+            assert {advert.node_id for advert in await directory.lookup()} == everyone
+
+
+async def test_a_flood_of_valid_identities_is_bounded_and_leaves_known_nodes_in_place(stage: Stage) -> None:
+    for _ in range(3):
+        await stage.join()
+    for identity, directory in stage.honest:
+        await directory.announce(advert_of(identity))
+    attacker, reader = await stage.attack(), stage.honest[1][1]
+    victims = [directory.visible_maddrs()[0] for _, directory in stage.honest]
+    sybils = [Identity.create() for _ in range(600)]
+    records = [(sybil, advert_of(sybil, ttl_s=60.0)) for sybil in sybils]
+    for start in range(0, len(records), 100):
+        for victim in victims:
+            await asyncio.gather(
+                *(
+                    attacker.store(victim, sybil.public_key, seal_advert(advert, sybil), advert.expires_at_s)
+                    for sybil, advert in records[start : start + 100]
+                )
+            )
+    began_s = time.monotonic()
+    found = {advert.node_id for advert in await reader.lookup()}
+    assert time.monotonic() - began_s < 3.0
+    assert {identity.node_id for identity, _ in stage.honest} <= found
+    assert len(found) <= 2 * MAX_RECORDS_PER_SHARD
+    identity, directory = stage.honest[2]
+    await directory.announce(advert_of(identity, ttl_s=95.0))  # still refreshes under the flood
+    fresh = {advert.node_id: advert.expires_at_s for advert in await reader.lookup()}
+    assert fresh[identity.node_id] > time.time() + 91

@@ -1,0 +1,294 @@
+"""Real DHT peers on loopback find each other, survive deaths and heal."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.config import DirectoryConfig
+from swarm.errors import ConfigError, Unavailable
+from swarm.exchange.dht import HivemindDirectory
+from swarm.identity import Identity
+from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
+
+pytest.importorskip("hivemind")
+pytestmark = pytest.mark.timeout(60)
+
+RUN = "dht-test"
+
+
+def advert_of(identity: Identity, step: int = 1, ttl_s: float = 90.0) -> Advert:
+    return Advert(
+        node_id=identity.node_id,
+        run_id=RUN,
+        endpoints=("127.0.0.1:4000",),
+        roles=(Role.TRAINER, Role.GENERATOR),
+        tokenizer_digest=bytes(32),
+        head=PolicyVersion(policy_id=identity.node_id, step=step, digest=bytes(32)),
+        oldest_step=0,
+        num_groups=3,
+        reward_mean=0.5,
+        reward_std=0.25,
+        correction=Correction.EXACT,
+        held_bytes=1000,
+        cursor=Cursor(epoch="e", sequence=7),
+        expires_at_s=time.time() + ttl_s,
+    )
+
+
+class Swarm:
+    """DHT directories of one test, stopped at its end."""
+
+    def __init__(self) -> None:
+        self.members: list[tuple[Identity, HivemindDirectory]] = []
+
+    async def join(
+        self, *bootstrap: str, identity: Identity | None = None, cache: Path | None = None, shards: int = 1
+    ) -> HivemindDirectory:
+        identity = identity or Identity.create()
+        config = DirectoryConfig(bootstrap=bootstrap, shards=shards)
+        directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), cache)
+        self.members.append((identity, directory))
+        return directory
+
+    async def grow(self, num_nodes: int, shards: int = 1) -> list[HivemindDirectory]:
+        first = await self.join(shards=shards)
+        for _ in range(num_nodes - 1):
+            await self.join(*first.visible_maddrs(), shards=shards)
+        return [directory for _, directory in self.members]
+
+    async def announce_all(self) -> None:
+        for identity, directory in self.members:
+            await directory.announce(advert_of(identity))
+
+    def ids(self) -> set[NodeId]:
+        return {identity.node_id for identity, _ in self.members}
+
+
+@pytest.fixture
+async def swarm() -> AsyncIterator[Swarm]:
+    it = Swarm()
+    yield it
+    for _, directory in it.members:
+        await directory.stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> float:
+    """Seconds until the condition holds; fails after `timeout_s`."""
+    began_s = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110 - the state is another process's
+            await asyncio.sleep(0.1)
+    return time.monotonic() - began_s
+
+
+async def sees(directory: HivemindDirectory) -> set[NodeId]:
+    return {advert.node_id for advert in await directory.lookup()}
+
+
+def children(name: str = "p2pd", of: int | None = None) -> list[psutil.Process]:
+    return [child for child in psutil.Process(of).children(recursive=True) if child.name() == name]
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_eight_nodes_find_each_other_through_one_bootstrap_peer(swarm: Swarm, shards: int) -> None:
+    nodes = await swarm.grow(8, shards)
+    await swarm.announce_all()
+    for node in nodes:
+        assert await sees(node) == swarm.ids()
+
+
+async def test_a_newer_advert_replaces_the_older_one_everywhere(swarm: Swarm) -> None:
+    nodes = await swarm.grow(3)
+    await swarm.announce_all()
+    identity, node = swarm.members[1]
+    await node.announce(advert_of(identity, step=9, ttl_s=95.0))
+    for reader in nodes:
+        steps = {advert.node_id: advert.head.step for advert in await reader.lookup()}
+        assert steps[identity.node_id] == 9
+
+
+async def test_an_advert_vanishes_when_it_expires(swarm: Swarm) -> None:
+    nodes = await swarm.grow(3)
+    identity, node = swarm.members[1]
+    await node.announce(advert_of(identity, ttl_s=1.5))
+    assert identity.node_id in await sees(nodes[2])
+
+    async def is_gone() -> bool:
+        return identity.node_id not in await sees(nodes[2])
+
+    assert await until(is_gone, 5.0) > 0.5
+
+
+async def test_a_newcomer_joins_through_another_node_after_the_bootstrap_peer_died(swarm: Swarm) -> None:
+    nodes = await swarm.grow(4)
+    dead = nodes[0].visible_maddrs()
+    await swarm.members.pop(0)[1].stop()
+    newcomer = await swarm.join(*dead, *nodes[2].visible_maddrs())
+    await swarm.announce_all()
+    assert await sees(newcomer) == swarm.ids()
+    assert await sees(nodes[1]) == swarm.ids()
+
+
+async def test_a_node_without_a_living_bootstrap_peer_runs_alone_and_is_found_once_one_lives(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = Identity.create()
+    gone = await HivemindDirectory.start(identity, RUN, DirectoryConfig(), SystemClock(), None)
+    address = gone.visible_maddrs()[0]
+    await gone.stop()
+    lonely = await swarm.join(address)
+    assert lonely.num_peers == 0 and "alone" in caplog.text
+    await swarm.announce_all()
+    assert await sees(lonely) == swarm.ids()
+    config = DirectoryConfig(listen=address.rpartition("/p2p/")[0])
+    back = await HivemindDirectory.start(identity, RUN, config, SystemClock(), None)
+    swarm.members.append((identity, back))
+    assert back.visible_maddrs() == (address,)  # the peer id outlives the process, so old links go on working
+
+    async def found() -> bool:  # libp2p redials an address that failed only after five seconds
+        await lonely.maintain()
+        return await sees(back) == {swarm.members[0][0].node_id}
+
+    await until(found, 15.0)
+
+
+async def test_known_peers_on_disk_replace_a_dead_bootstrap_peer(swarm: Swarm, tmp_path: Path) -> None:
+    nodes, cache, identity = await swarm.grow(3), tmp_path / "node" / "peers.json", Identity.create()
+    first = await swarm.join(*nodes[0].visible_maddrs(), identity=identity, cache=cache)
+    await first.maintain()
+    assert len(json.loads(cache.read_text())) == 3
+    await swarm.members.pop()[1].stop()
+    await swarm.members.pop(0)[1].stop()
+    again = await swarm.join(*nodes[0].visible_maddrs(), identity=identity, cache=cache)
+    await swarm.announce_all()
+    assert await sees(again) == swarm.ids()
+
+
+async def test_a_broken_peer_cache_costs_nothing(swarm: Swarm, tmp_path: Path) -> None:
+    cache = tmp_path / "peers.json"
+    for text in ("{", "{}", '[1, null, "/ip4/1.2.3.4/udp/1/p2p/x"]', "\xff\xfe"):
+        cache.write_text(text, encoding="latin-1")
+        node = await swarm.join(cache=cache)
+        assert node.num_peers == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_maintain_rebuilds_a_daemon_that_was_killed_or_hangs(swarm: Swarm, how: signal.Signals) -> None:
+    nodes = await swarm.grow(3)
+    await swarm.announce_all()
+    identity, node = swarm.members[2]
+    old_pid, old_peer = node.daemon_pid, node.visible_maddrs()[0].rpartition("/p2p/")[2]
+    os.kill(old_pid, how)
+    await node.maintain()
+    assert node.daemon_pid != old_pid and not psutil.pid_exists(old_pid)
+    assert node.visible_maddrs()[0].endswith(old_peer)
+    assert await sees(node) == swarm.ids()
+    await node.announce(advert_of(identity, step=2, ttl_s=99.0))
+
+    async def others_see_it() -> bool:
+        return any(a.node_id == identity.node_id and a.head.step == 2 for a in await nodes[0].lookup())
+
+    await until(others_see_it, 10.0)
+
+
+async def test_calls_on_a_dead_daemon_end_with_unavailable_within_the_deadline(swarm: Swarm) -> None:
+    await swarm.grow(2)
+    identity, node = swarm.members[1]
+    await node.announce(advert_of(identity))
+    os.kill(node.daemon_pid, signal.SIGSTOP)
+
+    async def is_stopped() -> bool:
+        return psutil.Process(node.daemon_pid).status() == psutil.STATUS_STOPPED
+
+    await until(is_stopped, 5.0)
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable):
+        await node.announce(advert_of(identity, ttl_s=95.0))
+    assert time.monotonic() - began_s < 12.0
+    with pytest.raises(Unavailable):
+        await node.lookup()
+
+
+async def test_after_stop_every_call_says_unavailable_and_nothing_is_left(swarm: Swarm) -> None:
+    nodes = await swarm.grow(2)
+    (identity, node), pid = swarm.members[1], nodes[1].daemon_pid
+    sockets = [c.laddr for c in psutil.Process(pid).net_connections("unix") if c.laddr]
+    assert sockets and all(os.path.exists(path) for path in sockets)  # noqa: ASYNC240, PTH110
+    await node.stop()
+    assert not psutil.pid_exists(pid)
+    assert not any(os.path.exists(path) for path in sockets)  # noqa: ASYNC240, PTH110
+    for call in (node.lookup(), node.maintain(), node.announce(advert_of(identity))):
+        with pytest.raises(Unavailable):
+            await call
+    await node.stop()
+
+
+async def test_two_islands_merge_in_one_round_of_maintenance(swarm: Swarm) -> None:
+    """Two swarms that never met, each with a full routing table of its own: what a long partition leaves behind."""
+    west = await swarm.grow(2)
+    east_first = await swarm.join()
+    await swarm.join(*east_first.visible_maddrs())
+    await swarm.announce_all()
+    assert len(await sees(west[1])) == 2 and len(await sees(east_first)) == 2
+    bridge = await swarm.join(*west[0].visible_maddrs(), *east_first.visible_maddrs())
+    await bridge.maintain()
+    for _, node in swarm.members:
+        await node.maintain()
+    for _, node in swarm.members[:4]:
+        assert await sees(node) >= {identity.node_id for identity, _ in swarm.members[:4]}
+
+
+@pytest.mark.parametrize("listen", ["/ip4/127.0.0.1/udp/0/quic", "127.0.0.1:0"])
+async def test_only_tcp_multiaddresses_are_accepted(listen: str) -> None:
+    with pytest.raises(ConfigError, match="TCP multiaddress"):
+        await HivemindDirectory.start(Identity.create(), RUN, DirectoryConfig(listen=listen), SystemClock(), None)
+
+
+async def test_a_taken_port_is_unavailable_and_leaves_no_daemon(swarm: Swarm) -> None:
+    (first,) = await swarm.grow(1)
+    config = DirectoryConfig(listen=first.visible_maddrs()[0].rpartition("/p2p/")[0])
+    num_before = len(children())
+    with pytest.raises(Unavailable, match="cannot listen"):
+        await HivemindDirectory.start(Identity.create(), RUN, config, SystemClock(), None)
+    assert len(children()) == num_before
+
+
+CHILD = """
+import asyncio, sys
+from swarm.clock import SystemClock
+from swarm.config import DirectoryConfig
+from swarm.exchange.dht import HivemindDirectory
+from swarm.identity import Identity
+
+async def main():
+    directory = await HivemindDirectory.start(Identity.create(), "dht-test", DirectoryConfig(), SystemClock(), None)
+    print(directory.daemon_pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_daemon_dies_with_a_killed_process(how: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "ignore", "-c", CHILD, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+    process.send_signal(how)
+    await process.wait()
+
+    async def is_gone() -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    assert await until(is_gone, 10.0) < 5.0
