@@ -1,0 +1,279 @@
+"""The agent as its worker sees it over the Unix socket."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, Unavailable
+from swarm.exchange.local_grpc import LocalClient, LocalServer
+from swarm.interfaces import Verdict
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    EdgeReport,
+    Evaluation,
+    FinishReason,
+    Message,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    StepReport,
+    Task,
+    TokenTrace,
+    VersionSpan,
+)
+
+HEAD = PolicyVersion(policy_id="lineage", step=3, digest=b"d" * 32)
+
+
+def make_group(num_tokens: int = 5) -> RolloutGroup:
+    mask = np.arange(num_tokens) != 2
+    trace = TokenTrace(
+        token_ids=np.arange(num_tokens, dtype=np.int32),
+        action_mask=mask,
+        logprobs=np.where(mask, np.float32(-0.25), np.float32(np.nan)),
+        turn_ids=(np.arange(num_tokens) > 2).astype(np.int16),
+        spans=(VersionSpan(start=0, version=HEAD),),
+    )
+    rollout = Rollout(
+        text="5", trace=trace, sampling=Sampling(temperature=0.7), finish=FinishReason.STOP, claimed_reward=float("nan")
+    )
+    return RolloutGroup(
+        run_id="run",
+        producer="ab" * 32,
+        policy_id="lineage",
+        env="sums",
+        task_id=9,
+        tokenizer_digest=b"t" * 32,
+        prompt_ids=np.array([1, 2, 3], dtype=np.int32),
+        rollouts=(rollout, rollout),
+        verifier="v/1",
+        created_at_s=12.5,
+    )
+
+
+def make_draw(step: int, num_groups: int = 3) -> Draw:
+    scored = ScoredGroup(
+        digest=b"g" * 32,
+        group=make_group(),
+        rewards=np.array([1.0, 0.0], dtype=np.float32),
+        correction=Correction.EXACT,
+        is_local=False,
+        first_seen_s=4.5,
+        size_bytes=321,
+    )
+    groups = tuple(DrawnGroup(scored=scored, age_steps=i, use=1) for i in range(num_groups))
+    return Draw(step=step, groups=groups, num_silent=2, source_weights={"cd" * 32: 0.5})
+
+
+@dataclass
+class ScriptedAgent:
+    """A LocalExchange whose answers a test sets and whose calls it reads."""
+
+    draws: asyncio.Queue[Draw] = field(default_factory=asyncio.Queue)
+    room: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    num_draw_calls: int = 0
+    seen: list[object] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def capacity(self) -> int:
+        return 4
+
+    async def wait_capacity(self) -> int:
+        return await self.room.get()
+
+    async def put(self, group: RolloutGroup) -> float:
+        if self.error is not None:
+            raise self.error
+        self.seen.append(group)
+        return 0.25
+
+    async def draw(self, head: PolicyVersion) -> Draw:
+        self.num_draw_calls += 1
+        self.seen.append(head)
+        return await self.draws.get()
+
+    async def redraw(self, from_step: int) -> list[Draw]:
+        return [make_draw(from_step), make_draw(from_step + 1, num_groups=0), make_draw(from_step + 2)]
+
+    async def publish(self, version: PolicyVersion) -> None:
+        self.seen.append(version)
+
+    async def report(self, report: StepReport) -> None:
+        self.seen.append(report)
+
+    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        self.seen.append(list(evaluations))
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        if env != "sums":
+            raise LookupError(f"unknown environment {env}")
+        task = Task(env=env, task_id=task_id, messages=(Message(role="user", content="2 + 3?"),), is_held_out=True)
+        rewards = np.array([float(answer == "5") for answer in answers], dtype=np.float32)
+        return Verdict(task=task, rewards=rewards, verifier="v/1", reference="5")
+
+
+@dataclass
+class Bench:
+    agent: ScriptedAgent
+    server: LocalServer
+    client: LocalClient
+    socket: Path
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    agent, socket = ScriptedAgent(), tmp_path / "n" / "agent.sock"
+    server = LocalServer(agent, socket)
+    await server.start()
+    client = LocalClient(socket)
+    yield Bench(agent, server, client, socket)
+    await client.close()
+    await server.stop()
+
+
+def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
+    for name in ("run_id", "producer", "policy_id", "env", "task_id", "tokenizer_digest", "verifier", "created_at_s"):
+        assert getattr(left, name) == getattr(right, name), name
+    np.testing.assert_array_equal(left.prompt_ids, right.prompt_ids)
+    for a, b in zip(left.rollouts, right.rollouts, strict=True):
+        assert (a.text, a.sampling, a.finish) == (b.text, b.sampling, b.finish)
+        np.testing.assert_equal(a.claimed_reward, b.claimed_reward)
+        assert a.trace is not None and b.trace is not None and a.trace.spans == b.trace.spans
+        for name in ("token_ids", "action_mask", "logprobs", "turn_ids"):
+            np.testing.assert_array_equal(getattr(a.trace, name), getattr(b.trace, name))
+
+
+def assert_same_draw(left: Draw, right: Draw) -> None:
+    assert (left.step, left.num_silent, left.source_weights) == (right.step, right.num_silent, right.source_weights)
+    for a, b in zip(left.groups, right.groups, strict=True):
+        assert (a.age_steps, a.use) == (b.age_steps, b.use)
+        for name in ("digest", "correction", "is_local", "first_seen_s", "size_bytes"):
+            assert getattr(a.scored, name) == getattr(b.scored, name), name
+        np.testing.assert_array_equal(a.scored.rewards, b.scored.rewards)
+        assert_same_group(a.scored.group, b.scored.group)
+
+
+async def test_unscored_group_arrives_whole(bench: Bench):
+    assert await bench.client.put(make_group()) == 0.25
+    (group,) = bench.agent.seen
+    assert isinstance(group, RolloutGroup)
+    assert_same_group(group, make_group())
+
+
+async def test_draw_waits_and_arrives_as_it_was_made(bench: Bench):
+    waiting = asyncio.ensure_future(bench.client.draw(HEAD))
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    bench.agent.draws.put_nowait(make_draw(3))
+    assert_same_draw(await waiting, make_draw(3))
+    assert bench.agent.seen == [HEAD]
+
+
+async def test_abandoned_draw_is_joined_by_the_next_call(bench: Bench):
+    abandoned = asyncio.ensure_future(bench.client.draw(HEAD))
+    while not bench.agent.num_draw_calls:
+        await asyncio.wait([abandoned], timeout=0.01)
+    abandoned.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    again = asyncio.ensure_future(bench.client.draw(HEAD))
+    await asyncio.wait([again], timeout=0.1)
+    bench.agent.draws.put_nowait(make_draw(3))
+    assert_same_draw(await again, make_draw(3))
+    assert bench.agent.num_draw_calls == 1
+
+
+async def test_redraw_brings_every_draw_even_an_empty_one(bench: Bench):
+    draws = await bench.client.redraw(7)
+    assert [draw.step for draw in draws] == [7, 8, 9]
+    assert_same_draw(draws[0], make_draw(7))
+    assert draws[1].groups == ()
+
+
+async def test_capacity_answers_at_once_or_waits(bench: Bench):
+    assert await bench.client.capacity() == 4
+    waiting = asyncio.ensure_future(bench.client.wait_capacity())
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    bench.agent.room.put_nowait(2)
+    assert await waiting == 2
+
+
+async def test_figures_and_verdicts_round_trip(bench: Bench):
+    report = StepReport(
+        version=HEAD,
+        loss=0.5,
+        grad_norm=float("inf"),
+        num_tokens=10,
+        was_skipped=True,
+        diagnostics={"ratio": 1.5},
+        seconds={"draw": 0.1},
+        edges=(
+            EdgeReport(
+                source="ab" * 32, num_groups=1, age_mean_steps=1.5, ess_share=0.5, mismatch_kl=0.01, reward_mean=0.5
+            ),
+        ),
+        ages_steps=(0, 2),
+        num_local=1,
+        num_external=1,
+    )
+    evaluation = Evaluation(
+        step=3, env="sums", split="all", accuracy=0.5, num_problems=8, majority_baseline=0.1, at_s=9.0
+    )
+    await bench.client.publish(HEAD)
+    await bench.client.report(report)
+    await bench.client.evaluated([evaluation])
+    assert bench.agent.seen == [HEAD, report, [evaluation]]
+    verdict = await bench.client.score("sums", 3, ["5", "6"])
+    assert verdict.task.messages[0].content == "2 + 3?" and verdict.task.is_held_out
+    assert verdict.rewards.tolist() == [1.0, 0.0] and (verdict.verifier, verdict.reference) == ("v/1", "5")
+
+
+@pytest.mark.parametrize("error", [StorageFull("full"), RolloutFailed("crashed"), ConfigError("bad"), NotHeld("gone")])
+async def test_errors_of_the_agent_are_raised_by_the_client(bench: Bench, error: Exception):
+    bench.agent.error = error
+    with pytest.raises(type(error), match=str(error)):
+        await bench.client.put(make_group())
+
+
+async def test_unknown_environment_is_a_lookup_error(bench: Bench):
+    with pytest.raises(LookupError, match="unknown environment other"):
+        await bench.client.score("other", 1, ["x"])
+
+
+async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: Bench):
+    draw = asyncio.ensure_future(bench.client.draw(HEAD))
+    capacity = asyncio.ensure_future(bench.client.wait_capacity())
+    while not bench.agent.num_draw_calls:
+        await asyncio.wait([draw], timeout=0.01)
+    async with asyncio.timeout(3):
+        await bench.server.stop()
+        for waiting in (draw, capacity):
+            with pytest.raises(Unavailable):
+                await waiting
+    with pytest.raises(Unavailable):
+        await bench.client.capacity()
+
+
+async def test_only_the_owner_can_open_the_socket_and_a_stale_one_is_replaced(bench: Bench, tmp_path: Path):
+    assert stat.S_IMODE(bench.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(bench.socket.parent.stat().st_mode) == 0o700
+    await bench.server.stop()
+    assert not bench.socket.exists()
+
+
+async def test_socket_that_cannot_be_made_is_a_config_error(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "agent.sock", tmp_path / ("x" * 120)):
+        with pytest.raises(ConfigError):
+            await LocalServer(ScriptedAgent(), path).start()
+    assert (tmp_path / "file").read_text() == "x"
