@@ -1,0 +1,183 @@
+"""One optimizer step as tensors: the rollouts that objectives see.
+
+Invariant: totals (`step_tokens`, `step_rollouts`, `step_groups`) are those of the whole optimizer step,
+also in a part of it, so that summing over micro-batches gives the one big batch.
+Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.interfaces import TextCodec
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rollouts of an optimizer step (or of one micro-batch of it), rollout-major.
+
+    Off the mask every float is 0. On the mask `behavior_logprobs` is NaN exactly where the rollout's
+    correction is not EXACT, so that an illegal importance ratio cannot go unnoticed.
+    """
+
+    token_ids: Tensor  # int64 [N, L], right-padded with 0
+    mask: Tensor  # bool [N, L], True on trained tokens
+    behavior_logprobs: Tensor  # float32 [N, L], nats, the generator's own at `temperature`
+    rewards: Tensor  # float32 [N]
+    advantages: Tensor  # float [N, L]; 0 until `objective.with_advantages` filled it
+    turn_ids: Tensor  # int64 [N, L]
+    group_index: Tensor  # int64 [N], into the M groups
+    age_steps: Tensor  # int64 [N]
+    is_foreign: Tensor  # bool [N]
+    temperature: Tensor  # float32 [N], > 0
+    corrections: tuple[Correction, ...]  # N
+    prompts: tuple[Tensor, ...]  # M tensors int64 [P]
+    sources: tuple[str, ...]  # M producers
+    step_tokens: int  # trained tokens of the whole step, before any member was dropped
+    step_rollouts: int
+    step_groups: int
+    proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
+    reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
+
+    def __post_init__(self) -> None:
+        shape = self.token_ids.shape
+        assert len(shape) == 2, shape
+        assert self.mask.shape == shape and self.mask.dtype == torch.bool
+        for name in ("behavior_logprobs", "advantages", "turn_ids"):
+            assert getattr(self, name).shape == shape, name
+        for name in ("proximal_logprobs", "reference_logprobs"):
+            assert getattr(self, name) is None or getattr(self, name).shape == shape, name
+        for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature"):
+            assert getattr(self, name).shape == shape[:1], name
+        assert len(self.corrections) == shape[0] and len(self.prompts) == len(self.sources)
+        assert bool((self.temperature > 0).all()), "temperature must be positive"
+        is_illegal = torch.isnan(self.behavior_logprobs) & (~self.mask | self.has_logprobs[:, None])
+        assert not bool(is_illegal.any()), "NaN log-probs off the mask or on an EXACT rollout"
+
+    @property
+    def num_rollouts(self) -> int:
+        """N."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained tokens in this part (dropped members excluded)."""
+        return int(self.mask.sum())
+
+    @property
+    def has_logprobs(self) -> Tensor:
+        """bool [N]: True where behaviour log-probs exist."""
+        return torch.tensor(
+            [correction is Correction.EXACT for correction in self.corrections],
+            dtype=torch.bool,
+            device=self.mask.device,
+        )
+
+    def select(self, rollouts: Sequence[int]) -> "Batch":
+        """The part with these rollouts, in this order; groups, L and the totals of the step stay."""
+        index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
+        per_rollout: dict[str, Tensor] = {
+            field.name: value[index] for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, corrections=tuple(self.corrections[i] for i in rollouts), **per_rollout)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Response:
+    token_ids: np.ndarray  # [T]
+    mask: np.ndarray  # [T]
+    logprobs: np.ndarray  # [T], NaN where unknown
+    turn_ids: np.ndarray  # [T]
+    correction: Correction
+
+
+def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu") -> Batch:
+    """The batch of a draw; text-only groups are re-encoded with our own tokenizer.
+
+    Args:
+        draw: at least one group; every group has as many rewards as rollouts.
+        codec: our tokenizer.
+        device: where the tensors go.
+
+    Raises:
+        ConfigError: the draw is empty.
+    """
+    if not draw.groups:
+        raise ConfigError(f"draw for step {draw.step} has no group to learn from")
+    responses: list[_Response] = []
+    prompts: list[Tensor] = []
+    group_index: list[int] = []
+    for index, drawn in enumerate(draw.groups):
+        group = drawn.scored.group
+        assert len(group.rollouts) == drawn.scored.rewards.shape[0] and group.prompt_ids.shape[0] > 0
+        prompts.append(torch.from_numpy(group.prompt_ids.astype(np.int64)).to(device))
+        responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
+        group_index += [index] * len(group.rollouts)
+    temperatures = [_temperature(rollout) for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
+    length = max(1, max(response.token_ids.shape[0] for response in responses))
+    mask = _padded([response.mask for response in responses], length, np.bool_)
+    logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Batch(
+        token_ids=tensor(_padded([r.token_ids for r in responses], length, np.int64)),
+        mask=tensor(mask),
+        behavior_logprobs=tensor(logprobs),
+        rewards=tensor(np.concatenate([d.scored.rewards for d in draw.groups]).astype(np.float32)),
+        advantages=torch.zeros(mask.shape, device=device),
+        turn_ids=tensor(_padded([r.turn_ids for r in responses], length, np.int64)),
+        group_index=tensor(np.array(group_index, dtype=np.int64)),
+        age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
+        is_foreign=tensor(_per_rollout(draw.groups, [not d.scored.is_local for d in draw.groups], np.bool_)),
+        temperature=tensor(np.array(temperatures, np.float32)),
+        corrections=tuple(response.correction for response in responses),
+        prompts=tuple(prompts),
+        sources=tuple(drawn.scored.group.producer for drawn in draw.groups),
+        step_tokens=int(mask.sum()),
+        step_rollouts=len(responses),
+        step_groups=len(draw.groups),
+    )
+
+
+def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Response:
+    trace = rollout.trace
+    if correction is Correction.TEXT_ONLY or trace is None:
+        token_ids = np.asarray(codec.encode_response(rollout.text), dtype=np.int64)
+        mask = np.full(token_ids.shape, rollout.finish is not FinishReason.ABORTED)
+        unknown = np.full(token_ids.shape, np.nan, np.float32)
+        zeros = np.zeros(token_ids.shape, np.int64)
+        return _Response(
+            token_ids=token_ids, mask=mask, logprobs=unknown, turn_ids=zeros, correction=Correction.TEXT_ONLY
+        )
+    if trace.logprobs is None or correction is not Correction.EXACT:
+        correction = Correction.NO_LOGPROBS
+        logprobs = np.full(trace.token_ids.shape, np.nan, np.float32)
+    else:
+        logprobs = trace.logprobs
+    mask = trace.action_mask & (rollout.finish is not FinishReason.ABORTED)
+    return _Response(
+        token_ids=trace.token_ids, mask=mask, logprobs=logprobs, turn_ids=trace.turn_ids, correction=correction
+    )
+
+
+def _temperature(rollout: Rollout) -> float:
+    # Greedy text has no temperature at which its log-probs mean anything; it is scored at 1.
+    return rollout.sampling.temperature if rollout.sampling.temperature > 0 else 1.0
+
+
+def _padded(rows: Sequence[np.ndarray], length: int, dtype: type) -> np.ndarray:
+    padded = np.zeros((len(rows), length), dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: values.shape[0]] = values
+    return padded
+
+
+def _per_rollout(groups: Sequence[DrawnGroup], values: Sequence[object], dtype: type) -> np.ndarray:
+    return np.repeat(np.array(values, dtype), [len(drawn.scored.group.rollouts) for drawn in groups])

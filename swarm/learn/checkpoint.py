@@ -1,0 +1,83 @@
+"""Checkpoints of a learner: complete or absent, never half written.
+
+Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from swarm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
+_NAME = re.compile(r"^checkpoint-(\d{8,})$")
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What was saved."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]  # plain JSON
+
+
+def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
+    """Saves under `root` and deletes all but the newest two. Raises OSError when the disk refuses."""
+    root.mkdir(parents=True, exist_ok=True)
+    final = root / f"checkpoint-{checkpoint.step:08d}"
+    staged = root / f".{final.name}.part"
+    for leftover in (staged, final):  # of a crash; or of the same step, saved again
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    staged.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, staged / _TENSORS)
+    (staged / _STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="ascii")
+    for path in (staged / _TENSORS, staged / _STATE, staged):
+        _sync(path)
+    staged.rename(final)
+    _sync(root)
+    for old in _newest_first(root)[NUM_KEPT:]:
+        shutil.rmtree(old)
+    return final
+
+
+def has_checkpoint(root: Path) -> bool:
+    """True where `read_checkpoint` has something to try."""
+    return bool(_newest_first(root))
+
+
+def read_checkpoint(root: Path) -> Checkpoint:
+    """The newest readable checkpoint under `root`. Raises ConfigError where there is none."""
+    for path in _newest_first(root):
+        try:
+            state = json.loads((path / _STATE).read_text(encoding="ascii"))
+            return Checkpoint(step=int(state["step"]), tensors=load_file(path / _TENSORS), state=state)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            logger.warning("checkpoint cannot be read", extra={"checkpoint": path.name, "error": str(error)})
+    raise ConfigError(f"{root}: no readable checkpoint to resume from")
+
+
+def _newest_first(root: Path) -> list[Path]:
+    found = [path for path in root.iterdir() if _NAME.match(path.name)] if root.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

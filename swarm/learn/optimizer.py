@@ -1,0 +1,101 @@
+"""AdamW on float32 master weights, of which the network holds a rounded copy.
+
+Invariant: after every step the network equals its masters rounded to its own dtype; gradients of
+micro-batches are summed in float32, so small bfloat16 updates and sums are never rounded away.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from swarm.errors import NonFiniteStep
+
+
+class MasterAdamW:
+    """AdamW over the trainable parameters of a network.
+
+    A float32 network shares its storage with the masters, so it costs no second copy.
+    """
+
+    def __init__(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> None:
+        self._params = {name: param for name, param in network.named_parameters() if param.requires_grad}
+        self._masters = {name: nn.Parameter(_at_least_float32(param.detach())) for name, param in self._params.items()}
+        self._adamw = torch.optim.AdamW(
+            self._masters.values(), lr=0.0, betas=betas, weight_decay=weight_decay, foreach=True
+        )
+
+    def accumulate(self) -> None:
+        """Adds the network's gradients to those of the masters and clears them."""
+        for name, param in self._params.items():
+            if param.grad is None:
+                continue
+            gradient = param.grad.to(self._masters[name].dtype)
+            master = self._masters[name]
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            param.grad = None
+
+    def discard(self) -> None:
+        """Forgets every gradient."""
+        for parameters in (self._params, self._masters):
+            for param in parameters.values():
+                param.grad = None
+
+    def step(self, learning_rate: float, max_grad_norm: float) -> float:
+        """Clips by global norm, updates masters and network; returns the norm before clipping.
+
+        Raises:
+            NonFiniteStep: the norm is not finite; nothing changed, the gradients are forgotten.
+        """
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        norm = _global_norm(gradients)
+        if not torch.isfinite(norm):
+            self.discard()
+            raise NonFiniteStep(f"gradient norm {float(norm)} is not finite")
+        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateUsage]
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        self.discard()
+        self._publish()
+        return float(norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """Masters, moments and update counts by name: what a checkpoint holds."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            tensors[f"master.{name}"] = master.detach()
+            tensors |= {f"{key}.{name}": cast(Tensor, value) for key, value in self._adamw.state[master].items()}
+        return tensors
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restores what `state` gave, the network's rounded copy included. Raises KeyError on a missing master."""
+        for name, master in self._masters.items():
+            with torch.no_grad():
+                master.copy_(tensors[f"master.{name}"])
+            moments = {
+                key: tensors[f"{key}.{name}"].clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}.{name}" in tensors
+            }
+            if moments:
+                self._adamw.state[master] = {
+                    key: value.to(master.device) if key != "step" else value for key, value in moments.items()
+                }
+        self._publish()
+
+    def _publish(self) -> None:
+        with torch.no_grad():
+            for name, param in self._params.items():
+                param.copy_(self._masters[name])
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateUsage]
+    return torch.linalg.vector_norm(torch.stack(list(norms)))

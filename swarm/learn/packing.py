@@ -1,0 +1,168 @@
+"""What a forward pass sees: rows of tokens under a token budget, with one copy of each shared prompt.
+
+Invariant: packing changes the cost of a step and never its value. A response token attends to its own
+prompt and its own response only, at the positions it was sampled at.
+Shape letters: B rows, S tokens of the longest row, n trained tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swarm.learn.batch import Batch
+
+MIN_FILL = 0.9  # shortest over longest row of a micro-batch: bounds the padding share by 10 %
+PADDING = -1  # segment id of padding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRows:
+    """One micro-batch. Row = a prompt followed by one or more responses to it.
+
+    The last token of a response is never an input: nothing after it is predicted.
+    Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
+    segments `0 0 1 2 2`; the hidden state of `b` predicts both `c` and `e`.
+    """
+
+    token_ids: Tensor  # int64 [B, S]
+    position_ids: Tensor  # int64 [B, S]
+    segment_ids: Tensor  # int64 [B, S]: 0 prompt, k > 0 response k, PADDING
+    rows: Tensor  # int64 [n], row of the hidden state that predicts a trained token
+    columns: Tensor  # int64 [n], its column
+    targets: Tensor  # int64 [n], the trained token
+    temperature: Tensor  # float32 [n]
+    rollouts: Tensor  # int64 [n], rollout of the step's batch
+    positions: Tensor  # int64 [n], column of the step's batch
+    members: tuple[int, ...]  # rollouts of the step's batch with a trained token here, ascending
+
+    def __post_init__(self) -> None:
+        assert self.token_ids.shape == self.position_ids.shape == self.segment_ids.shape
+        count = self.rows.shape
+        for name in ("columns", "targets", "temperature", "rollouts", "positions"):
+            assert getattr(self, name).shape == count, name
+
+    @property
+    def num_padding(self) -> int:
+        """Padding tokens."""
+        return int((self.segment_ids == PADDING).sum())
+
+    def attention_mask(self) -> Tensor:
+        """bool [B, S, S]: token i sees j iff j <= i and j is of the prompt or of the same response."""
+        segments = self.segment_ids
+        size = segments.shape[1]
+        is_past = torch.ones(size, size, dtype=torch.bool, device=segments.device).tril()
+        is_related = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+        return is_past & is_related
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row being filled, in plain integers."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    position_ids: list[int]
+    segment_ids: list[int]
+    columns: list[int] = field(default_factory=list[int])
+    targets: list[int] = field(default_factory=list[int])
+    rollouts: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+
+    @classmethod
+    def start(cls, prompt: list[int]) -> "_Row":
+        return cls(prompt, list(prompt), list(range(len(prompt))), [0] * len(prompt))
+
+    def add(self, rollout: int, token_ids: list[int], mask: list[bool]) -> None:
+        """Appends the inputs of a response and notes where each of its trained tokens is predicted."""
+        first_column, first_position = len(self.token_ids), len(self.prompt)
+        inputs = token_ids[: _num_inputs(mask)]
+        segment = max(self.segment_ids) + 1
+        self.token_ids += inputs
+        self.position_ids += range(first_position, first_position + len(inputs))
+        self.segment_ids += [segment] * len(inputs)
+        for position, is_trained in enumerate(mask):
+            if is_trained:
+                self.columns.append(first_position - 1 if position == 0 else first_column + position - 1)
+                self.targets.append(token_ids[position])
+                self.rollouts.append(rollout)
+                self.positions.append(position)
+
+
+def pack(batch: Batch, token_budget: int, share_prompt: bool = True) -> list[PackedRows]:
+    """Micro-batches of similar row lengths, each within the budget, together every trained token once.
+
+    A row that holds a whole group is split over several rows only where it alone exceeds the budget;
+    a single response that exceeds it is a micro-batch of its own.
+
+    Args:
+        batch: the whole step; rollouts without a trained token are left out.
+        token_budget: tokens of one micro-batch, padding included.
+        share_prompt: False gives one row per rollout.
+    """
+    rows = sorted(_rows(batch, token_budget, share_prompt), key=lambda row: -len(row.token_ids))
+    micro_batches: list[list[_Row]] = []
+    for row in rows:
+        current = micro_batches[-1] if micro_batches else []
+        longest = len(current[0].token_ids) if current else 0
+        is_similar = len(row.token_ids) >= MIN_FILL * longest
+        if current and is_similar and longest * (len(current) + 1) <= token_budget:
+            current.append(row)
+        else:
+            micro_batches.append([row])
+    return [_packed(rows, batch) for rows in micro_batches]
+
+
+def padding_share(plan: Sequence[PackedRows]) -> float:
+    """Padding tokens over all tokens of the step's forward passes, in [0, 1]."""
+    total = sum(packed.token_ids.numel() for packed in plan)
+    return sum(packed.num_padding for packed in plan) / max(1, total)
+
+
+def _num_inputs(mask: list[bool]) -> int:
+    """Response tokens that a forward pass needs: those before the last trained one."""
+    return max((position for position, is_trained in enumerate(mask) if is_trained), default=0)
+
+
+def _rows(batch: Batch, token_budget: int, share_prompt: bool) -> list[_Row]:
+    token_ids: list[list[int]] = batch.token_ids.tolist()
+    masks: list[list[bool]] = batch.mask.tolist()
+    groups: list[int] = batch.group_index.tolist()
+    prompts: list[list[int]] = [prompt.tolist() for prompt in batch.prompts]
+    open_rows: dict[int, _Row] = {}
+    rows: list[_Row] = []
+    for rollout, (group, mask) in enumerate(zip(groups, masks, strict=True)):
+        if not any(mask):
+            continue
+        row = open_rows.get(group) if share_prompt else None
+        if row is None or len(row.token_ids) + _num_inputs(mask) > token_budget:
+            row = open_rows[group] = _Row.start(prompts[group])
+            rows.append(row)
+        row.add(rollout, token_ids[rollout], mask)
+    return rows
+
+
+def _packed(rows: list[_Row], batch: Batch) -> PackedRows:
+    device = batch.token_ids.device
+    size = max(len(row.token_ids) for row in rows)
+
+    def padded(values: list[list[int]], padding: int) -> Tensor:
+        return torch.tensor([row + [padding] * (size - len(row)) for row in values], device=device)
+
+    def flat(values: list[list[int]]) -> Tensor:
+        return torch.tensor([value for row in values for value in row], dtype=torch.int64, device=device)
+
+    rollouts = flat([row.rollouts for row in rows])
+    return PackedRows(
+        token_ids=padded([row.token_ids for row in rows], 0),
+        position_ids=padded([row.position_ids for row in rows], 0),
+        segment_ids=padded([row.segment_ids for row in rows], PADDING),
+        rows=flat([[index] * len(row.columns) for index, row in enumerate(rows)]),
+        columns=flat([row.columns for row in rows]),
+        targets=flat([row.targets for row in rows]),
+        temperature=batch.temperature[rollouts],
+        rollouts=rollouts,
+        positions=flat([row.positions for row in rows]),
+        members=tuple(sorted({rollout for row in rows for rollout in row.rollouts})),
+    )
