@@ -25,139 +25,20 @@ _MAX_OPEN_FILES = 64
 # Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
 # starting processes and threads, networking, signalling or tracing others, changing files, and the ways
 # around those. Opening a file for reading stays possible, opening one in any other mode is refused.
-_ARCHITECTURES: dict[str, tuple[int, dict[int, int], tuple[int, ...]]] = {
+_ARCHITECTURES: dict[str, tuple[int, dict[int, int], str]] = {
     "x86_64": (
         0xC000003E,
         {2: 24, 257: 32},  # open, openat: byte offset of their flags in seccomp_data
-        (
-            41,
-            42,
-            53,
-            56,
-            57,
-            58,
-            59,
-            62,
-            76,
-            77,
-            82,
-            83,
-            84,
-            85,
-            86,
-            87,
-            88,
-            90,
-            91,
-            92,
-            93,
-            94,
-            101,
-            109,
-            112,
-            129,
-            132,
-            133,
-            141,
-            160,
-            165,
-            166,
-            188,
-            189,
-            190,
-            200,
-            234,
-            235,
-            248,
-            250,
-            258,
-            259,
-            260,
-            263,
-            264,
-            265,
-            266,
-            268,
-            272,
-            280,
-            297,
-            298,
-            302,
-            308,
-            310,
-            311,
-            316,
-            319,
-            321,
-            322,
-            323,
-            424,
-            425,
-            434,
-            435,
-            437,
-            438,
-            452,
-        ),  # fmt: skip
+        "41 42 53 56 57 58 59 62 76 77 82 83 84 85 86 87 88 90 91 92 93 94 101 109 "
+        "112 129 132 133 141 160 165 166 188 189 190 200 234 235 248 250 258 259 260 263 264 265 266 268 "
+        "272 280 297 298 302 308 310 311 316 319 321 322 323 424 425 434 435 437 438 452",
     ),
     "aarch64": (
         0xC00000B7,
         {56: 32},
-        (
-            5,
-            6,
-            7,
-            33,
-            34,
-            35,
-            36,
-            37,
-            38,
-            39,
-            40,
-            45,
-            46,
-            52,
-            53,
-            54,
-            55,
-            88,
-            97,
-            117,
-            129,
-            130,
-            131,
-            138,
-            140,
-            154,
-            157,
-            164,
-            198,
-            199,
-            203,
-            217,
-            219,
-            220,
-            221,
-            240,
-            241,
-            261,
-            268,
-            270,
-            271,
-            276,
-            279,
-            280,
-            281,
-            282,
-            424,
-            425,
-            434,
-            435,
-            437,
-            438,
-            452,
-        ),  # fmt: skip
+        "5 6 7 33 34 35 36 37 38 39 40 45 46 52 53 54 55 88 97 117 129 130 131 138 "
+        "140 154 157 164 198 199 203 217 219 220 221 240 241 261 268 270 271 276 279 280 281 282 424 425 "
+        "434 435 437 438 452",
     ),
 }
 _X32_BIT = 0x40000000
@@ -207,13 +88,13 @@ def forbid_system_calls() -> bool:
     return _prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(header))
 
 
-def _filter(architecture: int, opens: dict[int, int], refused: tuple[int, ...]) -> bytes:
+def _filter(architecture: int, opens: dict[int, int], refused: str) -> bytes:
     """The classic BPF program over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}."""
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO with EPERM
     lines: list[tuple[int, int, int, int]] = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, refuse)]
     lines += [(load, 0, 0, 0), (at_least, 0, 1, _X32_BIT), (give, 0, 0, refuse)]
-    for number in refused:
+    for number in map(int, refused.split()):
         lines += [(equal, 0, 1, number), (give, 0, 0, refuse)]
     for number, offset in opens.items():
         lines += [(equal, 0, 4, number), (load, 0, 0, offset), (any_bit, 0, 1, _WRITING)]

@@ -9,10 +9,10 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import Any, Never, cast
+from typing import Never
 
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
@@ -38,11 +38,21 @@ _FORMULA = frozenset(
 )
 _FORMULA_PATTERN = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
 _PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
-_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt"})
-_BIG_POWER = re.compile(r"\*\*\s*(?![0-9]{1,2}(?![0-9.(]))|\*\*\s*[0-9]+\s*\*\*")
+_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan"})
+_SMALL_POWER = re.compile(r"\*\*(?:[0-9]{1,2}(?![0-9.])|\([0-9]{1,2}/[0-9]{1,2}\))(?!\*\*)")
 _MAX_ANSWER_CHARS = 20_000
-# Executes whole programs, so nothing short of a virtual machine would do.
-_REFUSED = frozenset({"codeio"})
+_UNREPEATABLE = "its problems depend on Python's string hash seed, so nodes would not agree on them"
+_REFUSED = {
+    "codeio": "it executes whole programs",
+    "composite": "use several environments with weights in generator.asks",
+    # measured: reasoning-gym 0.1.25 iterates over sets of strings in these
+    "isomorphic_strings": _UNREPEATABLE,
+    "knight_swap": _UNREPEATABLE,
+    "list_functions": _UNREPEATABLE,
+    "polynomial_multiplication": _UNREPEATABLE,
+    "ransom_note": _UNREPEATABLE,
+    "word_ladder": _UNREPEATABLE,
+}
 
 
 class ReasoningGymEnvironment(NumberedEnvironment):
@@ -64,12 +74,12 @@ class ReasoningGymEnvironment(NumberedEnvironment):
         if reserved:
             raise ConfigError(f"environment {config.name}: set {reserved[0]} as seed or num_tasks, not in params")
         if config.dataset in _REFUSED:
-            raise ConfigError(f"environment {config.name}: {config.dataset} executes programs and is not supported")
+            reason = _REFUSED[config.dataset]
+            raise ConfigError(f"environment {config.name}: {config.dataset} cannot be used: {reason}")
         library = _import_reasoning_gym()
         try:
-            self._dataset = cast("Any", library.create_dataset)(
-                config.dataset, seed=config.seed, size=config.num_tasks, **params
-            )
+            self._dataset = library.create_dataset(config.dataset, seed=config.seed, size=config.num_tasks, **params)
+            self._dataset[0]  # shows a missing library or an impossible parameter now, not in the middle of a run
         except (TypeError, ValueError, AssertionError, ImportError) as error:
             reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
             raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
@@ -85,14 +95,16 @@ class ReasoningGymEnvironment(NumberedEnvironment):
         )
 
     def judge(self, problem: Problem, answer: str) -> float:
-        if not answer or len(answer) > _MAX_ANSWER_CHARS or not self._is_harmless(answer):
+        if not answer or len(answer) > _MAX_ANSWER_CHARS or not self._is_harmless(answer, problem):
             return 0.0
         value = float(self._dataset.score_answer(answer, problem.entry))
         if self._is_exact:
             return 1.0 if value >= 1.0 else 0.0
         return value
 
-    def _is_harmless(self, answer: str) -> bool:
+    def _is_harmless(self, answer: str, problem: Problem) -> bool:
+        if answer == problem.reference:
+            return True
         if self.config.dataset in _LITERAL:
             return is_literal(answer)
         return self.config.dataset not in _FORMULA or is_formula(answer)
@@ -103,7 +115,10 @@ def is_formula(answer: str) -> bool:
 
     That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
     """
-    if not _FORMULA_PATTERN.fullmatch(answer) or _BIG_POWER.search(answer):
+    if not _FORMULA_PATTERN.fullmatch(answer):
+        return False
+    compact = "".join(answer.split())
+    if re.search(r"[0-9][A-Za-z]", compact) or len(_SMALL_POWER.findall(compact)) != compact.count("**"):
         return False
     return all(len(word) == 1 or word in _FUNCTIONS for word in re.findall(r"[A-Za-z]+", answer))
 
@@ -139,7 +154,7 @@ def _import_reasoning_gym() -> ModuleType:
 
 
 @contextmanager
-def _stand_ins(names: list[str]) -> Iterator[None]:
+def _stand_ins(names: list[str]) -> Generator[None]:
     """For the duration of an import, modules that nothing but the unused parts of it need."""
     for name in names:
         sys.modules[name] = _StandIn(name)
@@ -155,7 +170,7 @@ class _StandIn(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__path__: list[str] = []  # makes it a package, so that its submodules can be stood in for too
+        self.__path__ = []  # makes it a package, so that its submodules can be stood in for too
 
     def __getattr__(self, name: str) -> Callable[..., Never]:
         if name.startswith("__"):

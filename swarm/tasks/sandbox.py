@@ -29,7 +29,7 @@ MAX_REPLY_BYTES = 16 * 2**20
 START_TIMEOUT_S = 60.0  # imports on a busy machine; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
 _CHILD_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-_COMMAND = (sys.executable, "-I", "-m", "swarm.tasks.sandbox_child")
+_COMMAND = (sys.executable, "-I", "-B", "-m", "swarm.tasks.sandbox_child")
 
 
 class SandboxVerifier:
@@ -72,7 +72,11 @@ class SandboxVerifier:
                 await self._stop()
                 raise RolloutFailed(f"environment {env}: the scoring process answered another request")
             await self._account(reply)
-        return _verdict(env, task_id, len(answers), reply)
+            try:
+                return _verdict(env, task_id, len(answers), reply)
+            except ValueError as error:  # no verifier of ours says that: an answer has taken the child over
+                await self._stop()
+                raise RolloutFailed(f"environment {env}: malformed verdict: {error}") from None
 
     async def limits_in_force(self) -> dict[str, bool]:
         """Name of each limit -> whether the kernel enforces it, as the child found. Starts the child."""
@@ -158,7 +162,7 @@ async def _exchange(child: asyncio.subprocess.Process, frame: bytes) -> dict[str
 
 
 def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict:
-    """Checks a reply as if its sender were hostile: a verifier may have been subverted by an answer."""
+    """Checks a reply as if its sender were hostile. Raises ValueError for one that no verifier makes."""
     if reply.get("error") == "lookup":
         raise LookupError(str(reply.get("detail")))
     if "error" in reply:
@@ -169,8 +173,8 @@ def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) ->
         task = Task(env=env, task_id=task_id, messages=messages, is_held_out=data["is_held_out"] is True)
         rewards = np.array(reply["rewards"], dtype=np.float32)
         verifier, reference = str(reply["verifier"]), str(reply["reference"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RolloutFailed(f"environment {env}: malformed verdict ({type(error).__name__})") from None
+    except (KeyError, TypeError) as error:
+        raise ValueError(type(error).__name__) from None
     if rewards.shape != (num_answers,) or not np.all((rewards >= 0) & (rewards <= 1)):
-        raise RolloutFailed(f"environment {env}: rewards must be {num_answers} numbers in [0, 1]")
+        raise ValueError(f"rewards must be {num_answers} numbers in [0, 1]")
     return Verdict(task=task, rewards=rewards, verifier=verifier, reference=reference)

@@ -1,0 +1,92 @@
+"""Held-out split, mixture and evaluation sets."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.config import EnvironmentConfig
+from swarm.errors import ConfigError
+from swarm.tasks.build import build_environment, build_environments
+from swarm.tasks.char import KINDS
+from swarm.tasks.held_out import is_held_out
+from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+
+ENVIRONMENTS = build_environments(
+    EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000) for kind in KINDS
+)
+
+
+@given(st.text())
+def test_any_question_has_one_side_for_ever(question: str) -> None:
+    assert is_held_out(question) is is_held_out(question)
+
+
+def test_the_split_is_the_published_one() -> None:
+    # first bytes of sha256sum: "a" ca, "b" 3e, "c" 2e, "" e3
+    assert [is_held_out(text) for text in ("a", "b", "c", "")] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_about_a_quarter_of_the_distinct_questions_is_held_out(kind: str) -> None:
+    env = ENVIRONMENTS[kind]
+    questions = {env.problem(task_id).question for task_id in range(4000)}
+    share = sum(map(is_held_out, questions)) / len(questions)
+    assert abs(share - 0.25) < (0.09 if kind == "binary" else 0.03)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**63), weights=st.dictionaries(st.sampled_from(list(KINDS)), st.floats(0.1, 9), min_size=1))
+def test_training_never_sees_a_held_out_question_nor_an_environment_without_weight(
+    seed: int, weights: dict[str, float]
+) -> None:
+    mixture = TaskMixture(ENVIRONMENTS, weights, seed)
+    tasks = [mixture.next_task() for _ in range(60)]
+    assert not any(task.is_held_out or is_held_out(task.messages[0].content) for task in tasks)
+    assert {task.env for task in tasks} <= set(weights)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), before=st.integers(0, 40))
+def test_a_restored_mixture_continues_the_same_sequence(seed: int, before: int) -> None:
+    mixture = TaskMixture(ENVIRONMENTS, {}, seed)
+    for _ in range(before):
+        mixture.next_task()
+    state = json.loads(json.dumps(mixture.state()))
+    expected = [mixture.next_task() for _ in range(10)]
+    other = TaskMixture(ENVIRONMENTS, {}, seed + 1)
+    other.restore(state)
+    assert [other.next_task() for _ in range(10)] == expected
+
+
+def test_weights_are_followed() -> None:
+    mixture = TaskMixture(ENVIRONMENTS, {"max": 3.0, "sort": 1.0}, 0)
+    names = [mixture.next_task().env for _ in range(2000)]
+    assert abs(names.count("max") / 2000 - 0.75) < 0.05
+
+
+def test_wrong_weights_and_wrong_states_are_config_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown environment 'x'"):
+        TaskMixture(ENVIRONMENTS, {"x": 1.0}, 0)
+    with pytest.raises(ConfigError, match="positive sum"):
+        TaskMixture(ENVIRONMENTS, {"max": 0.0}, 0)
+    with pytest.raises(ConfigError, match="not a saved state"):
+        TaskMixture(ENVIRONMENTS, {}, 0).restore({"version": 3})
+
+
+@settings(max_examples=10, deadline=None)
+@given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 1000), num=st.integers(1, 30))
+def test_evaluation_sets_repeat_differ_within_and_respect_the_split(kind: str, seed: int, num: int) -> None:
+    config = EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000)
+    tasks = evaluation_tasks(ENVIRONMENTS[kind], "held_out", num, seed)
+    assert tasks == evaluation_tasks(build_environment(config), "held_out", num, seed)
+    assert len(tasks) == num == len({task.messages for task in tasks})
+    assert all(task.is_held_out for task in tasks)
+    assert len(evaluation_tasks(ENVIRONMENTS[kind], "all", num, seed)) == num
+
+
+def test_a_small_environment_gives_each_of_its_held_out_questions_once() -> None:
+    env = build_environment(EnvironmentConfig(name="b", kind="char", dataset="binary", num_tasks=300))
+    found = {task.messages[0].content for task in evaluation_tasks(env, "held_out", 10_000, 0)}
+    assert found == {q for i in range(300) if is_held_out(q := env.problem(i).question)}

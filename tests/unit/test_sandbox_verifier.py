@@ -1,0 +1,239 @@
+"""The confined scoring process, with verifiers that run whatever an answer says."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.errors import ConfigError, RolloutFailed, TooLarge
+from swarm.interfaces import Verifier
+from swarm.tasks.build import build_environments
+from swarm.tasks.inline import InlineVerifier
+from swarm.tasks.sandbox import MAX_REQUEST_BYTES, SandboxVerifier
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
+
+CHAR = EnvironmentConfig(name="rev", kind="char", dataset="reverse", prefill="A:")
+MATRIX = EnvironmentConfig(name="matrix", kind="reasoning_gym", dataset="binary_matrix")
+# executes the answer and rewards it with what it evaluates to: the worst verifier there can be
+OBEDIENT = "def score(question, answer, reference):\n    space = {'result': 0.0}\n    exec(answer, space)\n" + (
+    "    return space['result']\n"
+)
+
+
+@pytest.fixture
+async def obedient(tmp_path: Path) -> AsyncIterator[SandboxVerifier]:
+    (tmp_path / "rule.py").write_text(OBEDIENT)
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    params = {"path": str(tmp_path / "problems.jsonl")}
+    config = EnvironmentConfig(name="run", kind="function", dataset=f"{tmp_path / 'rule.py'}:score", params=params)
+    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=1.0, memory_bytes=512 * 2**20))
+    yield verifier
+    await verifier.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+async def works(verifier: Verifier) -> bool:
+    right = build_environments([CHAR])["rev"].reference(1)
+    return (await verifier.score("rev", 1, [right, "no"])).rewards.tolist() == [1.0, 0.0]
+
+
+async def test_sandbox_and_inline_verifier_agree() -> None:
+    inline, sandbox = InlineVerifier(build_environments([CHAR])), SandboxVerifier((CHAR,), SandboxConfig())
+    try:
+        for task_id in range(5):
+            answers = [(await inline.score("rev", task_id, [])).reference, "x", "", "\ud800 lone", "n" * 5000]
+            here, there = await inline.score("rev", task_id, answers), await sandbox.score("rev", task_id, answers)
+            assert (here.task, here.verifier, here.reference) == (there.task, there.verifier, there.reference)
+            np.testing.assert_array_equal(here.rewards, there.rewards)
+            assert there.rewards.dtype == np.float32 and there.rewards.tolist()[0] == 1.0
+    finally:
+        await sandbox.close()
+
+
+@pytest.mark.parametrize("kind", ["inline", "sandbox"])
+async def test_unknown_environment_and_task_are_lookup_errors(kind: str) -> None:
+    sandbox = SandboxVerifier((CHAR,), SandboxConfig())
+    verifier: Verifier = InlineVerifier(build_environments([CHAR])) if kind == "inline" else sandbox
+    try:
+        for env, task_id in (("other", 1), ("rev", -1), ("rev", 10**9)):
+            with pytest.raises(LookupError):
+                await verifier.score(env, task_id, ["x"])
+        assert await works(verifier)
+    finally:
+        await sandbox.close()
+
+
+async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
+    verifier = SandboxVerifier((CHAR,), SandboxConfig())
+    try:
+        limits = await verifier.limits_in_force()
+        assert set(limits) == {
+            *("cpu", "memory", "open_files", "file_size", "core_dumps", "processes"),
+            *("dies_with_parent", "no_new_privileges", "no_network", "system_calls"),
+        }
+        assert limits["cpu"] and limits["memory"] and limits["file_size"] and limits["no_new_privileges"]
+    finally:
+        await verifier.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "__import__('os').system('touch {path}')",
+        "open('{path}', 'w').write('x')",
+        "[c for c in ().__class__.__base__.__subclasses__()]",
+        "[[0]] * 10**10",
+        "9**9**9**9",
+        "[" * 100_000,
+        "print('x' * 10**6)",
+        "(lambda f: f(f))(lambda f: f(f))",
+    ],
+)
+async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(answer: str, tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    verifier = SandboxVerifier((MATRIX, CHAR), SandboxConfig())
+    try:
+        verdict = await verifier.score("matrix", 0, [answer.replace("{path}", str(target))])
+        right = await verifier.score("matrix", 0, [verdict.reference])
+        assert verdict.rewards.tolist() == [0.0] and right.rewards.tolist() == [1.0]
+        assert not target.exists() and verifier.num_started == 1
+    finally:
+        await verifier.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "import os, signal; os._exit(0)",
+        "import ctypes; ctypes.string_at(0)",
+        "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\x7f' * 99999)\n  except OSError: pass",
+        "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0\\0\\0\\x03[1]')\n  except OSError: pass",
+        "result = float('nan')\nimport swarm.tasks.base as b\nb.min = lambda *a: 7.0\nb.max = b.min\nresult = 7.0",
+    ],
+)
+async def test_an_answer_that_breaks_the_child_fails_alone_in_bounded_time(
+    obedient: SandboxVerifier, code: str
+) -> None:
+    assert await works(obedient)
+    began_s = time.monotonic()
+    with pytest.raises(RolloutFailed):
+        await obedient.score("run", 0, [code])
+    assert time.monotonic() - began_s < 6
+    assert await works(obedient)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = bytearray(2**31)",
+        "import os\nwhile True: os.fork()",
+        "import os; os.execv('/bin/true', ['true'])",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        "import os; os.kill(os.getppid(), 9)",
+        "import socket; socket.socket()",
+        "import threading; threading.Thread(target=print).start()",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        "open('{dir}/new', 'w')",
+        "open('{dir}/problems.jsonl', 'r+')",
+        "import os; os.remove('{dir}/problems.jsonl')",
+        "import os; os.rename('{dir}/problems.jsonl', '{dir}/other')",
+        "import os; os.mkdir('{dir}/folder')",
+        "import os; os.chmod('{dir}/problems.jsonl', 0)",
+        "import os; os.truncate('{dir}/problems.jsonl', 0)",
+        "import os; os.symlink('{dir}', '{dir}/link')",
+        "raise SystemError('no')",
+    ],
+)
+async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
+    obedient: SandboxVerifier, code: str, tmp_path: Path
+) -> None:
+    if not (await obedient.limits_in_force())["system_calls"]:
+        pytest.skip("no seccomp filter on this machine")
+    before = contents(tmp_path)
+    with pytest.raises(RolloutFailed):
+        await obedient.score("run", 0, [code.replace("{dir}", str(tmp_path))])
+    assert contents(tmp_path) == before
+    assert await works(obedient) and obedient.num_started == 1
+
+
+async def test_the_child_sees_no_environment_variables_of_ours(
+    obedient: SandboxVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    verdict = await obedient.score("run", 0, ["import os; result = float('SECRET_TOKEN' in os.environ)", "result = 1"])
+    assert verdict.rewards.tolist() == [0.0, 1.0]
+
+
+async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -> None:
+    code = "import sys, os\nprint('x' * 10**6)\nsys.__stdout__.write('y')\nos.write(1, b'z' * 999)\nresult = 0.5"
+    assert (await obedient.score("run", 0, [code])).rewards.tolist() == [0.5]
+    assert await works(obedient)
+
+
+async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up() -> None:
+    verifier = SandboxVerifier((CHAR,), SandboxConfig(cpu_s=0.001))  # its start alone takes more
+    try:
+        assert await works(verifier) and await works(verifier)
+        assert verifier.num_started == 2
+    finally:
+        await verifier.close()
+
+
+async def test_a_child_killed_from_outside_is_started_again(obedient: SandboxVerifier) -> None:
+    assert await works(obedient)
+    child = obedient._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    await child.wait()
+    assert await works(obedient) and obedient.num_started == 2
+
+
+async def test_a_cancelled_request_does_not_shift_the_replies_of_the_next(obedient: SandboxVerifier) -> None:
+    assert await works(obedient)
+    request = asyncio.create_task(obedient.score("run", 0, ["while True: pass"]))
+    await asyncio.sleep(0.05)  # into the endless loop; earlier would be right as well
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert await works(obedient)
+
+
+async def test_concurrent_requests_get_their_own_verdicts() -> None:
+    verifier = SandboxVerifier((CHAR,), SandboxConfig())
+    references = [build_environments([CHAR])["rev"].reference(i) for i in range(20)]
+    try:
+        verdicts = await asyncio.gather(*(verifier.score("rev", i, [references[i], "-"]) for i in range(20)))
+        assert [v.task.task_id for v in verdicts] == list(range(20))
+        assert all(v.rewards.tolist() == [1.0, 0.0] for v in verdicts)
+    finally:
+        await verifier.close()
+
+
+async def test_too_many_bytes_are_refused_before_they_are_sent() -> None:
+    verifier = SandboxVerifier((CHAR,), SandboxConfig())
+    try:
+        with pytest.raises(TooLarge):
+            await verifier.score("rev", 0, ["x" * (MAX_REQUEST_BYTES + 1)])
+        assert verifier.num_started == 0
+    finally:
+        await verifier.close()
+
+
+async def test_an_environment_that_cannot_be_built_is_a_config_error() -> None:
+    verifier = SandboxVerifier((EnvironmentConfig(name="x", kind="char", dataset="absent"),), SandboxConfig())
+    with pytest.raises(ConfigError, match="absent"):
+        await verifier.score("x", 0, ["a"])

@@ -1,0 +1,125 @@
+"""JSONL and function environments, and the plug-in loader they use."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.config import EnvironmentConfig
+from swarm.errors import ConfigError
+from swarm.plugins import load_object
+from swarm.tasks.build import build_environment
+from swarm.tasks.records import MAX_LINE_BYTES, is_same_answer
+
+RECORDS = [{"question": "2+2?", "answer": "4"}, {"question": "Capital of France?", "answer": "Paris"}]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(json.dumps(r) for r in RECORDS) + "\n\n", encoding="utf-8")
+    return path
+
+
+def config(path: Path, **changes: object) -> EnvironmentConfig:
+    return EnvironmentConfig.model_validate({"name": "p", "kind": "jsonl", "dataset": str(path), **changes})
+
+
+def test_records_are_numbered_by_line_and_matched_up_to_white_space(problems: Path) -> None:
+    env = build_environment(config(problems))
+    assert env.num_tasks == 2
+    assert env.task(1).messages[0].content == "Capital of France?"
+    assert env.reward(1, " Paris\n") == 1.0 and env.reward(1, "paris") == 0.0
+    assert env.reward(0, "4.0") == 1.0 and env.reward(0, "5") == 0.0
+    with pytest.raises(LookupError):
+        env.task(2)
+
+
+def test_a_file_with_another_digest_is_refused_and_the_right_one_accepted(problems: Path) -> None:
+    digest = hashlib.sha256(problems.read_bytes()).hexdigest()
+    assert build_environment(config(problems, digest=digest)).num_tasks == 2
+    with pytest.raises(ConfigError, match=digest):
+        build_environment(config(problems, digest="0" * 64))
+
+
+def test_an_overlong_line_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b'{"question": "' + b"x" * (MAX_LINE_BYTES + 10) + b'"}\n')
+    with pytest.raises(ConfigError, match="record 0 is longer"):
+        build_environment(config(path))
+
+
+def test_missing_file_empty_file_and_missing_field_are_named(tmp_path: Path, problems: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.jsonl"):
+        build_environment(config(tmp_path / "absent.jsonl"))
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="no records"):
+        build_environment(config(tmp_path / "empty.jsonl"))
+    with pytest.raises(LookupError, match="no field 'prompt'"):
+        build_environment(config(problems, params={"question": "prompt"})).task(0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "same"),
+    [
+        *(("1,000", "1000", True), ("0.50", ".5", True), ("a  b", "a b", True), ("nan", "NaN", False)),
+        *(("inf", "Infinity", False), ("1_0", "10", False), ("", "0", False), ("\u0661", "1", False)),
+    ],
+)
+def test_same_answer(answer: str, reference: str, same: bool) -> None:
+    assert is_same_answer(answer, reference) is same
+
+
+def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(question, answer, reference):\n    return len(answer) / len(reference)\n")
+    env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
+    assert env.reward(1, "Par") == pytest.approx(0.6)
+    assert env.reward(1, "Paris, of course") == 1.0
+    assert hashlib.sha256(rule.read_bytes()).hexdigest()[:16] in env.verifier
+
+
+def test_a_reward_that_is_not_finite_counts_as_0(problems: Path, tmp_path: Path) -> None:
+    rule = tmp_path / "nan_rule.py"
+    rule.write_text("def score(question, answer, reference):\n    return float(answer)\n")
+    env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
+    assert [env.reward(0, text) for text in ("nan", "inf", "-3", "0.25")] == [0.0, 0.0, 0.0, 0.25]
+
+
+def test_a_plugin_file_cannot_shadow_a_module_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "json.py"
+    path.write_text("loads = 'mine'\n")
+    assert load_object(f"{path}:loads") == "mine"
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        *(("json", "expected package.module:name"), ("no_such_pkg.x:y", "no module 'no_such_pkg'")),
+        *(
+            ("json:load_s", "has no 'load_s'"),
+            ("absent_file.py:x", "no file"),
+            (":x", "expected"),
+            ("json:", "expected"),
+        ),
+    ],
+)
+def test_a_wrong_spec_is_a_config_error_with_the_fix(spec: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_object(spec)
+
+
+def test_a_module_object_is_found_by_dotted_name() -> None:
+    assert load_object("json:JSONDecoder.decode") is json.JSONDecoder.decode
+
+
+def test_a_plugin_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("1 / 0\n")
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        load_object(f"{path}:x")
+    assert set(sys.modules) == before
