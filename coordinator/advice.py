@@ -1,0 +1,232 @@
+"""The off-policy guard: from what learners measured about each source to advice for all of them.
+
+Invariant: one reporter cannot move a median of three or more, every change is returned as a log entry, and
+advice only ever tightens what a node allows itself: local limits win at the node.
+
+Two remedies for two causes. Data that is *late* (edges whose mean age is at least one step) is cured by a
+lower lag bound; data of a policy that has become *different* is cured by drawing less of that source.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from swarm.types import Advice, EdgeReport, NodeId, short
+
+MAX_REPORTERS_PER_SOURCE: Final = 64
+MAX_SOURCES: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuardLimits:
+    """When the guard acts. Between `tight` and `loose` nothing changes: the hysteresis."""
+
+    window_s: float = 120.0  # reports older than this no longer count
+    hold_s: float = 30.0  # least time between two changes of the lag bound
+    tight_ess: float = 0.30  # median effective sample size share below which late data is cut
+    loose_ess: float = 0.50
+    tight_kl: float = 0.20  # median k3 mismatch, nats per token
+    loose_kl: float = 0.10
+    frozen_ess: float = 0.05
+    frozen_kl: float = 1.0
+    late_age_steps: float = 1.0  # edges younger than this say nothing about lateness
+    full_ess: float = 0.50  # a source at least this good has weight 1
+    full_kl: float = 0.10
+    weight_step: float = 0.10  # smaller changes of a weight are not advised
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeFigures:
+    """Medians over the recent reporters of one source."""
+
+    source: NodeId
+    num_reporters: int
+    ess_share: float
+    mismatch_kl: float
+    age_mean_steps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdviceChange:
+    """One change of the advice."""
+
+    at_s: float
+    what: str  # "max_age_steps", "guard" or "weight"
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _State:
+    max_age_steps: int | None = None
+    guard: str = "ok"
+    changed_s: float = -math.inf
+    weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
+
+
+class Guard:
+    """Collects edge reports and keeps the advice that follows from them.
+
+    Example:
+        guard = Guard(base_max_age_steps=4)
+        guard.report(reporter, edges, now_s)
+        changes = guard.decide(now_s)
+        advice = guard.advice(reporter, lease_s=30.0)
+    """
+
+    def __init__(self, base_max_age_steps: int, limits: GuardLimits | None = None) -> None:
+        self._base = base_max_age_steps
+        self._limits = limits or GuardLimits()
+        self._edges: dict[NodeId, dict[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
+        self._state = _State()
+
+    @property
+    def guard(self) -> str:
+        """ok, tightened or frozen."""
+        return self._state.guard
+
+    @property
+    def max_age_steps(self) -> int | None:
+        """The advised lag bound; None while the guard has no opinion."""
+        return self._state.max_age_steps
+
+    @property
+    def source_weights(self) -> dict[NodeId, float]:
+        """Advised weights below 1."""
+        return dict(self._state.weights)
+
+    def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
+        """Takes the newest figures of one learner. What it says of itself, or not finite, is ignored."""
+        for edge in edges:
+            if edge.source == reporter or edge.num_groups <= 0 or not is_usable(edge):
+                continue
+            if edge.source not in self._edges and len(self._edges) >= MAX_SOURCES:
+                continue
+            reporters = self._edges.setdefault(edge.source, {})
+            reporters.pop(reporter, None)
+            reporters[reporter] = (now_s, edge)
+            if len(reporters) > MAX_REPORTERS_PER_SOURCE:
+                del reporters[next(iter(reporters))]
+
+    def forget(self, node_id: NodeId) -> None:
+        """Drops what a node reported; it left."""
+        for reporters in self._edges.values():
+            reporters.pop(node_id, None)
+
+    def figures(self, now_s: float) -> list[EdgeFigures]:
+        """Medians per source over reporters within the window, by source."""
+        self._drop_old(now_s)
+        return [_figures(source, [edge for _, edge in by.values()]) for source, by in sorted(self._edges.items())]
+
+    def edges(self, now_s: float) -> list[tuple[NodeId, float, EdgeReport]]:
+        """Every recent (reporter, wall clock, edge): who learns from whom."""
+        self._drop_old(now_s)
+        return [(reporter, at_s, edge) for by in self._edges.values() for reporter, (at_s, edge) in by.items()]
+
+    def decide(self, now_s: float) -> list[AdviceChange]:
+        """Recomputes the advice; returns what changed."""
+        figures = self.figures(now_s)
+        return self._decide_lag(figures, now_s) + self._decide_weights(figures, now_s)
+
+    def advice(self, node_id: NodeId, lease_s: float) -> Advice:
+        """The present advice as one node gets it (its own weight is none of its business)."""
+        weights = {source: weight for source, weight in self._state.weights.items() if source != node_id}
+        return Advice(
+            max_age_steps=self._state.max_age_steps,
+            source_weights=weights,
+            guard=self._state.guard,
+            lease_s=lease_s,
+        )
+
+    def _decide_lag(self, figures: list[EdgeFigures], now_s: float) -> list[AdviceChange]:
+        state, limits = self._state, self._limits
+        late = [figure for figure in figures if figure.age_mean_steps >= limits.late_age_steps]
+        if now_s - state.changed_s < limits.hold_s or (not late and state.max_age_steps is None):
+            return []
+        ess = median([figure.ess_share for figure in late]) if late else 1.0
+        kl = median([figure.mismatch_kl for figure in late]) if late else 0.0
+        bound, level = self._next_bound(ess, kl)
+        reason = f"median over {len(late)} late sources: ess {ess:.3f}, mismatch {kl:.3f} nats"
+        changes = [
+            AdviceChange(at_s=now_s, what=what, before=before, after=after, reason=reason)
+            for what, before, after in (
+                ("max_age_steps", _text(state.max_age_steps), _text(bound)),
+                ("guard", state.guard, level),
+            )
+            if before != after
+        ]
+        if changes:
+            state.max_age_steps, state.guard, state.changed_s = bound, level, now_s
+        return changes
+
+    def _next_bound(self, ess: float, kl: float) -> tuple[int | None, str]:
+        """The next lag bound and guard state: halve when bad, one step back when good, else stay."""
+        state, limits = self._state, self._limits
+        now = self._base if state.max_age_steps is None else state.max_age_steps
+        if ess < limits.frozen_ess or kl > limits.frozen_kl:
+            return 0, "frozen"
+        if ess < limits.tight_ess or kl > limits.tight_kl:
+            bound = min(now, max(1, now // 2), self._base)
+            return bound, "tightened"
+        if ess > limits.loose_ess and kl < limits.loose_kl and state.max_age_steps is not None:
+            return (None, "ok") if now + 1 >= self._base else (now + 1, "tightened")
+        return state.max_age_steps, state.guard
+
+    def _decide_weights(self, figures: list[EdgeFigures], now_s: float) -> list[AdviceChange]:
+        state, limits, changes = self._state, self._limits, list[AdviceChange]()
+        wanted = {figure.source: self._weight(figure) for figure in figures}
+        for source in sorted({*wanted, *state.weights}):
+            before, after = state.weights.get(source, 1.0), wanted.get(source, 1.0)
+            is_end = after in (0.0, 1.0) and before != after
+            if abs(after - before) < limits.weight_step and not is_end:
+                continue
+            state.weights.pop(source, None)
+            if after < 1.0:
+                state.weights[source] = after
+            if before != after:
+                reason = f"source {short(source)}: {self._explain(source, figures)}"
+                changes.append(
+                    AdviceChange(at_s=now_s, what="weight", before=f"{before:.2f}", after=f"{after:.2f}", reason=reason)
+                )
+        return changes
+
+    def _weight(self, figure: EdgeFigures) -> float:
+        """1 for a source whose figures are good, in proportion below that; two decimals."""
+        by_ess = min(1.0, figure.ess_share / self._limits.full_ess)
+        by_kl = min(1.0, self._limits.full_kl / max(figure.mismatch_kl, 1e-12))
+        return round(by_ess * by_kl, 2)
+
+    def _explain(self, source: NodeId, figures: list[EdgeFigures]) -> str:
+        figure = next((figure for figure in figures if figure.source == source), None)
+        if figure is None:
+            return "no recent report"
+        return f"ess {figure.ess_share:.3f}, mismatch {figure.mismatch_kl:.3f} nats, {figure.num_reporters} reporters"
+
+    def _drop_old(self, now_s: float) -> None:
+        for source, reporters in list(self._edges.items()):
+            for reporter in [r for r, (at_s, _) in reporters.items() if now_s - at_s > self._limits.window_s]:
+                del reporters[reporter]
+            if not reporters:
+                del self._edges[source]
+
+
+def is_usable(edge: EdgeReport) -> bool:
+    """True when the figures are finite and within their ranges (estimates may pass them by rounding)."""
+    numbers = (edge.age_mean_steps, edge.ess_share, edge.mismatch_kl, edge.reward_mean)
+    return all(map(math.isfinite, numbers)) and -1e-3 <= edge.ess_share <= 1.001 and edge.mismatch_kl >= -1e-3
+
+
+def _figures(source: NodeId, edges: list[EdgeReport]) -> EdgeFigures:
+    return EdgeFigures(
+        source=source,
+        num_reporters=len(edges),
+        ess_share=min(1.0, max(0.0, median([edge.ess_share for edge in edges]))),
+        mismatch_kl=max(0.0, median([edge.mismatch_kl for edge in edges])),
+        age_mean_steps=max(0.0, median([edge.age_mean_steps for edge in edges])),
+    )
+
+
+def _text(bound: int | None) -> str:
+    return "no opinion" if bound is None else str(bound)

@@ -1,0 +1,148 @@
+"""The coordinator without its network: members, ledger and guard over a store.
+
+Invariant: it sees figures and digests, never a rollout or a weight; one node's calls change only what
+belongs to that node.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from typing import Final
+
+from coordinator.advice import AdviceChange, Guard, GuardLimits
+from coordinator.ledger import Ledger, Recorded
+from coordinator.membership import Member, Membership
+from coordinator.store import CoordinatorStore, EvaluationRow, MemoryCoordinatorStore
+from swarm.clock import Clock
+from swarm.errors import Unauthenticated
+from swarm.types import Advice, NodeId, NodeReport, PolicyVersion, short
+
+logger = logging.getLogger(__name__)
+
+KEEP_GONE_S: Final = 24 * 3600.0  # a gone member stays visible for a day
+MAX_SHOWN_ADVICE: Final = 200
+
+
+class CoordinatorCore:
+    """What the coordinator knows, and the three calls that change it.
+
+    Example:
+        core = CoordinatorCore(clock, store=await SqliteCoordinatorStore.open(path))
+        await core.restore()
+        advice = await core.heartbeat(node_id, report)
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        store: CoordinatorStore | None = None,
+        lease_s: float = 30.0,
+        base_max_age_steps: int = 4,
+        limits: GuardLimits | None = None,
+    ) -> None:
+        self.clock = clock
+        self.store: CoordinatorStore = store or MemoryCoordinatorStore()
+        self.membership = Membership(lease_s)
+        self.ledger = Ledger()
+        self.guard = Guard(base_max_age_steps, limits)
+        self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
+        self.num_heartbeats = 0
+        self.num_refused_versions = 0
+        self._evaluated: dict[NodeId, dict[str, float]] = {}
+        self._writing = asyncio.Lock()
+
+    async def restore(self) -> None:
+        """Takes over what the store remembers. Leases go on from where they were; the guard re-decides."""
+        remembered = await self.store.load()
+        self.membership.restore(remembered.members)
+        self.ledger.restore(remembered.versions)
+        for at_s, reporter, edge in remembered.edges:
+            self.guard.report(reporter, (edge,), at_s)
+        for member in remembered.members:
+            self._evaluated[member.node_id] = dict(member.report.evaluations)
+        self.advice_log.extend(remembered.advice)
+        logger.info("state restored", extra={"members": len(remembered.members), "versions": len(remembered.versions)})
+
+    async def heartbeat(self, node_id: NodeId, report: NodeReport) -> Advice:
+        """Renews a lease, takes the figures, returns advice.
+
+        Raises:
+            Unauthenticated: the report is in another node's name.
+            Unavailable: no room for another member.
+            StorageFull: the disk is full; the lease in memory is renewed all the same.
+        """
+        if report.node_id != node_id:
+            raise Unauthenticated(f"node {short(node_id)} reported as {short(report.node_id)}")
+        now_s = self.clock.now_s()
+        member, has_joined = self.membership.renew(report, now_s)
+        if has_joined:
+            logger.info("node joined", extra={"node": short(node_id), "name": report.name})
+        self.num_heartbeats += 1
+        self.guard.report(node_id, report.edges, now_s)
+        changes = self._decide(now_s)
+        evaluations = self._new_evaluations(report, now_s)
+        async with self._writing:
+            await self.store.put_member(member, report.edges, evaluations, changes)
+        return self.guard.advice(node_id, self.membership.lease_s)
+
+    async def record_version(self, node_id: NodeId, version: PolicyVersion) -> Recorded:
+        """Adds a version of the node's own lineage; it is durable when this returns.
+
+        Raises:
+            StorageFull: it could not be written and is not in the ledger.
+        """
+        async with self._writing:
+            undo = self.ledger.snapshot(node_id)
+            recorded = self.ledger.record(node_id, version, self.clock.now_s())
+            if recorded.entry is not None:
+                try:
+                    await self.store.add_version(recorded.entry)
+                except BaseException:
+                    self.ledger.put_back(node_id, undo)
+                    raise
+        if not recorded.accepted:
+            self.num_refused_versions += 1
+            logger.warning("version refused", extra={"node": short(node_id), "reason": recorded.reason})
+        return recorded
+
+    async def leave(self, node_id: NodeId) -> None:
+        """Ends a node's lease at once; idempotent."""
+        member = self.membership.leave(node_id)
+        self.guard.forget(node_id)
+        if member is not None:
+            logger.info("node left", extra={"node": short(node_id), "name": member.report.name})
+            async with self._writing:
+                await self.store.put_member(member, (), [], [])
+
+    async def tidy(self) -> None:
+        """One round of maintenance: forget the long gone, re-decide, cut the rings."""
+        now_s = self.clock.now_s()
+        old = self.membership.expire(now_s, KEEP_GONE_S)
+        for node_id in old:
+            self._evaluated.pop(node_id, None)
+        self._decide(now_s)
+        async with self._writing:
+            await self.store.forget_members(old)
+            await self.store.trim()
+
+    def live_members(self) -> list[Member]:
+        """Those whose lease runs now."""
+        return self.membership.live(self.clock.now_s())
+
+    def _decide(self, now_s: float) -> list[AdviceChange]:
+        changes = self.guard.decide(now_s)
+        for change in changes:
+            logger.info("advice changed", extra={"what": change.what, "after": change.after, "reason": change.reason})
+        self.advice_log.extend(changes)
+        return changes
+
+    def _new_evaluations(self, report: NodeReport, now_s: float) -> list[EvaluationRow]:
+        """Accuracies that differ from the node's last ones: one row for each evaluation, not one per heartbeat."""
+        known = self._evaluated.get(report.node_id, {})
+        self._evaluated[report.node_id] = dict(report.evaluations)
+        return [
+            EvaluationRow(at_s=now_s, node_id=report.node_id, step=report.head.step, name=name, accuracy=accuracy)
+            for name, accuracy in sorted(report.evaluations.items())
+            if math.isfinite(accuracy) and known.get(name) != accuracy
+        ]
