@@ -166,6 +166,9 @@ def _open_group(sealed: SealedGroup, max_bytes: int) -> RolloutGroup:
 
 def _decompress(data: bytes, max_bytes: int) -> bytes:
     """One zstd frame that states its size; the stated size is checked before anything is allocated."""
+    # A skippable frame is none of ours, and the library would allocate the size that it states.
+    if data[:4] != zstandard.FRAME_HEADER:
+        raise Malformed(RefusalReason.MALFORMED, "not a zstd frame")
     try:
         size = zstandard.frame_content_size(data)
         if size < 0:
