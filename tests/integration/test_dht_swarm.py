@@ -90,6 +90,16 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> f
     return time.monotonic() - began_s
 
 
+async def strike(pid: int, how: signal.Signals) -> None:
+    """Sends a signal and waits until it has had its effect."""
+    os.kill(pid, how)
+
+    async def is_still() -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() in (psutil.STATUS_STOPPED, "zombie")
+
+    await until(is_still, 5.0)
+
+
 async def sees(directory: HivemindDirectory) -> set[NodeId]:
     return {advert.node_id for advert in await directory.lookup()}
 
@@ -187,7 +197,7 @@ async def test_maintain_rebuilds_a_daemon_that_was_killed_or_hangs(swarm: Swarm,
     await swarm.announce_all()
     identity, node = swarm.members[2]
     old_pid, old_peer = node.daemon_pid, node.visible_maddrs()[0].rpartition("/p2p/")[2]
-    os.kill(old_pid, how)
+    await strike(old_pid, how)
     await node.maintain()
     assert node.daemon_pid != old_pid and not psutil.pid_exists(old_pid)
     assert node.visible_maddrs()[0].endswith(old_peer)
@@ -204,12 +214,7 @@ async def test_calls_on_a_dead_daemon_end_with_unavailable_within_the_deadline(s
     await swarm.grow(2)
     identity, node = swarm.members[1]
     await node.announce(advert_of(identity))
-    os.kill(node.daemon_pid, signal.SIGSTOP)
-
-    async def is_stopped() -> bool:
-        return psutil.Process(node.daemon_pid).status() == psutil.STATUS_STOPPED
-
-    await until(is_stopped, 5.0)
+    await strike(node.daemon_pid, signal.SIGSTOP)
     began_s = time.monotonic()
     with pytest.raises(Unavailable):
         await node.announce(advert_of(identity, ttl_s=95.0))
@@ -292,3 +297,40 @@ async def test_the_daemon_dies_with_a_killed_process(how: signal.Signals) -> Non
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
     assert await until(is_gone, 10.0) < 5.0
+
+
+async def part(west: list[HivemindDirectory], east: list[HivemindDirectory]) -> None:
+    """Leaves the state of a long partition: no connection and no routing entry across."""
+    from hivemind.p2p import PeerID
+
+    for here, there in ((west, east), (east, west)):
+        for node in here:
+            assert node._peer is not None
+            table = node._peer._node.protocol.routing_table
+            for other in there:
+                peer = PeerID.from_base58(other.visible_maddrs()[0].rpartition("/p2p/")[2])
+                await node._peer._p2p._client.disconnect(peer)
+                if peer in table:
+                    del table[table[peer]]
+
+
+async def test_after_a_partition_one_round_of_maintenance_on_one_node_heals_the_view(swarm: Swarm) -> None:
+    nodes = await swarm.grow(4)
+    await swarm.announce_all()
+    for node in nodes:
+        await node.maintain()
+    await part(nodes[:2], nodes[2:])
+    identity, far = swarm.members[0][0], nodes[3]
+
+    async def steps() -> set[int]:
+        return {advert.head.step for advert in await far.lookup() if advert.node_id == identity.node_id}
+
+    await nodes[0].announce(advert_of(identity, step=5, ttl_s=99.0))
+    assert await steps() == {1}  # hivemind by itself never finds the other side again
+    for node in nodes[:2]:
+        await node.maintain()
+
+    async def is_healed() -> bool:
+        return await steps() == {5}
+
+    assert await until(is_healed, 10.0) < 5.0
