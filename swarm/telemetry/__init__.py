@@ -1,0 +1,12 @@
+"""What a node says about itself: metrics, structured logs, an event file, and live curves.
+
+Invariant: nothing here is global (each `Telemetry` has its own registry), and a figure that cannot be
+delivered never stops the node. Every metric is named and explained in `swarm.telemetry.metrics`.
+"""
+
+from swarm.telemetry.events import EventLog, read_events
+from swarm.telemetry.logs import log_context, setup_logging
+from swarm.telemetry.metrics import METRICS, Metric
+from swarm.telemetry.recorder import Telemetry, make_sinks
+
+__all__ = ["METRICS", "EventLog", "Metric", "Telemetry", "log_context", "make_sinks", "read_events", "setup_logging"]

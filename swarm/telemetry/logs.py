@@ -1,0 +1,106 @@
+"""Structured logs: a constant message plus fields, as JSON or as one readable line.
+
+Invariant: fields of `log_context` (node, group, peer) are on every record made inside it, in any task
+that it starts, and never on a record outside.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from swarm.errors import ConfigError
+from swarm.telemetry.events import finite
+
+_context: ContextVar[dict[str, Any] | None] = ContextVar("swarm_log_context", default=None)
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def setup_logging(level: str = "INFO", format: str = "console", node: str = "") -> None:
+    """Sends all logs of this process to stderr, replacing what was configured before.
+
+    Args:
+        level: DEBUG, INFO, WARNING or ERROR, for our own packages; others log from WARNING on.
+        format: `console` or `json` (one object per line).
+        node: put into every record when not empty.
+
+    Raises:
+        ConfigError: unknown level or format.
+    """
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"telemetry.log_level: {level!r} is none of DEBUG, INFO, WARNING, ERROR")
+    if format not in ("console", "json"):
+        raise ConfigError(f"telemetry.log_format: {format!r} is neither console nor json")
+    constants = {"node": node} if node else {}
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(constants) if format == "json" else ConsoleFormatter(constants))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel("WARNING" if level in ("DEBUG", "INFO") else level)
+    for package in ("swarm", "node", "coordinator"):
+        logging.getLogger(package).setLevel(level)
+
+
+@contextmanager
+def log_context(**fields: Any) -> Generator[None]:
+    """Adds fields to every record made inside, also in tasks and `asyncio.to_thread` calls started inside."""
+    token = _context.set({**(_context.get() or {}), **fields})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record: at, level, logger, message, fields, and the traceback as `error`."""
+
+    def __init__(self, constants: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._constants = constants or {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        entry = {
+            "at": _timestamp(record.created),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record, self._constants),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(finite(entry), default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """`12:00:01 INFO  swarm.loops: group refused reason=too_old node=ada`, tracebacks below."""
+
+    def __init__(self, constants: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._constants = constants or {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line, control characters of field values escaped."""
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = "".join(f" {key}={_plain(value)}" for key, value in _fields(record, self._constants).items())
+        line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{fields}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+def _fields(record: logging.LogRecord, constants: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+    return {**constants, **(_context.get() or {}), **own}
+
+
+def _plain(value: object) -> str:
+    """A value that cannot forge another line or steer a terminal: it may come from a peer."""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if text.isprintable() and " " not in text else repr(text)
+
+
+def _timestamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"

@@ -1,0 +1,145 @@
+"""Every metric of the project: name, kind, labels, unit, meaning and expected range.
+
+Invariant: a metric that is not in this list cannot be written. In logs and curves a name reads
+`stage/thing_unit`; in Prometheus the same is `swarm_stage_thing_unit`. docs/metrics.md is generated from
+here (`make docs`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+_AGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One figure that a node or coordinator publishes.
+
+    Example:
+        Metric(name="learn/age_steps", kind="histogram", unit="steps", meaning="...", expected="0-4", buckets=(0, 1))
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    expected: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()  # upper bounds, histograms only
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name that a scrape shows."""
+        return "swarm_" + self.name.replace("/", "_")
+
+
+def _gauge(name: str, unit: str, meaning: str, expected: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="gauge", unit=unit, meaning=meaning, expected=expected, labels=labels)
+
+
+def _counter(name: str, unit: str, meaning: str, expected: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="counter", unit=unit, meaning=meaning, expected=expected, labels=labels)
+
+
+def _histogram(name: str, unit: str, meaning: str, expected: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name=name, kind="histogram", unit=unit, meaning=meaning, expected=expected, buckets=buckets)
+
+
+_LIST = (
+    # learn: the optimizer step
+    _gauge("learn/step", "steps", "Optimizer steps of the newest policy version", "rises without pause"),
+    _counter("learn/skipped_steps_total", "steps", "Steps skipped because something was not finite", "0"),
+    _counter("learn/trained_tokens_total", "tokens", "Tokens that gradients came from", "rises"),
+    _counter("learn/groups_total", "groups", "Groups consumed, by origin (local, external)", "rises", "origin"),
+    _counter("learn/silent_groups_total", "groups", "Local groups without signal that a draw used up", "under 70 %"),
+    _histogram("learn/age_steps", "steps", "Age of each group at consumption, from its oldest token", "0-4", _AGES),
+    _histogram("learn/reuse", "uses", "Which use of a group this was: 1 is the first", "1", (1.0, 2.0, 4.0, 8.0)),
+    _histogram("learn/draw_wait_s", "s", "How long a step waited for its groups", "under one step", _SECONDS),
+    _counter("learn/seconds_total", "s", "Time of the worker by phase", "backward leads", "phase"),
+    _gauge("learn/overlap_share", "share", "Of the time of the shorter of generation and learning, spent in both",
+           "0.5-1; 0 with deterministic"),
+    _gauge("learn/loss", "1", "Loss of the newest step; its sign and size mean little in RL", "finite"),
+    _gauge("learn/grad_norm", "1", "Gradient norm before clipping", "0.01-10; spikes come before collapse"),
+    _gauge("learn/reward_mean", "reward", "Mean reward of what the newest step learned from", "rises"),
+    _gauge("learn/entropy_nats", "nats/token", "Mean entropy of the policy on the trained tokens", "falls slowly"),
+    _gauge("learn/clip_share", "share", "Trained tokens that the weight rule clipped or capped", "0-0.2"),
+    _gauge("learn/silent_share", "share", "Drawn groups whose rewards are all equal", "0"),
+    _gauge("learn/dropped_share", "share", "Drawn rollouts that trained no token (foreign ones below the mean)",
+           "0-0.3"),
+    _gauge("learn/padding_share", "share", "Positions of the forward passes that were padding", "under 0.1"),
+    _gauge("learn/num_micro_batches", "passes", "Forward passes that the newest step was cut into", "1-16"),
+    _gauge("learn/age_mean_steps", "steps", "Mean age of what the newest step learned from", "0-4"),
+    _gauge("learn/age_max_steps", "steps", "Greatest age in the newest step", "at most replay.max_age_steps"),
+    _gauge("learn/mismatch_kl_k1", "nats/token", "Mean of -log r of policy over generator", "-0.05 to 0.05"),
+    _gauge("learn/mismatch_kl_k3", "nats/token", "Mean of r - 1 - log r: an estimate that is never negative",
+           "under 0.05; from 0.5 on the data says little"),
+    _gauge("learn/ratio_mean", "1", "Mean importance ratio of policy over generator", "near 1"),
+    _gauge("learn/ratio_max", "1", "Greatest importance ratio", "under 100"),
+    _gauge("learn/ess_share", "share", "Effective sample size over sample size, by token", "over 0.5"),
+    _gauge("learn/ess_share_local", "share", "The same over own rollouts", "over 0.9"),
+    _gauge("learn/ess_share_foreign", "share", "The same over other nodes' rollouts", "over 0.3"),
+    _gauge("learn/source_ess_share", "share", "Effective sample size of one source for this learner", "over 0.3",
+           "source"),
+    _gauge("learn/source_mismatch_kl", "nats/token", "Distance of one source from this learner (k3)", "under 0.5",
+           "source"),
+    _gauge("learn/source_age_steps", "steps", "Mean age of one source's groups at consumption", "0-4", "source"),
+    # rollout: generation
+    _counter("rollout/groups_total", "groups", "Groups generated, scored and stored here, by environment", "rises",
+             "env"),
+    _counter("rollout/tokens_total", "tokens", "Response tokens generated here", "rises"),
+    _gauge("rollout/tokens_per_s", "tokens/s", "Generated here, smoothed over about 30 s", "steady"),
+    _gauge("rollout/reward_mean", "reward", "Mean reward of the newest group, by environment", "rises", "env"),
+    # exchange: other nodes
+    _counter("exchange/admitted_total", "groups", "Foreign groups that passed the door", "rises"),
+    _counter("exchange/refused_total", "groups", "Foreign groups refused, by reason", "few; duplicate is harmless",
+             "reason"),
+    _histogram("exchange/arrival_s", "s", "From creation at the producer to admission here (includes clock skew)",
+               "under 1", _SECONDS),
+    _counter("exchange/received_bytes_total", "bytes", "Sealed groups from peers, useful or not", "rises"),
+    _counter("exchange/sent_bytes_total", "bytes", "Sealed groups to peers", "rises"),
+    _gauge("exchange/peers", "peers", "Peers whose groups are streamed now", "1 to exchange.max_neighbours"),
+    _gauge("replay/groups", "groups", "Groups in the replay buffer", "under replay.max_groups"),
+    _gauge("replay/bytes", "bytes", "Bytes in the replay buffer", "under replay.max_bytes"),
+    # evaluation
+    _gauge("evaluation/accuracy", "share", "Greedy accuracy", "rises", "env", "split"),
+    # node: the process itself
+    _gauge("node/last_step_timestamp_s", "s since 1970", "When the newest step ended", "less than minutes ago"),
+    _gauge("node/coordinator_reachable", "0 or 1", "1 when the last heartbeat was answered", "1; works with 0"),
+    _counter("node/restarts_total", "restarts", "Child processes started again (worker, p2pd, sandbox)", "0",
+             "process"),
+    _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
+    _gauge("node/guard", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 frozen", "0"),
+    # coordinator
+    _gauge("coordinator/live_nodes", "nodes", "Nodes with a lease", "steady"),
+    _counter("coordinator/heartbeats_total", "heartbeats", "Heartbeats answered", "rises"),
+    _counter("coordinator/versions_total", "versions", "Policy versions recorded", "rises"),
+    _counter("coordinator/refused_versions_total", "versions", "Versions that would fork or go back", "0"),
+    _gauge("coordinator/edge_ess_share", "share", "Median effective sample size of one source over its learners",
+           "over 0.3", "source"),
+)  # fmt: skip
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _LIST}
+
+
+def markdown() -> str:
+    """The list as a page for docs/."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated by `make docs` from `swarm/telemetry/metrics.py`. Every process answers on `/metrics` when",
+        "`telemetry.metrics_listen` is set; TensorBoard and Weights & Biases show the same names by step.",
+    ]
+    for stage in dict.fromkeys(metric.name.split("/")[0] for metric in _LIST):
+        lines += ["", f"## {stage}", "", "| name | Prometheus | kind | unit | meaning | expected |"]
+        lines.append("|---|---|---|---|---|---|")
+        lines += [_row(metric) for metric in _LIST if metric.name.startswith(stage + "/")]
+    return "\n".join(lines) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
+    cells = (f"`{metric.name}{labels}`", f"`{metric.prometheus_name}`", metric.kind, metric.unit, metric.meaning)
+    return "| " + " | ".join((*cells, metric.expected)) + " |"

@@ -1,0 +1,266 @@
+"""Where figures go: one registry for /metrics, and curves by step for those who use TensorBoard or W&B.
+
+Invariant: a metric name that is not in `METRICS`, or wrong labels, is a bug and raises; a sink that
+fails is dropped with one error in the log.
+"""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from swarm.clock import Clock, SystemClock
+from swarm.config import TelemetryConfig
+from swarm.errors import ConfigError
+from swarm.telemetry.metrics import METRICS, Kind, Metric
+from swarm.types import JsonDict, short
+
+logger = logging.getLogger(__name__)
+
+MAX_SOURCES = 64  # label values kept per metric with label `source`: names that peers choose are bounded
+_GUARDS = {"ok": 0, "tightened": 1, "frozen": 2}
+_PHASES_OF_OVERLAP = ("generate", "learn", "both")
+
+
+class Sink(Protocol):
+    """Something that draws curves by optimizer step."""
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """Figures of one step, by metric name."""
+        ...
+
+    def close(self) -> None:
+        """Flushes."""
+        ...
+
+
+class Telemetry:
+    """The metrics of one node or coordinator.
+
+    Example:
+        telemetry = Telemetry(node="ada")
+        stop = telemetry.serve("127.0.0.1:9100")
+        telemetry.count("exchange/refused_total", reason="too_old")
+    """
+
+    def __init__(self, node: str = "", sinks: tuple[Sink, ...] = (), clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self.registry = CollectorRegistry()
+        self.metrics_address = ""  # host:port once served
+        self._sinks = list(sinks)
+        self._sources: dict[str, list[str]] = defaultdict(list)
+        self._totals: dict[str, float] = {}
+        self._generated: tuple[float, float] | None = None  # tokens, at_s
+        self._tokens_per_s = 0.0
+        self._families = {name: _family(metric, self.registry) for name, metric in METRICS.items()}
+        if node:
+            info = Gauge("swarm_node_info", "Name of this process, always 1", ["node"], registry=self.registry)
+            info.labels(node).set(1)
+
+    # --- one figure ------------------------------------------------------------------------------
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Sets a gauge. Raises KeyError for an unknown name, TypeError for another kind or wrong labels."""
+        self._child(name, "gauge", labels).set(value)
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Adds to a counter. Raises as `gauge`; ValueError for a negative amount."""
+        self._child(name, "counter", labels).inc(amount)
+
+    def total(self, name: str, value: float) -> None:
+        """Raises a counter without labels to a total that is kept elsewhere; a lower value adds nothing."""
+        grown = value - self._totals.get(name, 0.0)
+        self._totals[name] = value
+        self.count(name, max(0.0, grown))
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Adds one observation to a histogram. Raises as `gauge`."""
+        self._child(name, "histogram", labels).observe(value)
+
+    def _child(self, name: str, kind: Kind, labels: dict[str, str]) -> Any:
+        metric = METRICS[name]
+        if metric.kind != kind:
+            raise TypeError(f"{name} is a {metric.kind}, not a {kind}")
+        if set(labels) != set(metric.labels):
+            raise TypeError(f"{name}: labels {sorted(labels)} given, {sorted(metric.labels)} declared")
+        family = self._families[name]
+        if not labels:
+            return family
+        if "source" in labels:
+            self._bound_sources(name, family, labels["source"])
+        return family.labels(**labels)
+
+    def _bound_sources(self, name: str, family: Any, source: str) -> None:
+        known = self._sources[name]
+        if source in known:
+            known.remove(source)
+        elif len(known) >= MAX_SOURCES:
+            family.remove(known.pop(0))
+        known.append(source)
+
+    # --- events and snapshots of a node ------------------------------------------------------------
+
+    def record(self, kind: str, fields: JsonDict) -> None:
+        """Takes an event as the event file gets it, and updates every metric that follows from it."""
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is not None:
+            handler(fields)
+
+    def snapshot(self, status: JsonDict) -> None:
+        """Takes a node's status (see `Daemon.status`): levels and totals that no event tells."""
+        self.total("exchange/received_bytes_total", status["bytes_received"])
+        self.total("exchange/sent_bytes_total", status["bytes_sent"])
+        self.gauge("exchange/peers", len(status["peers"]))
+        self.gauge("replay/groups", status["replay_groups"])
+        self.gauge("replay/bytes", status["replay_bytes"])
+        self.gauge("node/guard", _GUARDS.get(status["guard"], 0))
+        if "is_coordinator_reachable" in status:
+            self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
+        self._rate(status["tokens_generated"], status["at_s"])
+
+    def _rate(self, tokens: float, at_s: float) -> None:
+        """Exponential mean of the generation rate with a time constant of 30 s."""
+        before = self._generated
+        self._generated = (tokens, at_s)
+        if before is None or at_s <= before[1]:
+            return
+        weight = 1 - math.exp(-(at_s - before[1]) / 30)
+        self._tokens_per_s += weight * (max(0.0, tokens - before[0]) / (at_s - before[1]) - self._tokens_per_s)
+        self.gauge("rollout/tokens_per_s", self._tokens_per_s)
+
+    def _on_step(self, fields: JsonDict) -> None:
+        figures = {"loss": fields["loss"], "grad_norm": fields["grad_norm"], **fields["diagnostics"]}
+        # A recipe of a plug-in may have figures of its own: they are in the event file.
+        named = {f"learn/{name}": value for name, value in figures.items() if f"learn/{name}" in METRICS}
+        for name, value in named.items():
+            self.gauge(name, value)
+        self.gauge("learn/step", fields["step"])
+        self.gauge("node/last_step_timestamp_s", self._clock.now_s())
+        self.count("learn/trained_tokens_total", fields["num_tokens"])
+        self.count("learn/skipped_steps_total", float(fields["was_skipped"]))
+        for age in fields["ages"]:
+            self.observe("learn/age_steps", age)
+        seconds = fields["seconds"]
+        for phase, value in seconds.items():
+            self.count("learn/seconds_total", value, phase=phase)
+        if "draw_wait" in seconds:
+            self.observe("learn/draw_wait_s", seconds["draw_wait"])
+        if (share := overlap_share(seconds)) is not None:
+            self.gauge("learn/overlap_share", share)
+            named["learn/overlap_share"] = share
+        for edge in fields["edges"]:
+            named |= self._edge(edge)
+        self._draw_curves(fields["step"], named)
+
+    def _edge(self, edge: JsonDict) -> dict[str, float]:
+        source = short(edge["source"])
+        figures = {
+            "learn/source_ess_share": edge["ess"],
+            "learn/source_mismatch_kl": edge["kl"],
+            "learn/source_age_steps": edge["age"],
+        }
+        for name, value in figures.items():
+            self.gauge(name, value, source=source)
+        return {f"{name}/{source}": value for name, value in figures.items()}
+
+    def _on_draw(self, fields: JsonDict) -> None:
+        self.count("learn/silent_groups_total", fields["num_silent"])
+        for group in fields["groups"]:
+            self.count("learn/groups_total", origin="local" if group["local"] else "external")
+            self.observe("learn/reuse", group["use"])
+
+    def _on_put(self, fields: JsonDict) -> None:
+        self.count("rollout/groups_total", env=fields["env"])
+        self.count("rollout/tokens_total", fields["tokens"])
+        self.gauge("rollout/reward_mean", fields["reward"], env=fields["env"])
+
+    def _on_admitted(self, fields: JsonDict) -> None:
+        self.count("exchange/admitted_total")
+        self.observe("exchange/arrival_s", max(0.0, fields["age_s"]))
+
+    def _on_refused(self, fields: JsonDict) -> None:
+        self.count("exchange/refused_total", reason=fields["reason"])
+
+    def _on_evaluation(self, fields: JsonDict) -> None:
+        self.gauge("evaluation/accuracy", fields["accuracy"], env=fields["env"], split=fields["split"])
+        self._draw_curves(fields["step"], {f"evaluation/{fields['env']}/{fields['split']}": fields["accuracy"]})
+
+    def _on_failure(self, fields: JsonDict) -> None:
+        # "follow 3fa1..." is one loop per peer: the peer is in the log, not in a label
+        self.count("node/failures_total", loop=str(fields["loop"]).split(" ")[0])
+
+    def _on_worker_died(self, fields: JsonDict) -> None:
+        self.count("node/restarts_total", process="worker")
+
+    # --- where it is read -----------------------------------------------------------------------------
+
+    def serve(self, listen: str) -> Callable[[], None]:
+        """Answers /metrics in a thread of its own. Returns what stops it.
+
+        Raises:
+            ConfigError: `listen` is not host:port, or the port is taken.
+        """
+        host, _, port = listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"telemetry.metrics_listen: {listen!r} is not host:port")
+        try:
+            server, thread = start_http_server(int(port), host.strip("[]"), registry=self.registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"telemetry.metrics_listen: cannot listen on {listen}: {error}") from None
+        self.metrics_address = f"{host}:{server.server_port}"
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return stop
+
+    def close(self) -> None:
+        """Flushes and closes the sinks."""
+        while self._sinks:
+            self._sinks.pop().close()
+
+    def _draw_curves(self, step: int, figures: dict[str, float]) -> None:
+        for sink in list(self._sinks):
+            try:
+                sink.write(step, figures)
+            except (OSError, RuntimeError, ValueError):
+                logger.exception("curves are not written any more", extra={"sink": type(sink).__name__})
+                self._sinks.remove(sink)
+
+
+def overlap_share(seconds: dict[str, float]) -> float | None:
+    """Seconds in generation and learning at once, over those of the shorter of the two; None when unknown."""
+    if any(phase not in seconds for phase in _PHASES_OF_OVERLAP):
+        return None
+    shorter = min(seconds["generate"], seconds["learn"])
+    return min(1.0, seconds["both"] / shorter) if shorter > 0 else 0.0
+
+
+def make_sinks(config: TelemetryConfig, directory: Path, node: str) -> tuple[Sink, ...]:
+    """The curves that the configuration asks for.
+
+    Raises:
+        ConfigError: a package is missing; the message says what to install.
+    """
+    from swarm.telemetry.sinks import TensorBoardSink, WandbSink
+
+    sinks: list[Sink] = []
+    if config.tensorboard:
+        sinks.append(TensorBoardSink(directory / "tensorboard"))
+    if config.wandb_project:
+        sinks.append(WandbSink(config.wandb_project, node, directory))
+    return tuple(sinks)
+
+
+def _family(metric: Metric, registry: CollectorRegistry) -> Any:
+    help_text = f"{metric.meaning} [{metric.unit}]"
+    if metric.kind == "histogram":
+        return Histogram(metric.prometheus_name, help_text, metric.labels, registry=registry, buckets=metric.buckets)
+    family = Counter if metric.kind == "counter" else Gauge
+    return family(metric.prometheus_name, help_text, metric.labels, registry=registry)

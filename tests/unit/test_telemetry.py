@@ -1,0 +1,339 @@
+"""Metrics, logs and events of a node."""
+
+import json
+import logging
+import sys
+import threading
+import types
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from swarm.clock import ManualClock
+from swarm.config import TelemetryConfig
+from swarm.errors import ConfigError
+from swarm.telemetry import METRICS, EventLog, Telemetry, log_context, make_sinks, read_events, setup_logging
+from swarm.telemetry.logs import ConsoleFormatter, JsonFormatter
+from swarm.telemetry.metrics import markdown
+from swarm.telemetry.recorder import MAX_SOURCES, overlap_share
+
+STEP = {
+    "step": 3,
+    "loss": 0.25,
+    "grad_norm": 1.5,
+    "num_tokens": 40,
+    "was_skipped": False,
+    "diagnostics": {"reward_mean": 0.5, "ess_share": 0.9, "figure_of_a_plugin": 7.0},
+    "seconds": {"score": 0.1, "draw_wait": 0.2, "generate": 2.0, "learn": 1.0, "both": 0.75},
+    "ages": [0, 1, 5],
+    "num_local": 2,
+    "num_external": 1,
+    "edges": [{"source": "ab" * 32, "groups": 1, "age": 1.0, "ess": 0.8, "kl": 0.01, "reward": 0.5}],
+}
+
+
+def scrape(telemetry: Telemetry) -> dict[str, float]:
+    lines = generate_latest(telemetry.registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_every_metric_has_meaning_range_and_a_name_with_its_stage():
+    for name, metric in METRICS.items():
+        assert name.count("/") == 1 and name == name.lower()
+        assert metric.meaning and metric.expected and metric.unit
+        assert (metric.kind == "counter") == name.endswith("_total")
+        assert (metric.kind == "histogram") == bool(metric.buckets)
+
+
+def test_two_telemetries_share_nothing():
+    first, second = Telemetry(), Telemetry()
+    first.count("exchange/admitted_total")
+    assert scrape(first)["swarm_exchange_admitted_total"] == 1
+    assert scrape(second)["swarm_exchange_admitted_total"] == 0
+
+
+def test_unknown_name_wrong_kind_and_wrong_labels_are_errors():
+    telemetry = Telemetry()
+    with pytest.raises(KeyError):
+        telemetry.gauge("learn/lost", 1.0)
+    with pytest.raises(TypeError, match="is a histogram, not a gauge"):
+        telemetry.gauge("learn/age_steps", 1.0)
+    with pytest.raises(TypeError, match="labels"):
+        telemetry.count("exchange/refused_total", cause="too_old")
+
+
+def test_a_step_event_updates_every_figure_that_follows_from_it():
+    telemetry = Telemetry(clock=ManualClock(start_s=500.0))
+    telemetry.record("step", STEP)
+    figures = scrape(telemetry)
+    assert figures["swarm_learn_step"] == 3
+    assert figures["swarm_learn_loss"] == 0.25
+    assert figures["swarm_learn_ess_share"] == pytest.approx(0.9)
+    assert figures["swarm_learn_overlap_share"] == 0.75
+    assert figures['swarm_learn_age_steps_bucket{le="1.0"}'] == 2
+    assert figures["swarm_learn_age_steps_count"] == 3
+    assert figures['swarm_learn_seconds_total{phase="score"}'] == pytest.approx(0.1)
+    assert figures['swarm_learn_source_ess_share{source="abababab"}'] == pytest.approx(0.8)
+    assert figures["swarm_node_last_step_timestamp_s"] == 500.0
+    assert not any("plugin" in name for name in figures)
+
+
+def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
+    telemetry = Telemetry()
+    telemetry.record("refused", {"reason": "too_old", "producer": "x"})
+    telemetry.record("put", {"env": "sums", "tokens": 12, "reward": 0.5})
+    telemetry.record("admitted", {"age_s": -3.0})  # the producer's clock is ahead
+    telemetry.record("draw", {"num_silent": 2, "groups": [{"local": True, "use": 1}, {"local": False, "use": 2}]})
+    telemetry.record("failure", {"loop": "follow 3fa1bc00", "error": "KeyError: 1"})
+    telemetry.record("worker_died", {"exit_code": -9})
+    telemetry.record("an event without metrics", {})
+    telemetry.record("evaluation", {"step": 1, "env": "sums", "split": "all", "accuracy": 0.75})
+    figures = scrape(telemetry)
+    assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 1
+    assert figures['swarm_rollout_groups_total{env="sums"}'] == 1
+    assert figures["swarm_exchange_arrival_s_sum"] == 0.0
+    assert figures['swarm_learn_groups_total{origin="external"}'] == 1
+    assert figures["swarm_learn_silent_groups_total"] == 2
+    assert figures['swarm_node_failures_total{loop="follow"}'] == 1
+    assert figures['swarm_node_restarts_total{process="worker"}'] == 1
+    assert figures['swarm_evaluation_accuracy{env="sums",split="all"}'] == 0.75
+
+
+def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
+    telemetry = Telemetry()
+    status = {
+        "bytes_received": 100,
+        "bytes_sent": 50,
+        "peers": ["a", "b"],
+        "replay_groups": 4,
+        "replay_bytes": 999,
+        "guard": "frozen",
+        "tokens_generated": 0,
+        "at_s": 0.0,
+    }
+    telemetry.snapshot(status)
+    telemetry.snapshot({**status, "bytes_received": 70, "tokens_generated": 3000, "at_s": 300.0})
+    figures = scrape(telemetry)
+    assert figures["swarm_exchange_received_bytes_total"] == 100
+    assert figures["swarm_exchange_peers"] == 2
+    assert figures["swarm_node_guard"] == 2
+    assert figures["swarm_rollout_tokens_per_s"] == pytest.approx(10.0, rel=1e-3)
+
+
+def test_names_that_peers_choose_cannot_grow_the_registry_without_bound():
+    telemetry = Telemetry()
+    for index in range(3 * MAX_SOURCES):
+        telemetry.gauge("learn/source_ess_share", 1.0, source=f"{index:08x}")
+    sources = [name for name in scrape(telemetry) if name.startswith("swarm_learn_source_ess_share{")]
+    assert len(sources) == MAX_SOURCES
+    assert 'swarm_learn_source_ess_share{source="000000bf"}' in sources  # the newest stays
+
+
+def test_metrics_are_served_until_stopped():
+    telemetry = Telemetry(node="ada")
+    stop = telemetry.serve("127.0.0.1:0")
+    try:
+        with urllib.request.urlopen(f"http://{telemetry.metrics_address}/metrics", timeout=5) as answer:
+            body = answer.read().decode()
+    finally:
+        stop()
+    assert 'swarm_node_info{node="ada"} 1.0' in body
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://{telemetry.metrics_address}/metrics", timeout=1)
+
+
+def test_a_taken_or_malformed_address_is_a_configuration_error_that_names_the_key():
+    first = Telemetry()
+    stop = first.serve("127.0.0.1:0")
+    try:
+        with pytest.raises(ConfigError, match=r"telemetry\.metrics_listen"):
+            Telemetry().serve(first.metrics_address)
+    finally:
+        stop()
+    with pytest.raises(ConfigError, match="not host:port"):
+        Telemetry().serve("nine thousand")
+
+
+def test_tensorboard_files_hold_the_curves(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    telemetry = Telemetry(sinks=make_sinks(TelemetryConfig(tensorboard=True), tmp_path, "ada"))
+    telemetry.record("step", STEP)
+    telemetry.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    points = {v.tag: v.simple_value for event in LegacyEventFileLoader(str(path)).Load() for v in event.summary.value}
+    assert points["learn/loss"] == 0.25
+    assert points["learn/source_ess_share/abababab"] == pytest.approx(0.8)
+
+
+def test_wandb_gets_the_figures_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[str, object]] = []
+    run = types.SimpleNamespace(
+        log=lambda figures, step: calls.append((f"step {step}", figures)), finish=lambda: calls.append(("finish", None))
+    )
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **options: calls.append(("init", options)) or run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    telemetry = Telemetry(sinks=make_sinks(TelemetryConfig(wandb_project="p"), tmp_path, "ada"))
+    telemetry.record("step", {**STEP, "loss": float("nan")})
+    telemetry.close()
+    assert [name for name, _ in calls] == ["init", "step 3", "finish"]
+    assert calls[0][1]["project"] == "p" and calls[0][1]["name"] == "ada"
+    assert calls[1][1]["learn/grad_norm"] == 1.5 and "learn/loss" not in calls[1][1]
+
+
+@pytest.mark.parametrize(
+    ("module", "config"), [("wandb", {"wandb_project": "p"}), ("tensorboard", {"tensorboard": True})]
+)
+def test_a_missing_package_is_a_configuration_error_with_its_fix(
+    module: str, config: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'swarm-trainer\[{module}\]'"):
+        make_sinks(TelemetryConfig(**config), tmp_path, "ada")
+
+
+def test_a_sink_that_fails_is_dropped_and_the_node_goes_on(caplog: pytest.LogCaptureFixture):
+    class Full:
+        calls = 0
+
+        def write(self, step: int, figures: dict[str, float]) -> None:
+            Full.calls += 1
+            raise OSError("disk full")
+
+        def close(self) -> None:
+            raise AssertionError("a dropped sink is not used again")
+
+    telemetry = Telemetry(sinks=(Full(),))
+    telemetry.record("step", STEP)
+    telemetry.record("step", STEP)
+    telemetry.close()
+    assert Full.calls == 1
+    assert "curves are not written any more" in caplog.text
+
+
+def test_overlap_is_unknown_without_its_three_phases_and_zero_when_one_never_ran():
+    assert overlap_share({"learn": 1.0}) is None
+    assert overlap_share({"generate": 0.0, "learn": 1.0, "both": 0.0}) == 0.0
+
+
+def test_the_page_of_metrics_is_current():
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == markdown(), "run `make docs`"
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+def test_events_are_read_back_in_order_with_their_times(tmp_path: Path):
+    clock = ManualClock(start_s=10.0)
+    events = EventLog(tmp_path / "events.jsonl", clock)
+    events.write("step", {"step": 1, "loss": float("nan"), "nested": [float("inf"), {"x": 1.0}]})
+    clock.advance(2.0)
+    events.write("draw", {"groups": []})
+    events.close()
+    events.write("late", {})
+    assert read_events(tmp_path / "events.jsonl") == [
+        {"at_s": 10.0, "kind": "step", "step": 1, "loss": None, "nested": [None, {"x": 1.0}]},
+        {"at_s": 12.0, "kind": "draw", "groups": []},
+    ]
+    assert read_events(tmp_path / "missing.jsonl") == []
+
+
+def test_half_a_line_left_by_a_crash_is_dropped_and_the_rest_kept(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind":"a"}\n{"kind":"b' + b"x" * 100_000)
+    assert [event["kind"] for event in read_events(path)] == ["a"]
+    events = EventLog(path)
+    events.write("c", {})
+    events.close()
+    assert [event["kind"] for event in read_events(path)] == ["a", "c"]
+
+
+def test_lines_of_many_threads_never_mix(tmp_path: Path):
+    events = EventLog(tmp_path / "events.jsonl")
+    threads = [
+        threading.Thread(target=lambda n=n: [events.write("x", {"n": n, "pad": "y" * 3000}) for _ in range(50)])
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events.close()
+    assert sorted(event["n"] for event in read_events(tmp_path / "events.jsonl")) == sorted(list(range(8)) * 50)
+
+
+def test_a_full_disk_loses_events_and_not_the_node(caplog: pytest.LogCaptureFixture):
+    events = EventLog(Path("/dev/full"))
+    events.write("step", {})
+    events.write("step", {})
+    events.close()
+    assert events.num_lost == 2
+    assert caplog.text.count("events are being lost") == 1
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "swarm.x", "levelname": "INFO", "msg": message, "created": 0.5})
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_json_record_has_message_fields_and_context():
+    with log_context(group="3fa1"):
+        line = JsonFormatter({"node": "ada"}).format(record("group refused", reason="too_old", value=float("nan")))
+    entry = json.loads(line)
+    assert entry["at"] == "1970-01-01T00:00:00.500Z"
+    assert entry["message"] == "group refused"
+    assert (entry["node"], entry["group"], entry["reason"], entry["value"]) == ("ada", "3fa1", "too_old", None)
+
+
+def test_context_ends_with_its_block():
+    with log_context(group="3fa1"), log_context(peer="b"):
+        pass
+    assert "group" not in json.loads(JsonFormatter().format(record("x")))
+
+
+def test_a_field_from_a_peer_cannot_forge_a_line_or_steer_the_terminal():
+    line = ConsoleFormatter().format(record("refused", detail="x\nINFO all is well \x1b[2J"))
+    assert "\n" not in line and "\x1b" not in line
+
+
+def test_tracebacks_are_kept():
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        made = record("loop failed", exc_info=sys.exc_info())
+    assert "KeyError: 'lost'" in json.loads(JsonFormatter().format(made))["traceback"]
+    assert "KeyError: 'lost'" in ConsoleFormatter().format(made)
+
+
+def test_logging_is_set_up_once_and_names_the_node(capsys: pytest.CaptureFixture[str]):
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        setup_logging("INFO", "json", "ada")
+        setup_logging("INFO", "json", "ada")
+        logging.getLogger("swarm.test").info("started", extra={"port": 1})
+        logging.getLogger("third.party").info("chatter")
+        lines = capsys.readouterr().err.splitlines()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for package in ("swarm", "node", "coordinator"):
+            logging.getLogger(package).setLevel(logging.NOTSET)
+    assert [json.loads(line)["message"] for line in lines] == ["started"]
+    assert json.loads(lines[0])["node"] == "ada"
+
+
+@pytest.mark.parametrize(("level", "format"), [("LOUD", "json"), ("INFO", "xml")])
+def test_unknown_level_or_format_is_a_configuration_error(level: str, format: str):
+    with pytest.raises(ConfigError, match=r"telemetry\.log_"):
+        setup_logging(level, format)
