@@ -32,6 +32,7 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
 
     from swarm.learn.learner import PolicyLearner
     from swarm.model import load_model
+    from swarm.recipes import load_recipe
     from swarm.rollout.produce import evaluate, produce
     from swarm.rollout.transformers_engine import TransformersGenerator
     from swarm.tasks.build import build_environments
@@ -48,6 +49,7 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
         learner = PolicyLearner.open(
             network=loaded.network,
             codec=codec,
+            recipe=load_recipe(config.learner.recipe, config.learner.recipe_params),
             config=config.learner,
             replay=config.replay,
             policy_id=node_id,
