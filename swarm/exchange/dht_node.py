@@ -181,6 +181,10 @@ class DhtPeer:
             with suppress(ProcessLookupError):
                 p2p._child.kill()
             await p2p._child.wait()
+        control = p2p._client.control
+        tasks = [control._read_task, control._write_task, p2p._reader_task, p2p._listen_task]
+        # Cancelled above, or failed when the daemon died: collected, so that nothing complains later.
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
             _remove(Path(address["unix"]))
 
