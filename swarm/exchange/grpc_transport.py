@@ -139,7 +139,7 @@ class GrpcPeer:
             async for response in call:
                 yield _item_of(response, what)
         except grpc.RpcError as error:
-            raise _broken(error, what) from None
+            raise Unavailable(str(error_of(error, what))) from None
         except asyncio.CancelledError:
             # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
             task = asyncio.current_task()

@@ -61,7 +61,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
     def __init__(self, identity: Identity, run_id: str, clock: Clock, limits: ServerLimits | None = None) -> None:
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
-        self._identity = identity
+        self.identity = identity
         self._run_id = run_id
         self._clock = clock
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
@@ -90,9 +90,9 @@ class Sessions(pb_grpc.SessionServiceServicer):
             if len(request.client_nonce) != NONCE_BYTES:
                 raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
             return pb.ChallengeResponse(
-                public_key=self._identity.public_key,
+                public_key=self.identity.public_key,
                 server_nonce=self._new_nonce(context.peer()),
-                signature=self._identity.sign(
+                signature=self.identity.sign(
                     DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
                 ),
             )
@@ -125,7 +125,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         if request.run_id != self._run_id:
             raise Unauthenticated(f"this is run {self._run_id}, the client's is {request.run_id[:40]!a}")
         client = node_id_of(request.public_key)
-        signed = hello_message(nonce, self.certificate.digest, client, self._identity.node_id, self._run_id)
+        signed = hello_message(nonce, self.certificate.digest, client, self.identity.node_id, self._run_id)
         if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
             raise Unauthenticated("the signature does not fit key, challenge and certificate")
         return client

@@ -56,7 +56,7 @@ class AuthenticatedChannel:
     ) -> None:
         self.channel = channel
         self.node_id = node_id
-        self._certificate_digest = certificate_digest
+        self.certificate_digest = certificate_digest
         self._identity = identity
         self._run_id = run_id
         self._clock = clock
@@ -83,7 +83,7 @@ class AuthenticatedChannel:
             challenge = await self._stub.Challenge(pb.ChallengeRequest(client_nonce=nonce), timeout=timeout_s)
             self._check_server(challenge, nonce)
             message = hello_message(
-                challenge.server_nonce, self._certificate_digest, self._identity.node_id, self.node_id, self._run_id
+                challenge.server_nonce, self.certificate_digest, self._identity.node_id, self.node_id, self._run_id
             )
             hello = await self._stub.Hello(
                 pb.HelloRequest(
@@ -104,7 +104,7 @@ class AuthenticatedChannel:
             raise Unauthenticated(f"expected node {self.node_id[:8]}, the server is {shown[:8]}")
         if len(challenge.server_nonce) != NONCE_BYTES:
             raise Unauthenticated(f"node {shown[:8]} sent a nonce of {len(challenge.server_nonce)} bytes")
-        signed = challenge_message(nonce, self._certificate_digest)
+        signed = challenge_message(nonce, self.certificate_digest)
         if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
             raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
 

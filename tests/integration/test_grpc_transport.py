@@ -56,7 +56,8 @@ class Log:
         try:
             while True:
                 async with self.grown:
-                    await self.grown.wait_for(lambda: len(self.items) > at)
+                    while len(self.items) <= at:
+                        await self.grown.wait()
                 sealed = self.items[at]
                 at += 1
                 self.num_read += 1
@@ -116,7 +117,7 @@ async def pair(make_transport: MakeTransport) -> Pair:
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for a condition that another task of this loop makes true."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - another task makes it true
             await asyncio.sleep(0.005)
 
 

@@ -1,0 +1,369 @@
+"""Hostile clients and servers on real connections: each is refused, and the honest ones go on."""
+
+import asyncio
+import hashlib
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from swarm.clock import ManualClock, SystemClock
+from swarm.config import ExchangeConfig
+from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
+from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
+from swarm.interfaces import PeerAddress, StreamItem
+from swarm.types import Cursor, Digest, NodeId, SealedGroup
+from swarm.wire.convert import sealed_to_bytes
+from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
+from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
+from swarm.wire.v1 import session_service_pb2 as session_pb
+from swarm.wire.v1 import session_service_pb2_grpc as session_grpc
+
+RUN = "test-run"
+
+
+def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
+    digest = hashlib.sha256(body).digest()
+    signature = identity.sign(DOMAIN_GROUP, b"\1" + digest)
+    return SealedGroup(
+        digest=digest,
+        producer=identity.node_id,
+        public_key=identity.public_key,
+        signature=signature,
+        is_compressed=False,
+        body=body,
+    )
+
+
+class Endless:
+    """A handler that streams one group for ever."""
+
+    def __init__(self, sealed: SealedGroup) -> None:
+        self.sealed = sealed
+        self.num_open = 0
+        self.num_sent = 0
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        self.num_open += 1
+        try:
+            while True:
+                self.num_sent += 1
+                yield StreamItem(
+                    cursor=Cursor(epoch="e", sequence=self.num_sent),
+                    digest=self.sealed.digest,
+                    size_bytes=self.sealed.size_bytes,
+                    sealed=self.sealed,
+                )
+        finally:
+            self.num_open -= 1
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        if digest != self.sealed.digest:
+            raise NotHeld(f"digest {digest.hex()[:8]}")
+        return self.sealed
+
+
+@dataclass
+class Node:
+    identity: Identity
+    handler: Endless
+    endpoint: str
+    clock: ManualClock
+
+    async def open(self, identity: Identity | None = None, run_id: str = RUN) -> AuthenticatedChannel:
+        return await open_channel(self.endpoint, self.identity.node_id, identity or Identity.create(), run_id, 5.0)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    identity, clock = Identity.create(), ManualClock()
+    handler = Endless(sealed_of(identity, bytes(100_000)))
+    limits = ServerLimits(handshake_timeout_s=0.5, idle_timeout_s=0.5)
+    transport = GrpcTransport(identity, RUN, ExchangeConfig(), clock, limits=limits, stall_timeout_s=1.0)
+    (endpoint,) = await transport.serve(handler)
+    yield Node(identity, handler, endpoint, clock)
+    await transport.stop()
+
+
+async def status_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def read_one(channel: AuthenticatedChannel, metadata: Any) -> pb.SubscribeResponse:
+    stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
+    call = stub.Subscribe(pb.SubscribeRequest(), metadata=metadata)
+    try:
+        async for response in call:
+            return response
+    finally:
+        call.cancel()
+    raise AssertionError("the stream was empty")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - another task makes it true
+            await asyncio.sleep(0.01)
+
+
+# --- clients -----------------------------------------------------------------------------------
+
+
+async def test_client_without_a_session_is_refused(node: Node):
+    channel = await node.open()
+    for metadata in (None, ((SESSION_KEY, b""),), ((SESSION_KEY, secrets.token_bytes(32)),)):
+        assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAUTHENTICATED
+    assert node.handler.num_sent == 0
+    await channel.close()
+
+
+async def test_stolen_session_token_is_refused_on_another_connection(node: Node):
+    victim, thief = await node.open(), await node.open()
+    stolen = await victim.metadata(5.0)
+    assert await status_of(read_one(thief, stolen)) is grpc.StatusCode.UNAUTHENTICATED
+    assert (await read_one(victim, stolen)).cursor.epoch == "e"
+    await victim.close()
+    await thief.close()
+
+
+async def test_session_expires_and_the_client_renews_it(node: Node):
+    channel = await node.open()
+    old = await channel.metadata(5.0)
+    await read_one(channel, old)
+    node.clock.advance(901.0)
+    assert await status_of(read_one(channel, old)) is grpc.StatusCode.UNAUTHENTICATED
+    await channel.close()
+
+
+async def test_clients_session_is_renewed_before_it_expires(node: Node):
+    clock = ManualClock()
+    channel = await open_channel(node.endpoint, node.identity.node_id, Identity.create(), RUN, 5.0, clock)
+    first = await channel.metadata(5.0)
+    clock.advance(700.0)
+    assert await channel.metadata(5.0) == first
+    clock.advance(30.0)
+    renewed = await channel.metadata(5.0)
+    assert renewed != first
+    await read_one(channel, renewed)
+    await channel.close()
+
+
+async def test_replayed_hello_is_refused(node: Node):
+    channel = await node.open()
+    stub: Any = session_grpc.SessionServiceStub(channel.channel)
+    challenge = await stub.Challenge(session_pb.ChallengeRequest(client_nonce=bytes(32)))
+    identity = Identity.create()
+    message = hello_message(
+        challenge.server_nonce, channel.certificate_digest, identity.node_id, node.identity.node_id, RUN
+    )
+    signature = identity.sign(DOMAIN_HELLO, message)
+    hello = session_pb.HelloRequest(public_key=identity.public_key, signature=signature, run_id=RUN)
+    assert len((await stub.Hello(hello)).session_token) == 32
+    assert await status_of(stub.Hello(hello)) is grpc.StatusCode.UNAUTHENTICATED
+    await stub.Challenge(session_pb.ChallengeRequest(client_nonce=bytes(32)))
+    assert await status_of(stub.Hello(hello)) is grpc.StatusCode.UNAUTHENTICATED
+    await channel.close()
+
+
+async def test_hello_with_the_key_of_another_is_refused(node: Node):
+    class Impostor(Identity):
+        @property
+        def public_key(self) -> bytes:
+            return victim.public_key
+
+    victim, thief = Identity.create(), Identity.create()
+    with pytest.raises(Unauthenticated):
+        await node.open(Impostor(thief._key))
+
+
+async def test_client_of_another_run_is_refused(node: Node):
+    with pytest.raises(Unauthenticated, match="this is run test-run"):
+        await node.open(run_id="other-run")
+
+
+@pytest.mark.parametrize("nonce", [b"", bytes(31), bytes(33)])
+async def test_challenge_with_a_bad_nonce_is_refused(node: Node, nonce: bytes):
+    channel = await node.open()
+    stub: Any = session_grpc.SessionServiceStub(channel.channel)
+    request = session_pb.ChallengeRequest(client_nonce=nonce)
+    assert await status_of(stub.Challenge(request)) is grpc.StatusCode.UNAUTHENTICATED
+    await channel.close()
+
+
+async def test_message_of_100_mb_is_refused_before_it_is_parsed(node: Node):
+    channel = await node.open()
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.ssl_target_name_override", "swarm-node")]
+    pem = await asyncio.to_thread(_server_certificate, node.endpoint)
+    raw = grpc.aio.secure_channel(node.endpoint, grpc.ssl_channel_credentials(pem), options=unlimited)
+    send = raw.unary_unary("/swarm.wire.v1.SessionService/Hello")
+    assert await status_of(send(bytes(100_000_000))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await read_one(channel, await channel.metadata(5.0))).cursor.epoch == "e"
+    await raw.close()
+    await channel.close()
+
+
+def _server_certificate(endpoint: str) -> bytes:
+    host, _, port = endpoint.rpartition(":")
+    return ssl.get_server_certificate((host, int(port))).encode()
+
+
+async def test_client_that_sends_nothing_is_cut(node: Node):
+    host, _, port = node.endpoint.rpartition(":")
+    silent_tcp, _ = await asyncio.open_connection(host, int(port))
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    silent_tls, _ = await asyncio.open_connection(host, int(port), ssl=context)
+    async with asyncio.timeout(8):
+        assert await silent_tcp.read() == b""
+        await silent_tls.read()
+
+
+async def test_subscriber_that_does_not_read_is_cut_and_costs_bounded_streams(node: Node):
+    channel = await node.open()
+    stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
+    metadata = await channel.metadata(5.0)
+    calls = [stub.Subscribe(pb.SubscribeRequest(), metadata=metadata) for _ in range(STREAMS_PER_PEER)]
+    await until(lambda: node.handler.num_open == STREAMS_PER_PEER)
+    assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAVAILABLE
+    await until(lambda: node.handler.num_open == 0)
+    assert node.handler.num_sent < 2000  # of 100 KB: what the buffers of both ends hold
+    honest = await node.open()
+    assert (await read_one(honest, await honest.metadata(5.0))).cursor.epoch == "e"
+    for call in calls:
+        call.cancel()
+    await channel.close()
+    await honest.close()
+
+
+async def test_handshakes_are_bounded_per_address():
+    clock = ManualClock()
+    sessions = Sessions(Identity.create(), RUN, clock, ServerLimits(handshakes_per_minute=4))
+    server, port = await start_server("127.0.0.1:0", sessions, [])
+    node_id = sessions.identity.node_id
+    endpoint = f"127.0.0.1:{port}"
+    for _ in range(2):
+        await (await open_channel(endpoint, node_id, Identity.create(), RUN, 5.0)).close()
+    with pytest.raises(Unavailable, match="handshake calls"):
+        await open_channel(endpoint, node_id, Identity.create(), RUN, 5.0)
+    clock.advance(30.0)
+    await (await open_channel(endpoint, node_id, Identity.create(), RUN, 5.0)).close()
+    await server.stop(0)
+
+
+# --- servers -----------------------------------------------------------------------------------
+
+
+async def test_server_in_the_middle_is_unauthenticated(node: Node):
+    """It relays Challenge to the true node, whose signature covers another certificate."""
+    channel = await node.open()
+    stub: Any = session_grpc.SessionServiceStub(channel.channel)
+
+    class Relay(Sessions):
+        async def Challenge(self, request: session_pb.ChallengeRequest, context: Any) -> Any:
+            return await stub.Challenge(request)
+
+    relay = Relay(Identity.create(), RUN, SystemClock())
+    server, port = await start_server("127.0.0.1:0", relay, [])
+    with pytest.raises(Unauthenticated, match="did not sign the certificate"):
+        await open_channel(f"127.0.0.1:{port}", node.identity.node_id, Identity.create(), RUN, 5.0)
+    await server.stop(0)
+    await channel.close()
+
+
+async def test_server_that_never_answers_costs_the_timeout():
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(Unavailable, match=r"within 0\.3 s"):
+        await open_channel(f"127.0.0.1:{port}", "ab" * 32, Identity.create(), RUN, 0.3)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "x", "127.0.0.1:0", "127.0.0.1:70000", "unix:/tmp/x:1", "a b:1", "dns:///a:1"]
+)
+async def test_endpoint_that_is_no_host_and_port_is_unavailable(endpoint: str):
+    with pytest.raises(Unavailable):
+        await open_channel(endpoint, "ab" * 32, Identity.create(), RUN, 1.0)
+
+
+class LyingServer(pb_grpc.ExchangeServiceServicer):
+    """Answers with whatever the test says."""
+
+    def __init__(self, *responses: Any) -> None:
+        self.responses = responses
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
+        for response in self.responses:
+            await context.write(response)
+
+    Subscribe = Fetch
+
+
+async def connect_to(*responses: Any) -> tuple[grpc.aio.Server, GrpcTransport, Any]:
+    sessions = Sessions(Identity.create(), RUN, SystemClock())
+    add: Any = pb_grpc.add_ExchangeServiceServicer_to_server
+    server, port = await start_server("127.0.0.1:0", sessions, [lambda s: add(LyingServer(*responses), s)])
+    client = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
+    address = PeerAddress(node_id=sessions.identity.node_id, endpoint=f"127.0.0.1:{port}")
+    return server, client, await client.connect(address, 5.0)
+
+
+CHUNK = pb.FetchResponse(total_bytes=100, offset=0, data=bytes(50))
+OTHER = sealed_to_bytes(sealed_of(Identity.from_seed(bytes(32)), b"other content"))
+
+
+@pytest.mark.parametrize(
+    ("responses", "error"),
+    [
+        ([pb.FetchResponse(total_bytes=2**40, offset=0, data=b"x")], TooLarge),
+        ([pb.FetchResponse(total_bytes=10, offset=0, data=bytes(11))], Unavailable),
+        ([CHUNK, pb.FetchResponse(total_bytes=200, offset=50, data=bytes(50))], Unavailable),
+        ([CHUNK, CHUNK], Unavailable),
+        ([pb.FetchResponse(total_bytes=100, offset=7, data=bytes(50))], Unavailable),
+        ([pb.FetchResponse(total_bytes=100, offset=0, data=b"")], Unavailable),
+        ([pb.FetchResponse(total_bytes=100, offset=0, data=bytes(100))], Unavailable),
+        ([pb.FetchResponse(total_bytes=len(OTHER), offset=0, data=OTHER)], Unavailable),
+        ([pb.FetchResponse(total_bytes=3 * 2**20, offset=0, data=bytes(2 * 2**20))], Unavailable),
+        ([], Unavailable),
+    ],
+    ids=["huge", "overlong", "growing", "repeated", "gap", "empty", "zeros", "other", "fat chunk", "nothing"],
+)
+async def test_lying_fetch_is_refused(responses: list[Any], error: type[Exception]):
+    server, client, peer = await connect_to(*responses)
+    with pytest.raises(error):
+        await peer.fetch(bytes(32), 4 * 2**20, 5.0)
+    await client.stop()
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pb.SubscribeResponse(digest=b"short"),
+        pb.SubscribeResponse(digest=bytes(32), cursor={"epoch": "e" * 1000}),  # type: ignore[arg-type]
+        pb.SubscribeResponse(digest=bytes(32), group={"public_key": b"x", "codec": 1}),  # type: ignore[arg-type]
+        pb.SubscribeResponse(digest=bytes(32), group={"codec": 1, "body": bytes(5 * 2**20)}),  # type: ignore[arg-type]
+    ],
+    ids=["digest", "cursor", "key", "over 4 MiB"],
+)
+async def test_lying_subscription_ends(response: pb.SubscribeResponse):
+    server, client, peer = await connect_to(response)
+    with pytest.raises(Unavailable):
+        async for _ in peer.subscribe(Cursor(), False):
+            raise AssertionError("an item came through")
+    await client.stop()
+    await server.stop(0)
