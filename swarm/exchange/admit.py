@@ -111,7 +111,7 @@ class Door:
             if isinstance(opened, Refused):
                 self._count(opened, via, is_signed=opened.reason not in UNPROVEN)
                 return opened
-            result = await self._admit_once(opened, sealed)
+            result = await self._admit_once(opened, sealed, via)
         if isinstance(result, Refused):
             self._count(result, via, is_signed=True)
         else:
@@ -171,14 +171,14 @@ class Door:
             return replace(opened, producer=sealed.producer, digest=sealed.digest)
         return opened
 
-    async def _admit_once(self, group: RolloutGroup, sealed: SealedGroup) -> ScoredGroup | Refused:
+    async def _admit_once(self, group: RolloutGroup, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """The rest for a group whose signature holds, unless the same one is on its way already."""
         # Only a genuine group enters the set: a forged copy must not hold the place of the real one.
         if sealed.digest in self._in_flight:
             return _refused((RefusalReason.DUPLICATE, "on its way already"), sealed)
         self._in_flight.add(sealed.digest)
         try:
-            finding = self._check_origin(group)
+            finding = self._check_origin(group, via)
             if finding is None:
                 finding = cast(Finding, await self._offload(check_form, group, self._codec, self._limits))
             if finding is not None:
@@ -190,13 +190,15 @@ class Door:
         finally:
             self._in_flight.discard(sealed.digest)
 
-    def _check_origin(self, group: RolloutGroup) -> Finding:
+    def _check_origin(self, group: RolloutGroup, via: NodeId) -> Finding:
         """Who made it, when, for which run and environment."""
         producer = group.producer
         if producer == self._node_id:
             return RefusalReason.DUPLICATE, "our own group"
         if self._standing.is_low(producer):
             return RefusalReason.LOW_STANDING, f"producer {short(producer)} is below the floor"
+        if producer != via and not self._standing.take(producer):
+            return RefusalReason.OVER_QUOTA, f"producer {short(producer)} used up its quota"
         if group.run_id != self._run_id:
             return RefusalReason.WRONG_RUN, "a group of another run"
         if group.env not in self._environments:

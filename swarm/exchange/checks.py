@@ -195,7 +195,7 @@ def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limit
         if not error <= limits.reward_tolerance:  # catches NaN
             return (
                 RefusalReason.FALSE_REWARD,
-                f"claimed reward is off by {error:.4f}, at most {limits.reward_tolerance}",
+                f"claim off by {error:.4f}, at most {limits.reward_tolerance}",
             )
     return None
 

@@ -65,7 +65,7 @@ class ReplayBuffer:
         self._max_age_steps = config.max_age_steps
         self._local: dict[Digest, _Entry] = {}  # in order of arrival
         self._external: dict[NodeId, dict[Digest, _Entry]] = {}  # by producer, each in order of arrival
-        self._num_external = 0
+        self._all: dict[Digest, _Entry] = {}
         self._num_bytes = 0
         self._silent: list[Digest] = []  # used up since the last draw
         self._dropped: Counter[str] = Counter()
@@ -93,18 +93,18 @@ class ReplayBuffer:
     def mark_used(self, draw: Draw) -> None:
         """Counts a journalled draw that is made again after a restart without a refill (`restore` counts it too)."""
         for drawn in draw.groups:
-            entry = self._find(drawn.scored.digest)
+            entry = self._all.get(drawn.scored.digest)
             if entry is not None:
                 entry.uses = max(entry.uses, drawn.use)
                 if entry.uses >= self._config.max_reuse:
                     self._remove(entry)
         for digest in draw.silent:
-            entry = self._find(digest)
+            entry = self._all.get(digest)
             if entry is not None:
                 self._remove(entry)
 
     def limit_age(self, max_age_steps: int | None) -> None:
-        """Tightens the age bound (advice, adaptive guard); never beyond the configured one. None: the configured one."""
+        """Tightens the age bound (advice, adaptive guard); never above the configured one (None)."""
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
@@ -236,7 +236,7 @@ class ReplayBuffer:
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
         now_s = self._clock.now_s()
-        for entry in self._entries():
+        for entry in list(self._all.values()):
             age_steps = self._age(entry, head, head_of)
             if age_steps is None:
                 self._drop(entry, "no_lineage")
@@ -247,7 +247,7 @@ class ReplayBuffer:
 
     def _insert(self, entry: _Entry) -> bool:
         scored = entry.scored
-        if self._find(scored.digest) is not None:
+        if scored.digest in self._all:
             return True
         if not scored.is_local and not scored.has_signal:
             self._dropped["silent_external"] += 1
@@ -259,11 +259,11 @@ class ReplayBuffer:
             self._local[scored.digest] = entry
         else:
             self._external.setdefault(scored.group.producer, {})[scored.digest] = entry
-            self._num_external += 1
+        self._all[scored.digest] = entry
         self._num_bytes += scored.size_bytes
-        while self._num_groups() > self._config.max_groups or self._num_bytes > self._config.max_bytes:
+        while len(self._all) > self._config.max_groups or self._num_bytes > self._config.max_bytes:
             self._drop(self._oldest_to_evict(), "evicted")
-        return self._find(scored.digest) is not None
+        return scored.digest in self._all
 
     def _oldest_to_evict(self) -> _Entry:
         """The oldest group of the source that holds most; our own last, so that no peer can displace them."""
@@ -283,29 +283,17 @@ class ReplayBuffer:
         else:
             source = self._external[scored.group.producer]
             del source[scored.digest]
-            self._num_external -= 1
             if not source:
                 del self._external[scored.group.producer]
+        del self._all[scored.digest]
         self._num_bytes -= scored.size_bytes
-
-    def _find(self, digest: Digest) -> _Entry | None:
-        found = self._local.get(digest)
-        if found is not None:
-            return found
-        return next((source[digest] for source in self._external.values() if digest in source), None)
-
-    def _entries(self) -> list[_Entry]:
-        return [*self._local.values(), *(e for source in self._external.values() for e in source.values())]
-
-    def _num_groups(self) -> int:
-        return len(self._local) + self._num_external
 
     def statistics(self) -> ReplayStatistics:
         """How full the buffer is, and what happened to everything that came in."""
-        fill = max(self._num_groups() / self._config.max_groups, self._num_bytes / self._config.max_bytes)
+        fill = max(len(self._all) / self._config.max_groups, self._num_bytes / self._config.max_bytes)
         return ReplayStatistics(
             num_local=len(self._local),
-            num_external=self._num_external,
+            num_external=len(self._all) - len(self._local),
             num_bytes=self._num_bytes,
             fill=fill,
             dropped=dict(self._dropped),
