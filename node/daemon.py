@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
@@ -27,11 +28,14 @@ from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.exchange.store import SqliteGroupStore
 from swarm.identity import Identity
-from swarm.interfaces import CoordinatorClient, Discovery
+from swarm.interfaces import CoordinatorClient, TextCodec
 from swarm.loops import run_agent, run_worker
 from swarm.tasks.sandbox import SandboxVerifier
-from swarm.telemetry import EventLog, Telemetry
+from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import JsonDict, short
+
+if TYPE_CHECKING:
+    from swarm.exchange.dht import HivemindDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class Daemon:
         self.clock = SystemClock()
         self._exit = contextlib.AsyncExitStack()
         self.agent: Agent
-        self.directory: Discovery | None = None
+        self.directory: "HivemindDirectory | None" = None
 
     async def __aenter__(self) -> "Daemon":
         try:
@@ -83,7 +87,9 @@ class Daemon:
         events = EventLog(config.dir / "events.jsonl")
         self._exit.callback(events.close)
         self.events = events
-        self.telemetry = Telemetry(node=config.name or short(identity.node_id))
+        name = config.name or short(identity.node_id)
+        self.telemetry = Telemetry(name, make_sinks(config.telemetry, config.dir, name))
+        self._exit.callback(self.telemetry.close)
         if config.telemetry.metrics_listen:
             self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
@@ -125,7 +131,7 @@ class Daemon:
         self._emit("started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()})
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
 
-    async def _start_directory(self, identity: Identity) -> Discovery | None:
+    async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
         if self.config.directory.kind == "none":
             return None
         from swarm.exchange.dht import HivemindDirectory
@@ -190,11 +196,14 @@ class Daemon:
 
     def _emit(self, kind: str, fields: JsonDict) -> None:
         self.events.write(kind, fields)
+        self.telemetry.record(kind, fields)
 
     async def _status_loop(self) -> None:
         path = self.config.dir / "status.json"
         while True:
-            await asyncio.to_thread(_write_json, path, self.status())
+            status = self.status()
+            self.telemetry.snapshot(status)
+            await asyncio.to_thread(_write_json, path, status)
             await asyncio.sleep(STATUS_EVERY_S)
 
     def status(self) -> JsonDict:
@@ -210,7 +219,7 @@ class Daemon:
             "step": agent.head.step,
             "last_step_at_s": agent.last_step_at_s,
             "endpoints": list(agent.endpoints),
-            "dht": list(getattr(self.directory, "visible_maddrs", tuple)()),
+            "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
             "peers": sorted(agent.connected),
             "num_put": agent.counters.num_put,
             "num_admitted": agent.counters.num_admitted,
@@ -275,7 +284,7 @@ def stop_on_signal(task: "asyncio.Task[object]") -> None:
         loop.add_signal_handler(number, stop)
 
 
-def _load_codec(config: NodeConfig):  # noqa: ANN202 - a TextCodec
+def _load_codec(config: NodeConfig) -> TextCodec:
     from swarm.model import load_codec
 
     return load_codec(config.model)

@@ -394,6 +394,7 @@ def _draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
     """A draw as an event: enough to check every invariant of a run afterwards."""
     return {
         "step": draw.step,
+        "num_silent": draw.num_silent,
         "silent": [digest.hex() for digest in draw.silent],
         "groups": [
             {
