@@ -123,7 +123,7 @@ class SandboxVerifier:
         except TimeoutError:
             await self._stop()
             raise RolloutFailed(f"scoring took longer than timeout_s {timeout_s:g}") from None
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             await self._stop()
             raise RolloutFailed(f"the scoring process died or answered nonsense: {type(error).__name__}") from None
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
@@ -132,7 +132,7 @@ class SandboxVerifier:
 
     async def _account(self, reply: dict[str, Any]) -> None:
         used_s = reply.get("cpu_s")
-        self._cpu_s = float(used_s) if isinstance(used_s, (int, float)) else float("inf")
+        self._cpu_s = used_s if isinstance(used_s, float) else float("inf")
         if not self._cpu_s < self._limits.cpu_s:
             logger.debug("scoring process replaced", extra={"cpu_s": self._cpu_s})
             await self._stop()
@@ -173,7 +173,7 @@ def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) ->
         task = Task(env=env, task_id=task_id, messages=messages, is_held_out=data["is_held_out"] is True)
         rewards = np.array(reply["rewards"], dtype=np.float32)
         verifier, reference = str(reply["verifier"]), str(reply["reference"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(type(error).__name__) from None
     if rewards.shape != (num_answers,) or not np.all((rewards >= 0) & (rewards <= 1)):
         raise ValueError(f"rewards must be {num_answers} numbers in [0, 1]")

@@ -122,6 +122,9 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(an
         "import ctypes; ctypes.string_at(0)",
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\x7f' * 99999)\n  except OSError: pass",
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0\\0\\0\\x03[1]')\n  except OSError: pass",
+        "import swarm.tasks.scoring as s\ns.Scorer.encode = lambda self, reply: b'[' * 10**6",
+        "import swarm.tasks.scoring as s, json\n"
+        "s.Scorer.encode = lambda self, r: json.dumps({**r, 'rewards': [10**400], 'cpu_s': 10**400}).encode()",
         "result = float('nan')\nimport swarm.tasks.base as b\nb.min = lambda *a: 7.0\nb.max = b.min\nresult = 7.0",
     ],
 )
