@@ -1,0 +1,48 @@
+"""`swarm join`: from a link to a running node.
+
+Invariant: the manifest is verified against the link's fingerprint and checked before anything is written;
+it can name only built-in tasks and recipes.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.config import NodeConfig, load_config
+from swarm.wire.manifest import JoinLink, check_manifest, fetch_manifest, node_config_from_manifest
+
+FETCH_TIMEOUT_S = 10.0
+
+
+async def join_swarm(link: str, directory: Path, overrides: list[str], start: bool, say: Callable[[str], None]) -> None:
+    """Fetches the manifest, writes `<directory>/node.toml` where there is none, and runs the node.
+
+    Args:
+        link: swarm://host:port[,host:port]/RUN#FINGERPRINT
+        directory: the node's own; its key is made on first use.
+        overrides: `key.path=value` on top of the manifest.
+        start: False only writes the file.
+        say: where messages for people go.
+
+    Raises:
+        ConfigError: the link or the manifest cannot be used; names the field.
+        Unavailable: no address of the link answered.
+    """
+    from node.daemon import load_or_create_identity, run_daemon, write_config
+    from swarm.telemetry import setup_logging
+
+    directory.mkdir(parents=True, exist_ok=True)
+    identity = load_or_create_identity(directory / "identity.key")
+    path = directory / "node.toml"
+    if path.exists():
+        say(f"{path} exists and is used as it is; delete it to join anew")
+    else:
+        parsed = JoinLink.parse(link)
+        manifest, bootstrap = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
+        check_manifest(manifest)
+        write_config(node_config_from_manifest(manifest, parsed, bootstrap, directory), path)
+        say(f"joined run {manifest.run_id}; configuration in {path}")
+    config = load_config(NodeConfig, path, overrides)
+    if start:
+        say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
+        setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+        await run_daemon(config)

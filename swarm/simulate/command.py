@@ -1,0 +1,123 @@
+"""`swarm simulate`: run, judge, report.
+
+Invariant: the exit code follows from the invariants alone; a run that learned badly but kept its promises
+is a result, not a failure.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from swarm.simulate.invariants import Invariants
+from swarm.simulate.live import LiveProgress
+from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
+from swarm.simulate.report import render_summary, write_report
+from swarm.simulate.result import SimulationResult, SwarmResult, node_result
+from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
+
+
+def run_command(options: SimulationOptions, directory: Path, compare_silo: bool, console: Console) -> bool:
+    """Runs a simulation (and its silo twin), writes the report, prints the summary.
+
+    Args:
+        options: what to run.
+        directory: state and report; made when missing.
+        compare_silo: run the same a second time without sharing, at equal rounds.
+        console: where progress and summary go.
+
+    Returns:
+        Whether every invariant held, in both runs.
+    """
+    console.print(f"[bold]{PRESETS[options.preset].title}[/bold]" if options.preset in PRESETS else "")
+    directory.mkdir(parents=True, exist_ok=True)
+    prepare_model(options, directory, console)
+    run = _run(options, directory / "swarm", console)
+    runs = [run]
+    if compare_silo:
+        console.print("the same without sharing (silo)")
+        runs.append(_run(silo_of(options), directory / "silo", console))
+    result = SimulationResult(
+        title=run.title,
+        swarm=swarm_result(run),
+        invariants=tuple(judge(runs).verdicts()),
+        silo=swarm_result(runs[1]) if compare_silo else None,
+        options=_describe(options),
+    )
+    write_report(result, directory)
+    console.print(render_summary(result))
+    console.print(f"report: {directory / 'report.html'}")
+    return result.holds
+
+
+def silo_of(options: SimulationOptions) -> SimulationOptions:
+    """The same run without sharing: as many groups per step, all of them own."""
+    preset = PRESETS[options.preset]
+    local, external = options.mix or (preset.local_groups, preset.external_groups)
+    return replace(options, mix=(local + external, 0))
+
+
+def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
+    """Converts and caches the model once, before several nodes would do so at the same time."""
+    from swarm.model import resolve_source
+
+    config = node_configs(options, directory)[0].model
+    with console.status(f"preparing model {config.source} (once)"):
+        resolve_source(config)
+
+
+def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:
+    configs = node_configs(options, directory)
+    asks = {config.name: tuple(config.generator.asks) for config in configs}
+    with LiveProgress(asks, console, num_steps=configs[0].learner.num_steps) as live:
+        return asyncio.run(run_swarm(options, directory, live.watch))
+
+
+def swarm_result(run: SwarmRun) -> SwarmResult:
+    """A run as the report reads it."""
+    return SwarmResult(
+        nodes=tuple(
+            node_result(node.name, node.node_id, node.asks, node.events, node.status, node.num_starts)
+            for node in run.nodes
+        ),
+        began_at_s=run.began_at_s,
+        first_step_at_s=run.first_step_at_s,
+        ended_at_s=run.ended_at_s,
+    )
+
+
+def judge(runs: Sequence[SwarmRun]) -> Invariants:
+    """Feeds every event of every node, in order of time, to the invariants.
+
+    What was put anywhere is known first: clocks of processes may disagree by less than a message takes.
+    """
+    invariants = Invariants()
+    for run in runs:
+        ids = [node.node_id for node in run.nodes]
+        events = [(node_id, event) for node_id, node in zip(ids, run.nodes, strict=True) for event in node.events]
+        for node_id, event in events:
+            if event["kind"] == "put":
+                invariants.check(node_id, "put", event)
+        for node_id, event in sorted(events, key=lambda pair: pair[1]["at_s"]):
+            if event["kind"] != "put":
+                invariants.check(node_id, event["kind"], event)
+        dead = {name for name, _ in run.options.kill if not run.options.restart} | {name for name, _ in run.options.stop}
+        steps = {node.node_id: _last_step(node) for node in run.nodes}
+        invariants.finish(steps, frozenset(node.node_id for node in run.nodes if node.name in dead))
+        for config, node in zip(node_configs(run.options, Path()), run.nodes, strict=True):
+            status = node.status
+            invariants.bound(node.node_id, "replay groups", status.get("replay_groups", 0), config.replay.max_groups)
+            invariants.bound(node.node_id, "replay bytes", status.get("replay_bytes", 0), config.replay.max_bytes)
+    return invariants
+
+
+def _last_step(node: NodeRun) -> int:
+    return max((event["step"] for event in node.events if event["kind"] == "step"), default=0)
+
+
+def _describe(options: SimulationOptions) -> dict[str, Any]:
+    """What was run, for the reader; no path of the machine."""
+    return {key: value for key, value in asdict(options).items() if key != "out" and value not in (None, (), {}, False, 0.0)}
