@@ -24,21 +24,20 @@ import numpy as np
 from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.checks import clamp_logprobs
+from swarm.exchange.limits import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, BeforeWrite, is_full
+from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.types import Correction, Cursor, Digest, Draw, DrawnGroup, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.convert import open_group
+
+__all__ = ["SCHEMA_VERSION", "MemoryGroupStore", "SqliteGroupStore"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-BeforeWrite = Callable[[int], None]
 
 SCHEMA_VERSION: Final = 1
-TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
-MAX_TOMBSTONES: Final = 1_000_000
 _MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
-_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
-_FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -256,7 +255,7 @@ class SqliteGroupStore:
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._create()
         except sqlite3.DatabaseError as error:
-            if _is_full(error):
+            if is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
             raise ConfigError(f"{self._path}: not a group store ({error}); move it away") from None
         self._epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
@@ -291,7 +290,7 @@ class SqliteGroupStore:
             if self._database.in_transaction:  # SQLite itself rolls back on some errors
                 with contextlib.suppress(sqlite3.OperationalError):
                     self._database.execute("ROLLBACK")
-            if _is_full(error):
+            if is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: {error}") from error
             raise
 
@@ -414,13 +413,6 @@ class SqliteGroupStore:
         steps = self._database.execute(gone, (keep,)).fetchall()
         self._database.executemany("DELETE FROM drawn WHERE step = ?", steps)
         self._database.executemany("DELETE FROM draws WHERE step = ?", steps)
-
-
-def _is_full(error: BaseException) -> bool:
-    """True for a full disk or quota, a failing device, and the page limit of the file."""
-    if isinstance(error, sqlite3.Error):
-        return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FULL_CODES
-    return isinstance(error, OSError) and error.errno in _FULL_ERRNOS
 
 
 def _sealed_of(row: tuple[Any, ...]) -> SealedGroup:

@@ -1,0 +1,150 @@
+"""The group store in memory, with the meaning of the one on disk: the disk of the virtual swarm.
+
+Invariant: whatever a method accepted survives the node that called it, for as long as this object lives.
+"""
+
+import errno
+import secrets
+
+from swarm.clock import Clock
+from swarm.errors import StorageFull
+from swarm.exchange.limits import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, BeforeWrite, is_full
+from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
+
+
+class MemoryGroupStore:
+    """`GroupStore` over dictionaries. `close` keeps everything: the object is the disk.
+
+    Example:
+        store = MemoryGroupStore(ManualClock(), max_bytes=2**20)
+    """
+
+    def __init__(
+        self, clock: Clock, max_bytes: int, before_write: BeforeWrite | None = None, epoch: str | None = None
+    ) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._before_write = before_write
+        self._epoch = secrets.token_hex(8) if epoch is None else epoch
+        self._sequence = 0
+        self._num_bytes = 0
+        self._log: dict[int, tuple[ScoredGroup, SealedGroup]] = {}  # by sequence, ascending
+        self._positions: dict[Digest, int] = {}
+        self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
+        self._draws: dict[int, Draw] = {}
+
+    async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
+        """Stores one group; idempotent by digest. Raises StorageFull."""
+        self._prepare(sealed.size_bytes)
+        if sealed.digest not in self._positions:
+            if self._num_bytes + sealed.size_bytes > self._max_bytes:
+                message = f"{self._num_bytes} + {sealed.size_bytes} bytes exceed the budget of {self._max_bytes}"
+                raise StorageFull(errno.ENOSPC, message)
+            self._sequence += 1
+            self._log[self._sequence] = (scored, sealed)
+            self._positions[sealed.digest] = self._sequence
+            self._num_bytes += sealed.size_bytes
+        return Cursor(epoch=self._epoch, sequence=self._positions[sealed.digest])
+
+    async def get(self, digest: Digest) -> SealedGroup | None:
+        """The sealed group, or None."""
+        position = self._positions.get(digest)
+        return None if position is None else self._log[position][1]
+
+    async def contains(self, digest: Digest) -> bool:
+        """True for groups held and for those deleted within the tombstone horizon."""
+        return digest in self._positions or digest in self._tombstones
+
+    async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
+        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
+        after = cursor.sequence if cursor.epoch == self._epoch else 0
+        found: list[tuple[Cursor, SealedGroup]] = []
+        for sequence, (scored, sealed) in reversed(self._log.items()):
+            if sequence <= after:
+                break
+            if scored.is_local or not own_only:
+                found.append((Cursor(epoch=self._epoch, sequence=sequence), sealed))
+        return found[::-1][:limit]
+
+    async def head(self) -> Cursor:
+        """Position of the newest entry; it never goes back when entries are deleted."""
+        return Cursor(epoch=self._epoch, sequence=self._sequence)
+
+    async def record_draw(self, draw: Draw) -> None:
+        """Journals a draw; the same step again replaces it. Raises StorageFull."""
+        self._prepare(64 * (len(draw.groups) + len(draw.silent)))
+        self._draws[draw.step] = draw
+
+    async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
+        """Journalled draws from a step on, in order: the groups that were handed out."""
+        return [
+            (draw.step, tuple(drawn.scored.digest for drawn in draw.groups)) for draw in self._drawn_from(from_step)
+        ]
+
+    async def draws(self, from_step: int) -> list[Draw]:
+        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
+        draws: list[Draw] = []
+        for draw in self._drawn_from(from_step):
+            if any(drawn.scored.digest not in self._positions for drawn in draw.groups):
+                break
+            draws.append(draw)
+        return draws
+
+    async def uses(self) -> dict[Digest, int]:
+        """How often each group was drawn, from the journal."""
+        uses: dict[Digest, int] = {}
+        for draw in self._draws.values():
+            for digest in (*(drawn.scored.digest for drawn in draw.groups), *draw.silent):
+                uses[digest] = uses.get(digest, 0) + 1
+        return uses
+
+    async def load_scored(self, limit: int) -> list[ScoredGroup]:
+        """The newest stored groups, oldest first."""
+        return [scored for scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
+
+    async def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None = None) -> int:
+        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
+        kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
+        kept = {drawn.scored.digest for draw in kept_draws for drawn in draw.groups}
+        kept.update(digest for draw in kept_draws for digest in draw.silent)
+        num_deleted = 0
+        for sequence, (scored, sealed) in list(self._log.items()):
+            is_victim = scored.first_seen_s < before_s or self._num_bytes > max_bytes
+            if is_victim and sealed.digest not in kept:
+                del self._log[sequence], self._positions[sealed.digest]
+                self._num_bytes -= sealed.size_bytes
+                self._tombstones[sealed.digest] = self._clock.now_s()
+                num_deleted += 1
+        self._drop_old(keep_from_step)
+        return num_deleted
+
+    async def close(self) -> None:
+        """Nothing to flush."""
+
+    def _prepare(self, size_bytes: int) -> None:
+        """The storage seam: where a test makes the disk full."""
+        if self._before_write is None:
+            return
+        try:
+            self._before_write(size_bytes)
+        except OSError as error:
+            if is_full(error):
+                raise StorageFull(errno.ENOSPC, str(error)) from error
+            raise
+
+    def _drawn_from(self, step: int) -> list[Draw]:
+        return [self._draws[key] for key in sorted(self._draws) if key >= step]
+
+    def _drop_old(self, keep_from_step: int | None) -> None:
+        """Forgets old tombstones, and the journal of steps all of whose groups are gone (never the newest step)."""
+        horizon_s = self._clock.now_s() - TOMBSTONE_HORIZON_S
+        for digest, deleted_s in list(self._tombstones.items()):
+            if deleted_s >= horizon_s and len(self._tombstones) <= MAX_TOMBSTONES:
+                break
+            del self._tombstones[digest]
+        newest = max(self._draws, default=0)
+        for step, draw in list(self._draws.items()):
+            digests = (*(drawn.scored.digest for drawn in draw.groups), *draw.silent)
+            is_needed = step == newest or (keep_from_step is not None and step >= keep_from_step)
+            if not is_needed and not any(digest in self._positions for digest in digests):
+                del self._draws[step]
