@@ -1,0 +1,179 @@
+"""Progress of a running simulation: a live table on a terminal, one plain line per interval elsewhere.
+
+Invariant: it only shows what events say; showing never changes or slows a run noticeably (at most four
+redraws a second).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarm.types import JsonDict
+
+PLAIN_EVERY_S = 15.0
+_RATE_WINDOW_S = 30.0
+
+
+@dataclass
+class _Row:
+    """What is known of one node."""
+
+    asks: tuple[str, ...]
+    state: str = "starting"
+    step: int = 0
+    num_local: int = 0
+    num_external: int = 0
+    ages: list[int] = field(default_factory=list[int])  # of the newest draw
+    reward: float | None = None
+    ess_share: float | None = None
+    num_refused: int = 0
+    puts: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # (at_s, tokens)
+    accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    refusals: Counter[str] = field(default_factory=Counter[str])
+
+    def take(self, event: JsonDict) -> None:
+        """Updates from one event."""
+        kind = event["kind"]
+        if kind == "step":
+            self.state, self.step = "learning", event["step"]
+            self.num_local += event["num_local"]
+            self.num_external += event["num_external"]
+            self.reward = event["diagnostics"].get("reward_mean", self.reward)
+            self.ess_share = event["diagnostics"].get("ess_share", self.ess_share)
+            self.ages = list(event["ages"])
+        elif kind == "evaluation":
+            self.accuracy[(event["env"], event["split"])] = event["accuracy"]
+        elif kind == "put":
+            self.puts.append((event["at_s"], event["tokens"]))
+            self.puts = [put for put in self.puts if put[0] > event["at_s"] - _RATE_WINDOW_S]
+        elif kind == "refused":
+            self.num_refused += 1
+            self.refusals[event["reason"]] += 1
+        elif kind in ("killed", "stopped", "restarted", "finished", "worker_died"):
+            self.state = kind.replace("_", " ")
+        elif kind == "started":
+            self.state = "ready"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over the last 30 seconds of generation."""
+        if len(self.puts) < 2 or self.puts[-1][0] <= self.puts[0][0]:
+            return None
+        return sum(tokens for _, tokens in self.puts[1:]) / (self.puts[-1][0] - self.puts[0][0])
+
+    def mean_accuracy(self, own: bool) -> float | None:
+        """Newest accuracy over all problems, mean over the environments that it asks or never asks."""
+        found = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.asks) == own]
+        return sum(found) / len(found) if found else None
+
+
+class LiveProgress:
+    """Shows every node of a running simulation.
+
+    Example:
+        with LiveProgress(console, "title", {"ada": ("sums",)}, num_steps=30) as live:
+            live.watch("ada", event)
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        asks: dict[str, tuple[str, ...]],
+        num_steps: int = 0,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._title = title
+        self._rows = {name: _Row(asks=environments) for name, environments in asks.items()}
+        self._num_steps = num_steps
+        self._monotonic_s = monotonic_s
+        self._began_s = self._plain_at_s = monotonic_s()
+        self._live = Live(self.table(), console=console, refresh_per_second=4) if console.is_terminal else None
+
+    def __enter__(self) -> "LiveProgress":
+        if self._live is not None:
+            self._live.start()
+        else:
+            self._console.print(self._title, markup=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.table())
+            self._live.stop()
+        else:
+            self._print_line()
+
+    def watch(self, name: str, event: JsonDict) -> None:
+        """Takes one event of one node; `coordinator` counts as a node once something happens to it."""
+        if name not in self._rows:
+            self._rows[name] = _Row(asks=())
+        self._rows[name].take(event)
+        self.tick()
+
+    def tick(self) -> None:
+        """Call now and then when no event comes: the clock goes on."""
+        if self._live is not None:
+            self._live.update(self.table())
+        elif self._monotonic_s() - self._plain_at_s >= PLAIN_EVERY_S:
+            self._plain_at_s = self._monotonic_s()
+            self._print_line()
+
+    def table(self) -> Table:
+        """The current picture."""
+        table = Table(title=Text(f"{self._title}  {self._elapsed()}"), title_justify="left")
+        for name in ("node", "state", "step"):
+            table.add_column(name)
+        for name in ("age", "local/ext", "reward", "own", "never asked", "tok/s", "ESS", "refused"):
+            table.add_column(name, justify="right")
+        for name, row in self._rows.items():
+            table.add_row(*(Text(cell) for cell in self._cells(name, row)))
+        return table
+
+    def _cells(self, name: str, row: _Row) -> Sequence[str]:
+        of = f"/{self._num_steps}" if self._num_steps else ""
+        return (
+            name,
+            row.state,
+            f"{row.step}{of}",
+            figure(sum(row.ages) / len(row.ages) if row.ages else None, 1),
+            f"{row.num_local}/{row.num_external}",
+            figure(row.reward),
+            figure(row.mean_accuracy(own=True)),
+            figure(row.mean_accuracy(own=False)),
+            figure(row.tokens_per_s, 0),
+            figure(row.ess_share),
+            str(row.num_refused),
+        )
+
+    def _print_line(self) -> None:
+        parts = [
+            f"{name} step {row.step} age {figure(sum(row.ages) / len(row.ages) if row.ages else None, 1)}"
+            f" local/ext {row.num_local}/{row.num_external} reward {figure(row.reward)}"
+            f" own {figure(row.mean_accuracy(own=True))} never-asked {figure(row.mean_accuracy(own=False))}"
+            f" ESS {figure(row.ess_share)} {figure(row.tokens_per_s, 0)} tok/s"
+            for name, row in self._rows.items()
+        ]
+        self._console.print(f"{self._elapsed()}  " + " | ".join(parts), markup=False, soft_wrap=True, highlight=False)
+
+    def _elapsed(self) -> str:
+        seconds = int(self._monotonic_s() - self._began_s)
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A number with fixed digits, `.71` style below one, or a dash for what is not known."""
+    if value is None:
+        return "-"
+    text = f"{value:.{digits}f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) and digits else text

@@ -1,0 +1,198 @@
+"""What a finished simulation knows: plain values, made from the nodes' own events.
+
+Invariant: every figure of a report comes from here, and everything here comes from an event or a status
+that a node wrote; a step or evaluation repeated after a restart counts once, as it was made last.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.simulate.invariants import Verdict
+from swarm.types import JsonDict, NodeId
+
+MARKS = ("killed", "stopped", "restarted", "restored", "worker_died")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRow:
+    """One optimizer step."""
+
+    step: int
+    at_s: float  # wall clock
+    reward: float | None  # mean of what it learned from
+    loss: float | None
+    grad_norm: float | None
+    num_tokens: int  # trained
+    was_skipped: bool
+    age_mean_steps: float | None
+    ess_share: float | None
+    mismatch_kl: float | None  # k3, nats per token
+    num_local: int
+    num_external: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRow:
+    """Greedy accuracy of one node on one environment and split."""
+
+    step: int
+    at_s: float
+    env: str
+    split: str  # held_out or all
+    accuracy: float
+    num_problems: int
+    majority_baseline: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """What one node did."""
+
+    name: str
+    node_id: NodeId
+    asks: tuple[str, ...]  # environments that it generates for
+    steps: tuple[StepRow, ...]
+    evaluations: tuple[EvaluationRow, ...]
+    num_local: int  # groups consumed
+    num_external: int
+    num_silent: int  # own groups without signal, used up by draws
+    sources: dict[NodeId, int]  # producer -> groups consumed, own included
+    ages: dict[int, int]  # age at consumption in steps -> groups
+    refusals: dict[str, int]  # reason -> groups
+    seconds: dict[str, float]  # phase -> seconds
+    tokens_generated: int
+    num_generated: int  # groups
+    num_admitted: int
+    bytes_received: int  # sealed groups from peers since the process started last
+    bytes_sent: int
+    bytes_useful: int  # of foreign groups that were admitted
+    edges_kl: dict[NodeId, float]  # source -> newest mismatch KL, nats per token
+    num_starts: int
+    num_failures: int
+    marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmResult:
+    """One run of all nodes."""
+
+    nodes: tuple[NodeResult, ...]
+    began_at_s: float  # wall clock; until the first step it was set-up
+    first_step_at_s: float
+    ended_at_s: float
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Every environment that was evaluated or asked, sorted."""
+        evaluated = {row.env for node in self.nodes for row in node.evaluations}
+        return tuple(sorted(evaluated | {env for node in self.nodes for env in node.asks}))
+
+    @property
+    def minutes(self) -> float:
+        """From the first step to the end."""
+        return max(0.0, self.ended_at_s - (self.first_step_at_s or self.began_at_s)) / 60
+
+    @property
+    def tokens_generated(self) -> int:
+        """Response tokens of all nodes."""
+        return sum(node.tokens_generated for node in self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationResult:
+    """A simulation, with the same run without sharing when one was asked for.
+
+    Example:
+        SimulationResult(title="two nodes", swarm=swarm, invariants=tuple(invariants.verdicts()))
+    """
+
+    title: str
+    swarm: SwarmResult
+    invariants: tuple[Verdict, ...]
+    silo: SwarmResult | None = None
+    options: dict[str, Any] = field(default_factory=dict[str, Any])  # what was run, for the reader
+
+    @property
+    def holds(self) -> bool:
+        """True when every invariant held."""
+        return all(verdict.holds for verdict in self.invariants)
+
+
+def node_result(
+    name: str, node_id: NodeId, asks: Sequence[str], events: Sequence[JsonDict], status: JsonDict, num_starts: int = 1
+) -> NodeResult:
+    """Reads a node's events (in order) and its last status.
+
+    Args:
+        name: of the node, for people.
+        node_id: hex; taken from the `started` event when empty.
+        asks: environments that it generates for; empty: learned from its `put` events.
+        events: as `read_events` gives them, with the marks of the simulation among them.
+        status: `Daemon.status()` as JSON, or an empty dict.
+        num_starts: how often its process was started.
+    """
+    of = {kind: [event for event in events if event["kind"] == kind] for kind in {event["kind"] for event in events}}
+    draws = {event["step"]: event for event in of.get("draw", [])}
+    consumed = [group for draw in draws.values() for group in draw["groups"]]
+    puts, admitted = of.get("put", []), of.get("admitted", [])
+    started = of.get("started", [{}])[-1]
+    return NodeResult(
+        name=name,
+        node_id=node_id or started.get("node_id", ""),
+        asks=tuple(asks) or tuple(sorted({event["env"] for event in puts})),
+        steps=_steps(of.get("step", [])),
+        evaluations=_evaluations(of.get("evaluation", [])),
+        num_local=sum(1 for group in consumed if group["local"]),
+        num_external=sum(1 for group in consumed if not group["local"]),
+        num_silent=sum(draw["num_silent"] for draw in draws.values()),
+        sources=dict(Counter(group["producer"] for group in consumed)),
+        ages=dict(sorted(Counter(int(group["age"]) for group in consumed).items())),
+        refusals=dict(Counter(event["reason"] for event in of.get("refused", [])).most_common()),
+        seconds=_seconds(of.get("step", [])),
+        tokens_generated=sum(event["tokens"] for event in puts),
+        num_generated=len(puts),
+        num_admitted=len(admitted),
+        bytes_received=int(status.get("bytes_received", 0)),
+        bytes_sent=int(status.get("bytes_sent", 0)),
+        bytes_useful=sum(event["bytes"] for event in admitted),
+        edges_kl={edge["source"]: edge["kl"] for event in of.get("step", []) for edge in event["edges"]},
+        num_starts=num_starts,
+        num_failures=len(of.get("failure", [])) + len(of.get("worker_died", [])),
+        marks=tuple((event["at_s"], event["kind"]) for event in events if event["kind"] in MARKS),
+    )
+
+
+def _steps(events: Sequence[JsonDict]) -> tuple[StepRow, ...]:
+    rows: dict[int, StepRow] = {}
+    for event in events:
+        figures = event["diagnostics"]
+        rows[event["step"]] = StepRow(
+            step=event["step"],
+            at_s=event["at_s"],
+            reward=figures.get("reward_mean"),
+            loss=event["loss"],
+            grad_norm=event["grad_norm"],
+            num_tokens=event["num_tokens"],
+            was_skipped=event["was_skipped"],
+            age_mean_steps=figures.get("age_mean_steps"),
+            ess_share=figures.get("ess_share"),
+            mismatch_kl=figures.get("mismatch_kl_k3"),
+            num_local=event["num_local"],
+            num_external=event["num_external"],
+        )
+    return tuple(rows[step] for step in sorted(rows))
+
+
+def _evaluations(events: Sequence[JsonDict]) -> tuple[EvaluationRow, ...]:
+    names = ("step", "at_s", "env", "split", "accuracy", "num_problems", "majority_baseline")
+    rows = {(e["step"], e["env"], e["split"]): EvaluationRow(**{name: e[name] for name in names}) for e in events}
+    return tuple(rows[key] for key in sorted(rows))
+
+
+def _seconds(events: Sequence[JsonDict]) -> dict[str, float]:
+    totals: Counter[str] = Counter()
+    for event in events:
+        totals.update({phase: value or 0.0 for phase, value in event["seconds"].items()})
+    return dict(totals)

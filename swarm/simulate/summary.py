@@ -1,0 +1,86 @@
+"""The short table that ends a simulation in the terminal.
+
+Invariant: the same figures as in the HTML report, from the same functions.
+"""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.simulate.figures import Change, NodeRow, advantage_over_silo, node_rows, shared_step
+from swarm.simulate.live import figure
+from swarm.simulate.result import SimulationResult, SwarmResult
+
+
+def render_summary(result: SimulationResult) -> RenderableType:
+    """A table per run (sharing, and silo where it was asked for), what they differ by, and the invariants."""
+    parts: list[RenderableType] = [_table(result.swarm, result.title)]
+    if result.silo is not None:
+        parts += [_table(result.silo, "The same without sharing (silo)"), *_comparison(result)]
+    parts.append(_baseline(result.swarm))
+    parts.append(Text(""))
+    for verdict in result.invariants:
+        mark, style = ("ok  ", "green") if verdict.holds else ("FAIL", "bold red")
+        detail = f"  ({verdict.detail})" if verdict.detail else ""
+        parts.append(Text.assemble((mark, style), f" {verdict.name}", (detail, "dim" if verdict.holds else "red")))
+    return Group(*parts)
+
+
+def _table(swarm: SwarmResult, title: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", caption_justify="left")
+    table.add_column("node")
+    table.add_column("asks")
+    for name in ("steps", "own all", "own held out", "never asked all", "never asked held out"):
+        table.add_column(name, justify="right")
+    for name in ("local/ext", "age", "ESS", "tok/s"):
+        table.add_column(name, justify="right")
+    for row in node_rows(swarm):
+        table.add_row(*(Text(cell) for cell in _cells(row)))
+    return table
+
+
+def _cells(row: NodeRow) -> list[str]:
+    return [
+        row.name,
+        ", ".join(row.asks),
+        str(row.num_steps),
+        arrow(row.own["all"]),
+        arrow(row.own["held_out"]),
+        arrow(row.never["all"]),
+        arrow(row.never["held_out"]),
+        f"{row.num_local}/{row.num_external}",
+        figure(row.age_mean_steps),
+        figure(row.ess_share),
+        figure(row.tokens_per_s, 0),
+    ]
+
+
+def arrow(change: Change | None) -> str:
+    """`.16 -> .71`, or a dash."""
+    return "-" if change is None else f"{figure(change.before)} -> {figure(change.after)}"
+
+
+def _comparison(result: SimulationResult) -> list[Text]:
+    step = shared_step(result)
+    lines: list[Text] = []
+    for own, words in ((True, "tasks that nodes ask"), (False, "tasks that they never ask")):
+        found = [(split, advantage_over_silo(result, split, own)) for split in ("all", "held_out")]
+        text = ", ".join(f"{value:+.2f} {split.replace('_', ' ')}" for split, value in found if value is not None)
+        if text:
+            lines.append(Text(f"sharing minus silo at step {step}, {words}: {text}"))
+    if result.silo is not None:
+        ours, theirs = result.swarm.tokens_generated, result.silo.tokens_generated
+        lines.append(Text(f"generated tokens: {ours:,} sharing, {theirs:,} silo"))
+    return lines
+
+
+def _baseline(swarm: SwarmResult) -> Text:
+    """n and the accuracy of always giving the commonest answer, per environment and split."""
+    last = {(row.env, row.split): row for node in swarm.nodes for row in node.evaluations}
+    if not last:
+        return Text("nothing was evaluated", style="dim")
+    parts = [
+        f"{env} {split.replace('_', ' ')} n={row.num_problems}, {figure(row.majority_baseline)}"
+        for (env, split), row in sorted(last.items())
+    ]
+    return Text("problems, and the accuracy of always giving the commonest answer: " + "; ".join(parts), style="dim")

@@ -1,0 +1,278 @@
+"""Charts as inline SVG: no library, no request, colours from the page's style sheet.
+
+Invariant: every text is escaped, every coordinate finite; a chart without data says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 520.0, 240.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 34.0
+NUM_COLORS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line of a chart; `color` is an index into the page's palette."""
+
+    name: str
+    points: Points
+    color: int
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A vertical line at x with a word at its top."""
+
+    x: float
+    text: str
+    color: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """Data range to pixels."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return self.begin + share * (self.end - self.begin)
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_range: tuple[float, float] | None = None,
+    level: float | None = None,
+    level_name: str = "",
+    marks: Sequence[Mark] = (),
+) -> Markup:
+    """Lines over a common x.
+
+    Args:
+        series: what to draw; those without points are skipped.
+        x_label: under the axis, with its unit.
+        y_range: fixed range; None fits the data.
+        level: a horizontal reference line (such as a baseline), named `level_name`.
+        marks: things that happened at an x.
+    """
+    shown = [line for line in series if line.points]
+    if not shown:
+        return _nothing()
+    xs = [x for line in shown for x, _ in line.points] + [mark.x for mark in marks]
+    ys = [y for line in shown for _, y in line.points] + ([level] if level is not None else [])
+    x = _Scale(low=min(xs), high=max(xs), begin=LEFT, end=WIDTH - RIGHT)
+    low, high = y_range or padded(min(ys), max(ys))
+    y = _Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
+    parts = [_axes(x, y, x_label)]
+    if level is not None:
+        parts.append(
+            Markup(
+                '<line class="level" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="level" x="{}" y="{}">{}</text>'
+            ).format(
+                _n(LEFT), _n(WIDTH - RIGHT), _n(y(level)), _n(y(level)), _n(LEFT + 4), _n(y(level) - 4), level_name
+            )
+        )
+    parts += [_mark(mark, x) for mark in marks]
+    parts += [_line(line, x, y, x_label) for line in shown]
+    return _svg(parts, HEIGHT)
+
+
+def bar_chart(
+    groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str] = ()
+) -> Markup:
+    """Vertical bars, one stack per category.
+
+    Args:
+        groups: (category, ((series name, value), ...)), in order of x.
+        x_label: under the axis.
+        names: order of the series, which decides their colours.
+    """
+    totals = [sum(value for _, value in stack) for _, stack in groups]
+    if not totals or max(totals) <= 0:
+        return _nothing()
+    y = _Scale(low=0.0, high=max(totals) * 1.08, begin=HEIGHT - BOTTOM, end=TOP)
+    slot = (WIDTH - LEFT - RIGHT) / len(groups)
+    parts = [_y_axis(y), _x_title(x_label)]
+    for index, (category, stack) in enumerate(groups):
+        left, floor = LEFT + slot * index + slot * 0.15, 0.0
+        for name, value in stack:
+            if value <= 0:
+                continue
+            color = names.index(name) if name in names else 0
+            top, height = y(floor + value), y(floor) - y(floor + value)
+            parts.append(_box(left, top, slot * 0.7, height, color, f"{category} {x_label}, {name}: {_value(value)}"))
+            floor += value
+        parts.append(_text(left + slot * 0.35, HEIGHT - BOTTOM + 14, category, "middle"))
+    return _svg(parts, HEIGHT)
+
+
+def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, names: Sequence[str], unit: str) -> Markup:
+    """Horizontal stacks, one row per label, on one scale.
+
+    Args:
+        rows: (label, ((part, value), ...)).
+        names: order of the parts, which decides their colours.
+        unit: of the values, for tooltips and the axis.
+    """
+    longest = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
+    if longest <= 0:
+        return _nothing()
+    indent, slot = 120.0, 26.0
+    x = _Scale(low=0.0, high=longest, begin=indent, end=WIDTH - RIGHT)
+    height = slot * len(rows) + BOTTOM
+    drawn: list[Markup] = []
+    for index, (label, parts) in enumerate(rows):
+        top, begin = slot * index + 4, 0.0
+        drawn.append(_text(indent - 8, top + 13, label, "end", "name"))
+        for name, value in parts:
+            if value > 0:
+                tip = f"{label}, {name}: {_value(value)} {unit} ({value / longest:.0%} of the longest row)"
+                color = names.index(name) if name in names else 0
+                drawn.append(_box(x(begin), top, x(begin + value) - x(begin), slot - 8, color, tip))
+                begin += value
+    for tick in ticks(0.0, longest):
+        drawn.append(_text(x(tick), height - BOTTOM + 14, _value(tick), "middle"))
+    drawn.append(_text((indent + WIDTH - RIGHT) / 2, height - 4, unit, "middle"))
+    return _svg(drawn, height)
+
+
+def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str) -> Markup:
+    """A table of counts as shaded squares: `values[r][c]`, rows down, columns across."""
+    if not rows or not columns:
+        return _nothing()
+    indent = 120.0
+    size = min(64.0, (WIDTH - indent - RIGHT) / len(columns))
+    height = 26 + size * len(rows) + 8
+    top_value = max((value for row in values for value in row), default=0.0) or 1.0
+    parts: list[Markup] = []
+    for index, name in enumerate(columns):
+        parts.append(_text(indent + size * (index + 0.5), 16, _clip(name, size), "middle", "name"))
+    for r, row in enumerate(rows):
+        parts.append(_text(indent - 8, 26 + size * (r + 0.5) + 4, row, "end", "name"))
+        for c, column in enumerate(columns):
+            share = values[r][c] / top_value
+            parts.append(
+                Markup(
+                    '<g data-tip="{}"><rect class="cell" x="{}" y="{}" width="{}" height="{}" rx="4" fill-opacity="{}"/>'
+                    '<text class="{}" x="{}" y="{}" text-anchor="middle">{}</text></g>'
+                ).format(
+                    f"{row} learned from {_value(values[r][c])} {what} of {column}",
+                    _n(indent + size * c + 1.5),
+                    _n(26 + size * r + 1.5),
+                    _n(size - 3),
+                    _n(size - 3),
+                    _n(0.06 + 0.94 * share),
+                    "on" if share > 0.5 else "off",
+                    _n(indent + size * (c + 0.5)),
+                    _n(26 + size * (r + 0.5) + 4),
+                    _value(values[r][c]) if size >= 26 else "",
+                )
+            )
+    return _svg(parts, height)
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    """The range with a margin of 6 %; one wide around a single value."""
+    margin = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
+    return low - margin, high + margin
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round values inside a range, about `count` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
+    first = math.ceil(low / step)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _axes(x: _Scale, y: _Scale, x_label: str) -> Markup:
+    parts = [_y_axis(y), _x_title(x_label)]
+    parts += [_text(x(tick), HEIGHT - BOTTOM + 14, _value(tick), "middle") for tick in ticks(x.low, x.high, 7)]
+    return Markup("").join(parts)
+
+
+def _y_axis(y: _Scale) -> Markup:
+    parts: list[Markup] = []
+    for tick in ticks(y.low, y.high):
+        at = _n(y(tick))
+        parts.append(
+            Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(_n(LEFT), _n(WIDTH - RIGHT), at, at)
+        )
+        parts.append(_text(LEFT - 6, y(tick) + 4, _value(tick), "end"))
+    return Markup("").join(parts)
+
+
+def _x_title(text: str) -> Markup:
+    return _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, text, "middle")
+
+
+def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
+    path = " ".join(f"{'L' if index else 'M'}{_n(x(a))} {_n(y(b))}" for index, (a, b) in enumerate(line.points))
+    css = f"s{line.color % NUM_COLORS}" + (" dashed" if line.is_dashed else "")
+    dots = [
+        Markup('<circle class="dot {}" cx="{}" cy="{}" r="3" data-tip="{}"/>').format(
+            css, _n(x(a)), _n(y(b)), f"{line.name}: {_value(b)} at {_value(a)} {x_label}"
+        )
+        for a, b in line.points
+    ]
+    return Markup('<path class="line {}" d="{}"/>').format(css, path) + Markup("").join(dots)
+
+
+def _mark(mark: Mark, x: _Scale) -> Markup:
+    return Markup(
+        '<g data-tip="{}"><line class="mark s{}" x1="{}" x2="{}" y1="{}" y2="{}"/><rect class="hit" x="{}" y="{}" '
+        'width="10" height="{}"/></g>'
+    ).format(
+        mark.text, mark.color % NUM_COLORS, _n(x(mark.x)), _n(x(mark.x)), _n(TOP), _n(HEIGHT - BOTTOM),
+        _n(x(mark.x) - 5), _n(TOP), _n(HEIGHT - TOP - BOTTOM),
+    )  # fmt: skip
+
+
+def _box(left: float, top: float, width: float, height: float, color: int, tip: str) -> Markup:
+    return Markup('<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}" rx="2" data-tip="{}"/>').format(
+        color % NUM_COLORS, _n(left), _n(top), _n(max(width, 0.5)), _n(max(height, 0.5)), tip
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, css: str = "tick") -> Markup:
+    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(css, _n(x), _n(y), anchor, text)
+
+
+def _svg(parts: Sequence[Markup], height: float) -> Markup:
+    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(_n(WIDTH), _n(height), Markup("").join(parts))
+
+
+def _nothing() -> Markup:
+    return Markup('<p class="nothing">{}</p>').format(escape("nothing was measured"))
+
+
+def _clip(text: str, pixels: float) -> str:
+    fits = max(3, int(pixels / 7))
+    return text if len(text) <= fits else text[: fits - 1] + "."
+
+
+def _n(value: float) -> str:
+    assert math.isfinite(value), value
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _value(value: float) -> str:
+    """Three digits that matter, thousands apart."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}"

@@ -1,0 +1,278 @@
+"""The report of a simulation: figures derived from events, and the files that show them."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from swarm.simulate.figures import (
+    accuracy_curve,
+    advantage_over_silo,
+    largest_gap_s,
+    mean_change,
+    never_asked,
+    node_rows,
+    shared_step,
+    smooth,
+    step_curve,
+)
+from swarm.simulate.invariants import Verdict
+from swarm.simulate.live import PLAIN_EVERY_S, LiveProgress, figure
+from swarm.simulate.report import as_json, render_html, render_summary, write_report
+from swarm.simulate.result import NodeResult, SimulationResult, SwarmResult, node_result
+from swarm.simulate.svg import Series, line_chart, matrix, ticks
+from swarm.types import JsonDict
+
+ADA, BELL = "a" * 64, "b" * 64
+
+
+def step_event(step: int, at_s: float, reward: float = 0.5, **more: object) -> JsonDict:
+    return {
+        "kind": "step",
+        "at_s": at_s,
+        "step": step,
+        "loss": -0.1,
+        "grad_norm": 1.0,
+        "num_tokens": 30,
+        "was_skipped": False,
+        "diagnostics": {"reward_mean": reward, "ess_share": 0.8, "mismatch_kl_k3": 0.02, "age_mean_steps": 1.0},
+        "seconds": {"draw_wait": 0.5, "score": 1.0, "backward": 2.0, "generate": 2.0, "learn": 4.0, "both": 1.0},
+        "ages": [0, 2],
+        "num_local": 1,
+        "num_external": 1,
+        "edges": [{"source": BELL, "groups": 1, "age": 2.0, "ess": 0.7, "kl": 0.03, "reward": 0.5}],
+        **more,
+    }
+
+
+def draw_event(step: int, producer: str = BELL) -> JsonDict:
+    groups = [
+        {"digest": f"l{step}", "producer": ADA, "age": 0, "use": 1, "local": True},
+        {"digest": f"f{step}", "producer": producer, "age": 2, "use": 1, "local": False},
+    ]
+    return {"kind": "draw", "at_s": 0.0, "step": step, "num_silent": 1, "groups": groups}
+
+
+def evaluation_event(step: int, env: str, accuracy: float, split: str = "all") -> JsonDict:
+    return {
+        "kind": "evaluation",
+        "at_s": 100.0 + step,
+        "step": step,
+        "env": env,
+        "split": split,
+        "accuracy": accuracy,
+        "num_problems": 64,
+        "majority_baseline": 0.1,
+    }
+
+
+def events(gain: float = 0.5) -> list[JsonDict]:
+    found: list[JsonDict] = [{"kind": "started", "at_s": 99.0, "node_id": ADA}]
+    for split in ("all", "held_out"):
+        found += [evaluation_event(0, env, 0.2, split) for env in ("sums", "products")]
+    for step in (1, 2, 3):
+        found += [
+            {"kind": "put", "at_s": 100.0 + step, "env": "sums", "tokens": 40, "digest": f"l{step}"},
+            {"kind": "admitted", "at_s": 100.0 + step, "bytes": 500, "digest": f"f{step}"},
+            draw_event(step),
+            step_event(step, 100.0 + 10 * step, reward=0.1 * step),
+        ]
+    for split in ("all", "held_out"):
+        found += [evaluation_event(3, env, 0.2 + gain, split) for env in ("sums", "products")]
+    return [*found, {"kind": "refused", "at_s": 120.0, "reason": "too_old", "producer": BELL}]
+
+
+STATUS = {"bytes_received": 2000, "bytes_sent": 900}
+
+
+def node(name: str = "ada", gain: float = 0.5, asks: tuple[str, ...] = ("sums",)) -> NodeResult:
+    return node_result(name, ADA if name == "ada" else BELL, asks, events(gain), STATUS)
+
+
+def swarm(gain: float = 0.5) -> SwarmResult:
+    nodes = (node("ada", gain), node("bell", gain, ("products",)))
+    return SwarmResult(nodes=nodes, began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
+
+
+def result(**changes: object) -> SimulationResult:
+    given: dict[str, object] = {
+        "title": "two nodes",
+        "swarm": swarm(),
+        "silo": swarm(gain=0.25),
+        "invariants": (Verdict(name="no group twice", holds=True, detail="12 groups"),),
+        "options": {"seed": 3},
+    }
+    return SimulationResult(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_a_node_is_read_from_its_events():
+    ada = node()
+    assert [row.step for row in ada.steps] == [1, 2, 3]
+    assert (ada.num_local, ada.num_external, ada.num_silent) == (3, 3, 3)
+    assert ada.sources == {ADA: 3, BELL: 3}
+    assert ada.ages == {0: 3, 2: 3}
+    assert ada.refusals == {"too_old": 1}
+    assert (ada.tokens_generated, ada.bytes_useful, ada.bytes_received) == (120, 1500, 2000)
+    assert ada.seconds["backward"] == 6.0
+    assert ada.edges_kl == {BELL: 0.03}
+
+
+def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
+    again = [*events(), draw_event(3), step_event(3, 200.0, reward=0.9), {"kind": "restored", "at_s": 190.0}]
+    ada = node_result("ada", "", (), again, {}, num_starts=2)
+    assert [row.step for row in ada.steps] == [1, 2, 3]
+    assert ada.steps[-1].reward == 0.9
+    assert ada.num_local == 3
+    assert ada.node_id == ADA and ada.asks == ("sums",)
+    assert ada.marks == ((190.0, "restored"),)
+
+
+def test_a_curve_has_a_point_only_where_every_environment_was_measured():
+    partial = node_result("ada", ADA, ("sums",), [*events(), evaluation_event(7, "sums", 1.0)], {})
+    assert accuracy_curve(partial, ("sums", "products"), "all") == [(0, 0.2), (3, 0.7)]
+    assert accuracy_curve(partial, ("sums",), "all")[-1] == (7, 1.0)
+    assert accuracy_curve(partial, (), "all") == []
+
+
+def test_rows_tell_own_from_never_asked_and_mean_age():
+    row = node_rows(swarm())[0]
+    assert row.num_steps == 3
+    assert row.never["all"] is not None and row.never["all"].gain == pytest.approx(0.5)
+    assert row.own["held_out"] is not None and row.own["held_out"].num_problems == 64
+    assert row.age_mean_steps == 1.0
+    assert row.ess_share == pytest.approx(0.8)
+    assert row.tokens_per_s == pytest.approx(2.0)
+    assert row.overlap_share == pytest.approx(0.5)
+    assert never_asked(swarm(), node()) == ("products",)
+
+
+def test_sharing_and_silo_are_compared_at_the_last_common_step():
+    assert shared_step(result()) == 3
+    assert advantage_over_silo(result(), "all", own=False) == pytest.approx(0.25)
+    assert advantage_over_silo(result(silo=None), "all", own=False) is None
+
+
+def test_a_mean_over_nodes_exists_only_when_every_node_has_it():
+    found = mean_change(swarm(), "all", own=True)
+    assert found is not None and (found.before, found.after) == (pytest.approx(0.2), pytest.approx(0.7))
+    bare = node_result("bell", BELL, ("products",), [], {})
+    one_is_missing = SwarmResult(nodes=(node(), bare), began_at_s=0, first_step_at_s=0, ended_at_s=60)
+    assert mean_change(one_is_missing, "all", own=True) is None
+
+
+def test_step_curves_run_over_steps_or_minutes():
+    assert step_curve(node(), "reward") == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.3))]
+    assert [x for x, _ in step_curve(node(), "reward", swarm())] == pytest.approx([0.0, 1 / 6, 1 / 3])
+    assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], window=3) == [(0, 1.5), (1, 1.0), (2, 1.5)]
+    assert largest_gap_s(node()) == 10.0
+
+
+def test_the_page_is_self_contained_and_its_charts_are_well_formed():
+    page = render_html(result())
+    assert not re.search(r"""(src|href)\s*=|@import|url\(|https?://""", page)
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) >= 9
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert ".20 -&gt; .70" in page and "too_old" in page and "all invariants hold" in page
+
+
+def test_a_violated_invariant_is_shown_with_its_detail():
+    verdict = Verdict(name="no group twice", holds=False, detail="ada: draw 3 was made twice")
+    page = render_html(result(invariants=(verdict,)))
+    assert "an invariant is violated" in page and "ada: draw 3 was made twice" in page
+
+
+def test_names_from_other_machines_cannot_put_markup_into_the_page(tmp_path: Path):
+    name = '<script>alert(1)</script>" onload="x $\\frac'
+    hostile = SwarmResult(nodes=(node(name),), began_at_s=0, first_step_at_s=100, ended_at_s=160)
+    given = result(title=name, swarm=hostile, silo=None)
+    page = render_html(given)
+    assert "<script>alert" not in page and 'onload="x' not in page
+    assert write_report(given, tmp_path)["png"].stat().st_size > 10_000
+
+
+def test_a_run_without_any_event_still_has_a_report(tmp_path: Path):
+    empty = SwarmResult(nodes=(node_result("ada", "", (), [], {}),), began_at_s=0, first_step_at_s=0, ended_at_s=0)
+    given = SimulationResult(title="nothing", swarm=empty, invariants=())
+    paths = write_report(given, tmp_path / "new")
+    assert "nothing was measured" in paths["html"].read_text()
+    Console(file=(tmp_path / "out").open("w")).print(render_summary(given))
+
+
+def test_report_files_hold_the_same_figures(tmp_path: Path):
+    paths = write_report(result(), tmp_path)
+    data = json.loads(paths["json"].read_text())
+    assert data["derived"]["advantage_over_silo"]["never_asked/all"] == pytest.approx(0.25)
+    assert data["derived"]["swarm"]["mean_change"]["own/all"]["after"] == pytest.approx(0.7)
+    assert data["result"]["swarm"]["nodes"][0]["steps"][2]["step"] == 3
+    assert data["result"]["options"] == {"seed": 3}
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
+    odd = node_result("ada", ADA, ("sums",), [step_event(1, 1.0, loss=None)], {})
+    given = result(swarm=SwarmResult(nodes=(odd,), began_at_s=0, first_step_at_s=1, ended_at_s=float("nan")), silo=None)
+    text = write_report(given, tmp_path)["json"].read_text()
+    assert "NaN" not in text and json.loads(text)["result"]["swarm"]["nodes"][0]["steps"][0]["loss"] is None
+    assert as_json(given)["derived"]["shared_step"] is None
+
+
+def test_the_summary_fits_a_terminal_and_says_what_matters():
+    console = Console(width=160, record=True, file=None)
+    with console.capture() as captured:
+        console.print(render_summary(result()))
+    text = captured.get()
+    assert text.count(".20 -> .70") == 8 and text.count(".20 -> .45") == 8
+    assert "sharing minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
+    assert "products all n=64, .10" in text and "ok" in text and "no group twice" in text
+
+
+def test_progress_without_a_terminal_is_one_line_per_interval(tmp_path: Path):
+    now = [0.0]
+    with (tmp_path / "out").open("w") as file:
+        console = Console(file=file, width=400)
+        with LiveProgress(console, "two [nodes]", {"ada": ("sums",)}, 30, monotonic_s=lambda: now[0]) as live:
+            for event in events():
+                live.watch("ada", event)
+            now[0] = PLAIN_EVERY_S
+            live.tick()
+            live.tick()
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines[0] == "two [nodes]" and len(lines) == 3
+    assert lines[1].startswith("0:15  ada step 3 age 1.0 local/ext 3/3 reward .30 own .70 never-asked .70 ESS .80")
+
+
+def test_progress_on_a_terminal_shows_a_row_per_node():
+    live = LiveProgress(Console(force_terminal=True, width=160), "run", {"ada": ("sums",), "bell": ("products",)}, 30)
+    for event in events():
+        live.watch("ada", event)
+    live.watch("bell", {"kind": "killed", "at_s": 1.0})
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(live.table())
+    text = captured.get()
+    assert re.search(r"ada +. learning . 3/30 +.+1\.0 . +3/3 . +\.30", text)
+    assert re.search(r"bell +. killed", text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.714, ".71"), (-0.5, "-.50"), (1.0, "1.00"), (None, "-"), (10.04, "10.04")]
+)
+def test_figures_are_short(value: float | None, text: str):
+    assert figure(value) == text
+
+
+def test_ticks_are_round_and_inside():
+    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert ticks(3, 3) == [3]
+    assert all(3 <= tick <= 47 for tick in ticks(3, 47))
+
+
+def test_charts_escape_what_they_are_given():
+    chart = line_chart([Series(name="<b>", points=[(0, 1), (1, 2)], color=0)], x_label="<i>")
+    assert "<b>" not in chart and "&lt;b&gt;" in chart and "<i>" not in chart
+    assert "<u>" not in matrix(["<u>"], ["<u>"], [[1.0]], what="groups")
