@@ -32,13 +32,11 @@ def run_command(options: SimulationOptions, directory: Path, compare_silo: bool,
     Returns:
         Whether every invariant held, in both runs.
     """
-    console.print(f"[bold]{PRESETS[options.preset].title}[/bold]" if options.preset in PRESETS else "")
     directory.mkdir(parents=True, exist_ok=True)
     prepare_model(options, directory, console)
     run = _run(options, directory / "swarm", console)
     runs = [run]
     if compare_silo:
-        console.print("the same without sharing (silo)")
         runs.append(_run(silo_of(options), directory / "silo", console))
     result = SimulationResult(
         title=run.title,
@@ -62,18 +60,22 @@ def silo_of(options: SimulationOptions) -> SimulationOptions:
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
     """Converts and caches the model once, before several nodes would do so at the same time."""
-    from swarm.model import resolve_source
+    from swarm.model import load_codec, resolve_source
 
     config = node_configs(options, directory)[0].model
     with console.status(f"preparing model {config.source} (once)"):
-        resolve_source(config)
+        load_codec(config)
+        if config.source != "tiny":
+            resolve_source(config, None, with_weights=True)
 
 
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:
     configs = node_configs(options, directory)
     asks = {config.name: tuple(config.generator.asks) for config in configs}
-    with LiveProgress(asks, console, num_steps=configs[0].learner.num_steps) as live:
-        return asyncio.run(run_swarm(options, directory, live.watch))
+    shares = configs[0].replay.external_groups > 0
+    title = PRESETS[options.preset].title + ("" if shares else " (silo: no sharing)")
+    with LiveProgress(console, title, asks, num_steps=configs[0].learner.num_steps) as live:
+        return asyncio.run(run_swarm(options, directory, live.watch, live.tick))
 
 
 def swarm_result(run: SwarmRun) -> SwarmResult:

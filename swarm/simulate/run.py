@@ -48,13 +48,14 @@ class SwarmRun:
 Watch = Callable[[str, JsonDict], None]  # node name, event
 
 
-async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch) -> SwarmRun:
+async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Callable[[], None]) -> SwarmRun:
     """Runs a swarm until every node made its steps, or the time is up.
 
     Args:
         options: what to run.
         directory: state of every process goes below it; an existing state is resumed.
         watch: called with every event of every node as it appears.
+        tick: called now and then, event or not.
 
     Raises:
         SimulationFailed: a process did not start or died unasked.
@@ -67,7 +68,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch) -
         info = await _start_coordinator(coordinator, configs[0], directory)
         for config in configs:
             await _start_node(nodes[config.name], config, options, info)
-        first_step_s = await _watch(coordinator, nodes, options, watch)
+        first_step_s = await _watch(coordinator, nodes, options, watch, tick)
         await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
         statuses = {name: process.status() for name, process in nodes.items()}
     finally:
@@ -121,7 +122,7 @@ async def _start_node(process: Process, config: NodeConfig, options: SimulationO
 
 
 async def _watch(
-    coordinator: Process, nodes: dict[str, Process], options: SimulationOptions, watch: Watch
+    coordinator: Process, nodes: dict[str, Process], options: SimulationOptions, watch: Watch, tick: Callable[[], None]
 ) -> float:
     """Follows the events until every node has finished; carries out kills and restarts on time."""
     preset = PRESETS[options.preset]
@@ -160,6 +161,7 @@ async def _watch(
             watch(name, {"kind": "restarted", "at_s": time.time()})
         if first_step_s and elapsed_s > limit_s:
             break
+        tick()
         await asyncio.sleep(POLL_S)
     return first_step_s
 

@@ -308,7 +308,7 @@ class VirtualSwarm:
                     tokenizer_digest=self.codec.digest,
                     prompt_ids=np.asarray(self.codec.encode_prompt(task), dtype=np.int32),
                     rollouts=generator.rollouts(task, config.generator.group_size, sampling),
-                    verifier="",
+                    verifier="unscored",
                     created_at_s=self.clock.now_s(),
                 )
                 for task in tasks
