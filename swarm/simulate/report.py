@@ -120,14 +120,7 @@ def render_html(result: SimulationResult) -> str:
         refusals=_refusals(swarm),
         time=_time_chart(swarm),
         gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
-        problems=sorted(
-            {
-                (r.env, r.split.replace("_", " "), r.num_problems, r.majority_baseline)
-                for n in swarm.nodes
-                for r in n.evaluations
-            }
-        ),
-        phase_titles=_PHASE_TITLES,
+        problems=_problems(swarm),
         legend=[(index, node) for index, node in enumerate(swarm.nodes)],
         time_names=[_PHASE_TITLES[name] for name in _time_names(swarm)],
     )
@@ -238,6 +231,12 @@ def _time_chart(swarm: SwarmResult) -> Markup:
 
 
 # --- words and numbers -----------------------------------------------------------------------------
+
+
+def _problems(swarm: SwarmResult) -> list[tuple[str, str, int, float]]:
+    """(environment, split, n, majority baseline) of everything that was evaluated."""
+    rows = {(row.env, row.split.replace("_", " ")): row for node in swarm.nodes for row in node.evaluations}
+    return [(*key, row.num_problems, row.majority_baseline) for key, row in sorted(rows.items())]
 
 
 def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:

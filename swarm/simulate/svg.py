@@ -165,7 +165,8 @@ def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequenc
             share = values[r][c] / top_value
             parts.append(
                 Markup(
-                    '<g data-tip="{}"><rect class="cell" x="{}" y="{}" width="{}" height="{}" rx="4" fill-opacity="{}"/>'
+                    '<g data-tip="{}">'
+                    '<rect class="cell" x="{}" y="{}" width="{}" height="{}" rx="4" fill-opacity="{}"/>'
                     '<text class="{}" x="{}" y="{}" text-anchor="middle">{}</text></g>'
                 ).format(
                     f"{row} learned from {_value(values[r][c])} {what} of {column}",
