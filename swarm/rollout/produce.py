@@ -1,0 +1,53 @@
+"""Tasks to rollout groups, and to greedy answers: pure functions over a generator and a codec.
+
+Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from swarm.clock import Clock
+from swarm.interfaces import Generator, TextCodec
+from swarm.types import NodeId, RolloutGroup, Sampling, Task
+
+
+def produce(
+    generator: Generator,
+    codec: TextCodec,
+    tasks: Sequence[Task],
+    group_size: int,
+    sampling: Sampling,
+    *,
+    run_id: str,
+    producer: NodeId,
+    clock: Clock,
+) -> list[RolloutGroup]:
+    """One group of `group_size` rollouts for each task (blocking; run it in a thread).
+
+    Returns:
+        Groups in the order of `tasks`; rewards are NaN and the verifier is empty until the agent scores them.
+    """
+    prompts = [codec.encode_prompt(task) for task in tasks]
+    policy_id = generator.version.policy_id
+    generated = generator.generate(prompts, group_size, sampling)
+    return [
+        RolloutGroup(
+            run_id=run_id,
+            producer=producer,
+            policy_id=policy_id,
+            env=task.env,
+            task_id=task.task_id,
+            tokenizer_digest=codec.digest,
+            prompt_ids=np.asarray(prompt, dtype=np.int32),
+            rollouts=tuple(rollouts),
+            verifier="unscored",
+            created_at_s=clock.now_s(),
+        )
+        for task, prompt, rollouts in zip(tasks, prompts, generated, strict=True)
+    ]
+
+
+def evaluate(generator: Generator, codec: TextCodec, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:
+    """The greedy answer to each task, in order (blocking)."""
+    return generator.greedy([codec.encode_prompt(task) for task in tasks], max_new_tokens)
