@@ -28,7 +28,7 @@ class PackedRows:
 
     token_ids: Tensor  # int64 [B, S]
     position_ids: Tensor  # int64 [B, S]
-    segment_ids: Tensor  # int64 [B, S]: 0 prompt, k > 0 response k, PADDING
+    segment_ids: Tensor  # int64 [B, S]: 0 prompt, k > 0 k-th response with an input, PADDING
     rows: Tensor  # int64 [n], row of the hidden state that predicts a trained token
     columns: Tensor  # int64 [n], its column
     targets: Tensor  # int64 [n], the trained token

@@ -12,8 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swarm.parts.ratio import LOG_RATIO_BOUND
-
 
 def ppo_clip(
     log_ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float = 0.0
@@ -49,14 +47,14 @@ def detached_clip(
 
     Args:
         logprobs: [N, L], gradient flows.
-        log_weight: [N, L] log of w; bounded by +-20 here.
+        log_weight: [N, L] log of w, a sum of bounded log-ratios (exp must be finite).
         advantages: [N, L].
         low: least weight.
         high: greatest weight.
 
     Source: CISPO, arXiv:2506.13585 section 3.1; MinPRO, arXiv:2601.22718.
     """
-    weight = torch.exp(log_weight.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    weight = torch.exp(log_weight.detach())
     losses = -weight.clamp(low, high) * advantages * logprobs
     return losses, (weight < low) | (weight > high)
 

@@ -1,0 +1,292 @@
+"""One step, its accumulation, its checkpoint."""
+
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.config import LearnerConfig, ReplayConfig
+from swarm.errors import ConfigError
+from swarm.learn.checkpoint import has_checkpoint
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.objective import Recipe, Scope
+from swarm.model import CharCodec, tiny_network, weights_digest
+from swarm.recipes import list_recipes, load_recipe
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    FinishReason,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    TokenTrace,
+    VersionSpan,
+)
+
+OWN, PEER = "a" * 64, "b" * 64
+CODEC = CharCodec()
+
+
+def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
+    length = int(rng.integers(1, 8))
+    trace = TokenTrace(
+        token_ids=rng.integers(1, CODEC.vocab_size, length).astype(np.int32),
+        action_mask=np.ones(length, bool),
+        logprobs=np.full(length, logprob, np.float32) - rng.random(length).astype(np.float32),
+        turn_ids=np.zeros(length, np.int16),
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=OWN, step=0)),),
+    )
+    sampling = Sampling(temperature=float(rng.choice([0.7, 1.0])))
+    return Rollout(text="7", trace=trace, sampling=sampling, finish=FinishReason.STOP, claimed_reward=0.0)
+
+
+def drawn(
+    rng: np.random.Generator,
+    is_local: bool = True,
+    correction: Correction = Correction.EXACT,
+    rewards: list[float] | None = None,
+    logprob: float = -3.0,
+) -> DrawnGroup:
+    size = 4
+    group = RolloutGroup(
+        run_id="run",
+        producer=OWN if is_local else PEER,
+        policy_id=OWN if is_local else PEER,
+        env="char",
+        task_id=0,
+        tokenizer_digest=CODEC.digest,
+        prompt_ids=rng.integers(1, CODEC.vocab_size, int(rng.integers(4, 12))).astype(np.int32),
+        rollouts=tuple(rollout(rng, logprob) for _ in range(size)),
+        verifier="char/1",
+        created_at_s=0.0,
+    )
+    scored = ScoredGroup(
+        digest=bytes(32),
+        group=group,
+        rewards=np.array(rewards or [1.0, 0.0, 0.0, 1.0], np.float32),
+        correction=correction,
+        is_local=is_local,
+        first_seen_s=0.0,
+        size_bytes=1,
+    )
+    return DrawnGroup(scored=scored, age_steps=int(rng.integers(0, 4)), use=1)
+
+
+def draw(step: int) -> Draw:
+    rng = np.random.default_rng(step)
+    return Draw(step=step, groups=tuple(drawn(rng, is_local=index < 3) for index in range(6)), num_silent=0)
+
+
+def learner(
+    dir: Path, dtype: torch.dtype = torch.float32, recipe: str | Recipe = "grpo", **config: Any
+) -> PolicyLearner:
+    return PolicyLearner.open(**arguments(dir, dtype, recipe, **config))
+
+
+def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any) -> dict[str, Any]:
+    return {
+        "network": tiny_network(seed=1).to(dtype),
+        "codec": CODEC,
+        "recipe": load_recipe(recipe) if isinstance(recipe, str) else recipe,
+        "config": LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 4, **config}),
+        "replay": ReplayConfig(),
+        "policy_id": OWN,
+        "dir": dir,
+    }
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resume_after_three_steps_ends_at_the_same_bits_as_six_steps(
+    tmp_path: Path, dtype: torch.dtype, recipe: str
+) -> None:
+    whole = learner(tmp_path / "whole", dtype, recipe)
+    reports = [whole.step(draw(step)) for step in range(1, 7)]
+    first = learner(tmp_path / "parts", dtype, recipe)
+    for step in range(1, 4):
+        first.step(draw(step))
+    first.save()
+    second = learner(tmp_path / "parts", dtype, recipe)
+    assert second.version == first.version and second.next_draw == 4
+    again = [second.step(draw(step)) for step in range(4, 7)]
+    assert [(r.version, r.loss, r.grad_norm) for r in again] == [(r.version, r.loss, r.grad_norm) for r in reports[3:]]
+    for name, tensor in whole.weights().items():
+        assert torch.equal(tensor, second.weights()[name]), name
+    for name, tensor in whole._optimizer.state().items():
+        assert torch.equal(tensor, second._optimizer.state()[name]), name
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_accumulated_micro_batches_make_the_step_of_one_big_batch(tmp_path: Path, recipe: str) -> None:
+    big = learner(tmp_path / "a", torch.float64, recipe, token_budget=100_000)
+    small = learner(tmp_path / "b", torch.float64, recipe, token_budget=32)
+    unshared = learner(tmp_path / "c", torch.float64, recipe, token_budget=32, share_prompt=False)
+    reports = [one.step(draw(1)) for one in (big, small, unshared)]
+    counts = [report.diagnostics["num_micro_batches"] for report in reports]
+    assert counts[0] < counts[1] and counts[2] > 3, counts
+    for report in reports[1:]:
+        # The library computes norms and rotary embeddings in float32 even in a float64 network.
+        assert report.loss == pytest.approx(reports[0].loss, rel=1e-4, abs=1e-6)
+        assert report.grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-4)
+
+
+def test_a_version_is_named_by_the_digest_of_what_it_publishes(tmp_path: Path) -> None:
+    one = learner(tmp_path, torch.bfloat16)
+    before = one.snapshot()
+    report = one.step(draw(1))
+    version, tensors = one.snapshot()
+    assert version == report.version and version.step == 1 and version.policy_id == OWN
+    assert version.digest == weights_digest(tensors) != before[0].digest
+    assert before[0].digest == weights_digest(before[1]), "an old snapshot changed"
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+
+
+def test_masters_keep_updates_that_bfloat16_would_round_away(tmp_path: Path) -> None:
+    one = learner(tmp_path, torch.bfloat16, learning_rate=1e-6, warmup_steps=0)
+    initial = {name: tensor.float() for name, tensor in one._optimizer.state().items() if "master" in name}
+    initial = {name: tensor.clone() for name, tensor in initial.items()}
+    one.step(draw(1))
+    state = one._optimizer.state()
+    moved = sum(int((state[name] != tensor).sum()) for name, tensor in initial.items())
+    total = sum(tensor.numel() for tensor in initial.values())
+    assert moved > 0.5 * total
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    recipe = load_recipe("swarm_sampling")
+    explosive = dataclasses.replace(recipe, aggregate=lambda losses, batch, params: losses.sum() * float("inf"))
+    one = learner(tmp_path, recipe=explosive)
+    before, state = one.snapshot(), {k: v.clone() for k, v in one._optimizer.state().items()}
+    report = one.step(draw(1))
+    assert report.was_skipped and report.version == before[0] == one.version
+    assert all(torch.equal(value, state[name]) for name, value in one._optimizer.state().items())
+    assert one.next_draw == 2
+    one._recipe = recipe
+    assert not one.step(draw(2)).was_skipped and one.version.step == 1
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path: Path) -> None:
+    one = learner(tmp_path)
+    weight = next(one._network.parameters())
+    hook = weight.register_hook(lambda gradient: gradient * float("nan"))
+    assert one.step(draw(1)).was_skipped and one.version.step == 0
+    hook.remove()
+    assert not one.step(draw(2)).was_skipped
+
+
+def test_foreign_members_with_negative_advantage_give_no_gradient_but_count_in_the_group(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    foreign = Draw(step=1, groups=(drawn(rng, is_local=False),), num_silent=0)
+    positive = learner(tmp_path / "a", recipe="swarm_sampling").step(foreign)
+    settings = arguments(tmp_path / "b", torch.float32, "swarm_sampling")
+    everything = PolicyLearner(**{**settings, "replay": ReplayConfig(foreign="all")}).step(foreign)
+    lengths = [len(r.trace.token_ids) for r in foreign.groups[0].scored.group.rollouts if r.trace is not None]
+    assert positive.num_tokens == lengths[0] + lengths[3] and everything.num_tokens == sum(lengths)
+    # z-scores of (1, 0, 0, 1) are +-sqrt(3)/2; with ratio 1 the loss is minus their sum over all tokens
+    expected = -(lengths[0] + lengths[3]) * 0.75**0.5 / sum(lengths)
+    assert positive.loss == pytest.approx(expected, rel=1e-5)
+    assert positive.diagnostics["dropped_share"] == pytest.approx(0.5)
+
+
+def test_a_draw_with_nothing_to_train_on_is_skipped(tmp_path: Path) -> None:
+    one = learner(tmp_path)
+    group = drawn(np.random.default_rng(0))
+    rollouts = tuple(dataclasses.replace(r, finish=FinishReason.ABORTED) for r in group.scored.group.rollouts)
+    scored = dataclasses.replace(group.scored, group=dataclasses.replace(group.scored.group, rollouts=rollouts))
+    report = one.step(Draw(step=1, groups=(dataclasses.replace(group, scored=scored),), num_silent=0))
+    assert report.was_skipped and report.num_tokens == 0 and one.version.step == 0
+
+
+@pytest.mark.parametrize("correction", [Correction.NO_LOGPROBS, Correction.TEXT_ONLY])
+def test_a_ratio_that_does_not_exist_is_refused_except_by_swarm_sampling(
+    tmp_path: Path, correction: Correction
+) -> None:
+    rng = np.random.default_rng(0)
+    unknown = Draw(step=1, groups=(drawn(rng), drawn(rng, is_local=False, correction=correction)), num_silent=0)
+    with pytest.raises(ConfigError, match="needs behaviour log-probs"):
+        learner(tmp_path / "a", recipe="grpo").step(unknown)
+    report = learner(tmp_path / "b", recipe="swarm_sampling").step(unknown)
+    assert not report.was_skipped and report.edges == ()
+    assert load_recipe("swarm_sampling").accepts(correction) and not load_recipe("grpo").accepts(correction)
+
+
+def test_edges_report_each_foreign_source_and_never_ourselves(tmp_path: Path) -> None:
+    report = learner(tmp_path).step(draw(1))
+    (edge,) = report.edges
+    assert edge.source == PEER and edge.num_groups == 3 and 0 < edge.ess_share <= 1 and edge.mismatch_kl > 0
+    assert report.num_local == report.num_external == 3 and len(report.ages_steps) == 6
+
+
+def test_warm_up_scales_the_first_updates(tmp_path: Path) -> None:
+    def moved(warmup_steps: int) -> float:
+        one = learner(tmp_path / str(warmup_steps), warmup_steps=warmup_steps)
+        before = one.weights()
+        one.step(draw(1))
+        return max(float((one.weights()[name] - tensor).abs().max()) for name, tensor in before.items())
+
+    assert moved(10) == pytest.approx(moved(0) / 10, rel=1e-2)
+
+
+def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = learner(tmp_path)
+    for step in range(1, 5):
+        one.step(draw(step))
+        one.save()
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["checkpoint-00000003", "checkpoint-00000004"]
+    (tmp_path / kept[1] / "tensors.safetensors").write_bytes(b"torn")
+    with caplog.at_level(logging.WARNING):
+        assert learner(tmp_path).version.step == 3
+    assert "checkpoint cannot be read" in caplog.text
+    shutil.rmtree(tmp_path / kept[0])
+    with pytest.raises(ConfigError, match="no readable checkpoint"):
+        learner(tmp_path)
+
+
+def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk is full")
+
+    one = learner(tmp_path)
+    one.step(draw(1))
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.learn.checkpoint.json.dumps", fail)
+        with pytest.raises(OSError, match="disk is full"):
+            one.save()
+    assert not has_checkpoint(tmp_path)
+    one.save()
+    assert learner(tmp_path).version == one.version
+
+
+def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:
+    learner(tmp_path).save()
+    with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
+        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER})
+    with pytest.raises(ConfigError, match="checkpoint of another model"):
+        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "network": torch.nn.Linear(2, 2)})
+
+
+def test_a_step_wide_recipe_is_scored_whole_before_its_first_backward(tmp_path: Path) -> None:
+    recipe = load_recipe("balanced_clip")
+    seen: list[int] = []
+
+    def spy(*args: Any) -> Any:
+        seen.append(args[2].num_rollouts)
+        return recipe.weight(*args)
+
+    learner(tmp_path / "a", recipe=dataclasses.replace(recipe, weight=spy), token_budget=32).step(draw(1))
+    assert seen == [24]
+    seen.clear()
+    narrow = dataclasses.replace(recipe, weight=spy, scope=Scope.TOKEN)
+    learner(tmp_path / "b", recipe=narrow, token_budget=32).step(draw(1))
+    assert len(seen) > 1

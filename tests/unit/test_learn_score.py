@@ -1,0 +1,199 @@
+"""Packing and scoring: exact whatever the layout of the rows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.packing import MIN_FILL, pack, padding_share
+from swarm.learn.score import token_logprobs
+from swarm.types import Correction
+
+VOCAB = 23
+
+
+class Rotary64(torch.nn.Module):
+    """The rotary embedding in float64: the library computes it in float32 whatever the network's dtype."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size // config.num_attention_heads
+        self.frequencies = 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[:, :, None] * self.frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+
+def tiny_llama(attention: str = "sdpa", tied: bool = False, dtype: torch.dtype = torch.float64) -> Any:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.4,
+        attn_implementation=attention,
+    )
+    network = LlamaForCausalLM(config).to(dtype).eval()
+    network.model.rotary_emb = Rotary64(config)
+    norms = [
+        (layer, name) for layer in network.model.layers for name in ("input_layernorm", "post_attention_layernorm")
+    ]
+    for owner, name in [*norms, (network.model, "norm")]:  # the library's casts to float32
+        setattr(owner, name, torch.nn.RMSNorm(config.hidden_size, eps=1e-6, dtype=dtype))
+    return network
+
+
+def batch_of(prompt_lengths: list[int], response_lengths: list[list[int]], seed: int = 0) -> Batch:
+    """Random tokens; every third response has an untrained token in its middle."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = [length for group in response_lengths for length in group]
+    mask = torch.zeros(len(flat), max(flat), dtype=torch.bool)
+    for index, length in enumerate(flat):
+        mask[index, :length] = True
+        if index % 3 == 0 and length > 2:
+            mask[index, length // 2] = False
+    sizes = torch.tensor([len(group) for group in response_lengths])
+    zeros = torch.zeros(mask.shape)
+    return Batch(
+        token_ids=torch.randint(0, VOCAB, mask.shape, generator=generator),
+        mask=mask,
+        behavior_logprobs=zeros,
+        rewards=torch.zeros(len(flat)),
+        advantages=zeros,
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.repeat_interleave(torch.arange(len(sizes)), sizes),
+        age_steps=torch.zeros(len(flat), dtype=torch.int64),
+        is_foreign=torch.zeros(len(flat), dtype=torch.bool),
+        temperature=0.5 + torch.rand(len(flat), generator=generator),
+        corrections=(Correction.EXACT,) * len(flat),
+        prompts=tuple(torch.randint(0, VOCAB, (p,), generator=generator) for p in prompt_lengths),
+        sources=("a",) * len(sizes),
+        step_tokens=int(mask.sum()),
+        step_rollouts=len(flat),
+        step_groups=len(sizes),
+    )
+
+
+RAGGED = batch_of([5, 1, 9], [[4, 1, 7], [6, 2], [3, 3, 5, 2]])
+
+
+def plain_scores(network: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """One full forward pass per rollout, whole logits, no mask, no packing: log-probs and entropies [N, L]."""
+    logprobs, entropy = torch.zeros(batch.mask.shape, dtype=torch.float64), torch.zeros(batch.mask.shape).double()
+    for i in range(batch.num_rollouts):
+        prompt = batch.prompts[int(batch.group_index[i])]
+        logits = network(torch.cat([prompt, batch.token_ids[i]])[None]).logits[0] / batch.temperature[i].double()
+        table = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : -1]
+        logprobs[i] = table.gather(1, batch.token_ids[i][:, None])[:, 0]
+        entropy[i] = -(table.exp() * table).sum(-1)
+    return torch.where(batch.mask, logprobs, 0.0), torch.where(batch.mask, entropy, 0.0)
+
+
+def packed_scores(network: Any, batch: Batch, budget: int, share: bool, chunk: int) -> tuple[Tensor, Tensor]:
+    logprobs, entropy = torch.zeros(batch.mask.shape, dtype=torch.float64), torch.zeros(batch.mask.shape).double()
+    for packed in pack(batch, budget, share):
+        values, entropies = token_logprobs(network, packed, chunk_elements=chunk)
+        place = (packed.rollouts, packed.positions)
+        logprobs, entropy = logprobs.index_put(place, values), entropy.index_put(place, entropies)
+    return logprobs, entropy
+
+
+def gradients(network: Any, scores: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Of a random linear function of log-probs and entropies, by parameter."""
+    generator = torch.Generator().manual_seed(3)
+    first, second = (torch.randn(scores[0].shape, generator=generator).double() for _ in range(2))
+    network.zero_grad()
+    (scores[0] * first + scores[1] * second).sum().backward()
+    return {name: param.grad.clone() for name, param in network.named_parameters()}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("budget", [10_000, 25])
+def test_packed_scores_and_gradients_equal_plain_forward_passes(
+    attention: str, tied: bool, share: bool, budget: int
+) -> None:
+    network = tiny_llama(attention, tied)
+    atol = 1e-10 if attention == "sdpa" else 2e-5  # eager attention has a float32 softmax
+    expected = plain_scores(network, RAGGED)
+    found = packed_scores(network, RAGGED, budget, share, chunk=5 * VOCAB)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+    wanted = gradients(network, expected)
+    for name, gradient in gradients(network, found).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_scores_without_gradient_are_the_same_bits() -> None:
+    network = tiny_llama()
+    with torch.no_grad():
+        silent = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
+    loud = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
+    assert all(torch.equal(a, b.detach()) for a, b in zip(silent, loud, strict=True))
+
+
+def test_no_chunk_of_logits_exceeds_the_bound() -> None:
+    network = tiny_llama()
+    largest: list[int] = []
+    network.lm_head.register_forward_hook(lambda module, inputs, output: largest.append(output.numel()))
+    packed_scores(network, RAGGED, 10_000, True, chunk=4 * VOCAB)
+    assert max(largest) == 4 * VOCAB
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("budget", [16, 60, 4096])
+def test_plan_covers_each_trained_token_once_within_the_budget(share: bool, budget: int) -> None:
+    plan = pack(RAGGED, budget, share)
+    places = [place for p in plan for place in zip(p.rollouts.tolist(), p.positions.tolist(), strict=True)]
+    assert (
+        sorted(places) == RAGGED.mask.nonzero().tolist() or sorted(map(list, places)) == RAGGED.mask.nonzero().tolist()
+    )
+    for packed in plan:
+        assert packed.token_ids.numel() <= budget
+        assert (packed.targets == RAGGED.token_ids[packed.rollouts, packed.positions]).all()
+    members = [member for packed in plan for member in packed.members]
+    assert len(members) == len(set(members)) == RAGGED.num_rollouts
+
+
+def test_a_shared_prompt_appears_once_and_a_final_token_never() -> None:
+    (packed,) = pack(batch_of([3], [[1, 2, 4]]), 100, True)
+    assert packed.segment_ids.tolist() == [[0, 0, 0, 1, 2, 2, 2]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 5]]
+    seen = packed.attention_mask()[0]
+    assert seen[6].tolist() == [True, True, True, False, True, True, True]
+
+
+def test_padding_share_is_below_a_tenth_on_mixed_lengths() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(30, 90, (24,), generator=generator).tolist()
+    responses = [torch.randint(1, 40, (8,), generator=generator).tolist() for _ in prompts]
+    for share in (True, False):
+        assert padding_share(pack(batch_of(prompts, responses), 4096, share)) < 1 - MIN_FILL
+
+
+def test_a_member_without_trained_tokens_costs_no_compute() -> None:
+    from dataclasses import replace
+
+    mask = RAGGED.mask.clone()
+    mask[:3] = False
+    plan = pack(replace(RAGGED, mask=mask), 4096, True)
+    assert sum(packed.token_ids.shape[0] for packed in plan) == 2
+
+
+def test_a_row_longer_than_the_attention_window_is_refused() -> None:
+    network = tiny_llama()
+    network.config.sliding_window = 8
+    with pytest.raises(ConfigError, match="sliding window 8"):
+        packed_scores(network, RAGGED, 10_000, True, chunk=VOCAB)
