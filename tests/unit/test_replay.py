@@ -1,0 +1,236 @@
+"""The replay buffer: what a draw holds, in which order, and what happens to the rest."""
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import ReplayConfig
+from swarm.exchange.replay import ReplayBuffer
+from swarm.testing import make_group, make_scored
+from swarm.types import PolicyVersion, ScoredGroup
+
+OWN = "own"
+LOUD, SILENT = [1.0] * 4 + [0.0] * 4, [1.0] * 8
+
+
+def make_buffer(**settings: object) -> ReplayBuffer:
+    defaults: dict[str, object] = {"local_groups": 2, "external_groups": 2, "max_age_steps": 4}
+    config = ReplayConfig.model_validate(defaults | settings)
+    return ReplayBuffer(config, OWN, 0, ManualClock())
+
+
+def local(task_id: int, step: int = 0, rewards: list[float] = LOUD, size_bytes: int = 1000) -> ScoredGroup:
+    return make_scored(make_group(OWN, task_id=task_id, step=step), rewards=rewards, size_bytes=size_bytes)
+
+
+def external(task_id: int, producer: str = "peer", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
+    return make_scored(make_group(producer, task_id=task_id, step=step), rewards=rewards, is_local=False)
+
+
+def at(step: int, policy_id: str = OWN) -> PolicyVersion:
+    return PolicyVersion(policy_id=policy_id, step=step)
+
+
+def nobody(_: str) -> None:
+    return None
+
+
+def test_a_draw_waits_for_enough_local_groups_and_takes_the_oldest_first() -> None:
+    buffer = make_buffer()
+    groups = [local(i) for i in range(3)]
+    buffer.add(groups[0])
+    assert buffer.draw(1, at(0), nobody, {}) is None
+    buffer.add(groups[1])
+    buffer.add(groups[2])
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None
+    assert [d.scored.digest for d in draw.groups] == [g.digest for g in groups[:2]]
+
+
+def test_external_groups_join_up_to_their_number_and_never_delay_a_draw() -> None:
+    buffer = make_buffer()
+    for i in range(4):
+        buffer.add(local(i))
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None and all(d.scored.is_local for d in draw.groups)
+    for i in range(3):
+        buffer.add(external(i))
+    draw = buffer.draw(2, at(0), nobody, {})
+    assert draw is not None and sum(not d.scored.is_local for d in draw.groups) == 2
+
+
+def test_the_number_of_external_groups_can_be_lowered_for_one_draw() -> None:
+    buffer = make_buffer()
+    for i in range(2):
+        buffer.add(local(i))
+        buffer.add(external(i))
+    draw = buffer.draw(1, at(0), nobody, {}, num_external_limit=0)
+    assert draw is not None and all(d.scored.is_local for d in draw.groups)
+
+
+def test_external_groups_without_signal_are_counted_and_not_kept() -> None:
+    buffer = make_buffer()
+    assert not buffer.add(external(1, rewards=SILENT))
+    assert buffer.statistics().num_groups == 0 and buffer.statistics().dropped == {"silent_external": 1}
+
+
+def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it() -> None:
+    buffer = make_buffer()
+    silent, loud = local(1, rewards=SILENT), local(2)
+    buffer.add(silent)
+    buffer.add(loud)
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None
+    assert [d.scored.digest for d in draw.groups] == [loud.digest]
+    assert draw.num_silent == 1 and draw.silent == (silent.digest,)
+
+
+def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
+    buffer = make_buffer()
+    silent = [local(i, rewards=SILENT) for i in range(2)]
+    for group in silent:
+        buffer.add(group)
+    assert buffer.draw(1, at(0), nobody, {}) is None
+    assert buffer.statistics().num_local == 0
+    buffer.add(local(8))
+    buffer.add(local(9))
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None and draw.num_silent == 2 and set(draw.silent) == {g.digest for g in silent}
+
+
+def test_silent_local_groups_do_not_hold_back_external_signal() -> None:
+    buffer = make_buffer()
+    for i in range(2):
+        buffer.add(local(i, rewards=SILENT))
+    buffer.add(external(5))
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None and [d.scored.is_local for d in draw.groups] == [False] and draw.num_silent == 2
+
+
+def test_a_group_of_exactly_the_greatest_age_is_used_and_one_step_older_is_not() -> None:
+    for head_step, is_used in ((4, True), (5, False)):
+        buffer = make_buffer(local_groups=1)
+        buffer.add(local(1, step=0))
+        draw = buffer.draw(1, at(head_step), nobody, {})
+        assert (draw is not None) is is_used
+    assert buffer.statistics().dropped == {"too_old": 1}
+
+
+def test_foreign_age_follows_the_producers_head_and_not_ours() -> None:
+    heads = {"peer": at(30, "peer"), "late": at(99, "late")}
+    buffer = make_buffer(local_groups=1, external_groups=4)
+    buffer.add(local(1, step=500))
+    buffer.add(external(2, "peer", step=27))
+    buffer.add(external(3, "late", step=27))
+    draw = buffer.draw(1, at(500), heads.get, {})
+    assert draw is not None
+    assert [(d.scored.group.producer, d.age_steps) for d in draw.groups] == [(OWN, 0), ("peer", 3)]
+
+
+def test_a_group_is_not_used_after_its_seconds_whatever_its_steps() -> None:
+    clock = ManualClock()
+    buffer = ReplayBuffer(ReplayConfig(local_groups=1, max_age_s=10.0), OWN, 0, clock)
+    buffer.add(local(1))
+    clock.advance(10.5)
+    assert buffer.draw(1, at(0), nobody, {}) is None
+    assert buffer.statistics().dropped == {"too_old": 1}
+
+
+def test_a_group_is_used_max_reuse_times_and_says_which_use_it_is() -> None:
+    buffer = make_buffer(local_groups=1, max_reuse=2)
+    buffer.add(local(1))
+    uses = [draw.groups[0].use for step in (1, 2) if (draw := buffer.draw(step, at(0), nobody, {}))]
+    assert uses == [1, 2] and buffer.draw(3, at(0), nobody, {}) is None
+
+
+def test_a_flood_of_one_source_displaces_its_own_groups_and_never_local_ones() -> None:
+    buffer = make_buffer(max_groups=10)
+    buffer.add(local(1))
+    buffer.add(external(2, "quiet"))
+    for i in range(100):
+        buffer.add(external(i, "flooder"))
+    buffer.add(local(2))
+    statistics = buffer.statistics()
+    assert statistics.num_groups == 10 and statistics.num_local == 2 and statistics.dropped["evicted"] == 93
+    draw = buffer.draw(1, at(0), nobody, {}, num_external_limit=0)
+    assert draw is not None
+
+
+def test_the_byte_bound_holds_and_a_group_beyond_it_is_dropped() -> None:
+    buffer = make_buffer(max_bytes=2500)
+    assert not buffer.add(local(1, size_bytes=2501))
+    for i in range(5):
+        buffer.add(local(i))
+    assert buffer.statistics().num_bytes == 2000 and buffer.statistics().dropped == {"too_large": 1, "evicted": 3}
+
+
+def test_capacity_is_what_can_be_used_before_it_is_too_old() -> None:
+    buffer = make_buffer(local_groups=4, max_age_steps=2)
+    assert buffer.capacity(0, running=0) == 12
+    assert buffer.capacity(0, running=5) == 7
+    for i in range(6):
+        buffer.add(local(i))
+    assert buffer.capacity(0, running=5) == 1
+    assert buffer.capacity(0, running=50) == 0
+    assert buffer.capacity(3, running=0) == 12  # what waits is too old by then
+
+
+def test_age_zero_is_strictly_on_policy() -> None:
+    buffer = make_buffer(local_groups=2, max_age_steps=0)
+    for i in range(2):
+        assert buffer.capacity(0, running=0) == 2 - i
+        buffer.add(local(i))
+    assert buffer.capacity(0, running=0) == 0
+    assert buffer.draw(1, at(0), nobody, {}) is not None
+    assert buffer.draw(2, at(1), nobody, {}) is None
+
+
+def test_a_tightened_age_bound_never_exceeds_the_configured_one() -> None:
+    buffer = make_buffer()
+    buffer.limit_age(1)
+    assert buffer.max_age_steps == 1
+    buffer.limit_age(100)
+    assert buffer.max_age_steps == 4
+    buffer.limit_age(None)
+    assert buffer.max_age_steps == 4
+
+
+def test_a_restart_brings_back_what_was_not_used_up() -> None:
+    groups = [local(i, rewards=SILENT if i == 1 else LOUD) for i in range(4)]
+    buffer = make_buffer(max_reuse=2)
+    buffer.restore({groups[0].digest: 2, groups[1].digest: 1, groups[2].digest: 1}, groups)
+    draw = buffer.draw(9, at(0), nobody, {})
+    assert draw is not None
+    assert [(d.scored.digest, d.use) for d in draw.groups] == [(groups[2].digest, 2), (groups[3].digest, 1)]
+
+
+def test_a_journalled_draw_made_again_counts_once() -> None:
+    first, second = make_buffer(), make_buffer()
+    for i in range(2):
+        first.add(local(i, rewards=[SILENT, LOUD][i]))
+        second.add(local(i, rewards=[SILENT, LOUD][i]))
+    draw = first.draw(1, at(0), nobody, {})
+    assert draw is not None
+    second.mark_used(draw)
+    second.mark_used(draw)
+    assert second.statistics().num_groups == 0
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fresh", "effective"])
+def test_two_nodes_with_one_seed_draw_the_same(sampler: str) -> None:
+    draws = []
+    for order in (range(20), reversed(range(20))):
+        buffer = make_buffer(local_groups=0, external_groups=5, sampler=sampler)
+        for i in order:
+            buffer.add(external(i, f"peer {i % 3}"))
+        draw = buffer.draw(1, at(0), nobody, {"peer 0": 0.1})
+        assert draw is not None
+        draws.append([d.scored.digest for d in draw.groups])
+    assert draws[0] == draws[1] and len(set(draws[0])) == 5
+
+
+def test_the_snapshot_counts_ages_at_consumption() -> None:
+    buffer = make_buffer(local_groups=2)
+    buffer.add(local(1, step=1))
+    buffer.add(local(2, step=3))
+    buffer.draw(1, at(3), nobody, {})
+    assert buffer.statistics().consumed_ages == {0: 1, 2: 1}
