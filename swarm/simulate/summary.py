@@ -3,6 +3,7 @@
 Invariant: the same figures as in the HTML report, from the same functions.
 """
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,13 +28,12 @@ def render_summary(result: SimulationResult) -> RenderableType:
 
 
 def _table(swarm: SwarmResult, title: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", caption_justify="left")
-    table.add_column("node")
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("node", no_wrap=True)
     table.add_column("asks")
-    for name in ("steps", "own all", "own held out", "never asked all", "never asked held out"):
-        table.add_column(name, justify="right")
-    for name in ("local/ext", "age", "ESS", "tok/s"):
-        table.add_column(name, justify="right")
+    names = ("\nsteps", "own\nall", "own\nheld out", "never asked\nall", "never asked\nheld out")
+    for name in (*names, "local/\nexternal", "\nage", "\nESS", "\ntok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in node_rows(swarm):
         table.add_row(*(Text(cell) for cell in _cells(row)))
     return table
@@ -56,8 +56,8 @@ def _cells(row: NodeRow) -> list[str]:
 
 
 def arrow(change: Change | None) -> str:
-    """`.16 -> .71`, or a dash."""
-    return "-" if change is None else f"{figure(change.before)} -> {figure(change.after)}"
+    """`.16->.71`, or a dash."""
+    return "-" if change is None else f"{figure(change.before)}->{figure(change.after)}"
 
 
 def _comparison(result: SimulationResult) -> list[Text]:
@@ -79,8 +79,14 @@ def _baseline(swarm: SwarmResult) -> Text:
     last = {(row.env, row.split): row for node in swarm.nodes for row in node.evaluations}
     if not last:
         return Text("nothing was evaluated", style="dim")
+    text = "always giving the commonest answer would score: "
+    if len(last) > 8:
+        shares = sorted(row.majority_baseline for row in last.values())
+        sizes = sorted({row.num_problems for row in last.values()})
+        span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return Text(f"{text}{figure(shares[0])} to {figure(shares[-1])} (n={span} for each task)", style="dim")
     parts = [
-        f"{env} {split.replace('_', ' ')} n={row.num_problems}, {figure(row.majority_baseline)}"
+        f"{env} {split.replace('_', ' ')} {figure(row.majority_baseline)} (n={row.num_problems})"
         for (env, split), row in sorted(last.items())
     ]
-    return Text("problems, and the accuracy of always giving the commonest answer: " + "; ".join(parts), style="dim")
+    return Text(text + ", ".join(parts), style="dim")

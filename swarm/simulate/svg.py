@@ -79,9 +79,16 @@ def line_chart(
     if level is not None:
         parts.append(
             Markup(
-                '<line class="level" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="level" x="{}" y="{}">{}</text>'
+                '<line class="level" x1="{}" x2="{}" y1="{}" y2="{}"/>'
+                '<text class="level" x="{}" y="{}" text-anchor="end">{}</text>'
             ).format(
-                _n(LEFT), _n(WIDTH - RIGHT), _n(y(level)), _n(y(level)), _n(LEFT + 4), _n(y(level) - 4), level_name
+                _n(LEFT),
+                _n(WIDTH - RIGHT),
+                _n(y(level)),
+                _n(y(level)),
+                _n(WIDTH - RIGHT - 4),
+                _n(y(level) + 12),
+                level_name,
             )
         )
     parts += [_mark(mark, x) for mark in marks]
@@ -129,8 +136,8 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
     longest = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
     if longest <= 0:
         return _nothing()
-    indent, slot = 120.0, 26.0
-    x = _Scale(low=0.0, high=longest, begin=indent, end=WIDTH - RIGHT)
+    indent, slot, width = 130.0, 26.0, 2.1 * WIDTH  # drawn over the whole width of the page
+    x = _Scale(low=0.0, high=longest, begin=indent, end=width - RIGHT)
     height = slot * len(rows) + BOTTOM
     drawn: list[Markup] = []
     for index, (label, parts) in enumerate(rows):
@@ -144,8 +151,8 @@ def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, nam
                 begin += value
     for tick in ticks(0.0, longest):
         drawn.append(_text(x(tick), height - BOTTOM + 14, _value(tick), "middle"))
-    drawn.append(_text((indent + WIDTH - RIGHT) / 2, height - 4, unit, "middle"))
-    return _svg(drawn, height)
+    drawn.append(_text((indent + width - RIGHT) / 2, height - 4, unit, "middle"))
+    return _svg(drawn, height, width)
 
 
 def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str) -> Markup:
@@ -225,9 +232,10 @@ def _x_title(text: str) -> Markup:
 def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
     path = " ".join(f"{'L' if index else 'M'}{_n(x(a))} {_n(y(b))}" for index, (a, b) in enumerate(line.points))
     css = f"s{line.color % NUM_COLORS}" + (" dashed" if line.is_dashed else "")
+    radius = "3" if len(line.points) <= 40 else "1.8"
     dots = [
-        Markup('<circle class="dot {}" cx="{}" cy="{}" r="3" data-tip="{}"/>').format(
-            css, _n(x(a)), _n(y(b)), f"{line.name}: {_value(b)} at {_value(a)} {x_label}"
+        Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}" data-tip="{}"/>').format(
+            css, _n(x(a)), _n(y(b)), radius, f"{line.name}: {_value(b)} at {_value(a)} {x_label}"
         )
         for a, b in line.points
     ]
@@ -254,8 +262,8 @@ def _text(x: float, y: float, text: str, anchor: str, css: str = "tick") -> Mark
     return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(css, _n(x), _n(y), anchor, text)
 
 
-def _svg(parts: Sequence[Markup], height: float) -> Markup:
-    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(_n(WIDTH), _n(height), Markup("").join(parts))
+def _svg(parts: Sequence[Markup], height: float, width: float = WIDTH) -> Markup:
+    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(_n(width), _n(height), Markup("").join(parts))
 
 
 def _nothing() -> Markup:

@@ -177,7 +177,7 @@ def test_the_page_is_self_contained_and_its_charts_are_well_formed():
     assert len(charts) >= 9
     for chart in charts:
         ElementTree.fromstring(chart)
-    assert ".20 -&gt; .70" in page and "too_old" in page and "all invariants hold" in page
+    assert ".20-&gt;.70" in page and "too_old" in page and "all invariants hold" in page
 
 
 def test_a_violated_invariant_is_shown_with_its_detail():
@@ -222,13 +222,14 @@ def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
 
 
 def test_the_summary_fits_a_terminal_and_says_what_matters():
-    console = Console(width=160, record=True, file=None)
+    console = Console(width=90)
     with console.capture() as captured:
         console.print(render_summary(result()))
     text = captured.get()
-    assert text.count(".20 -> .70") == 8 and text.count(".20 -> .45") == 8
+    assert text.count(".20->.70") == 8 and text.count(".20->.45") == 8
+    assert all(len(line) <= 90 for line in text.splitlines())
     assert "sharing minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
-    assert "products all n=64, .10" in text and "ok" in text and "no group twice" in text
+    assert "products all .10 (n=64)" in text and "ok" in text and "no group twice" in text
 
 
 def test_progress_without_a_terminal_is_one_line_per_interval(tmp_path: Path):
