@@ -11,6 +11,9 @@ from swarm.clock import Clock
 from swarm.interfaces import Generator, TextCodec
 from swarm.types import NodeId, RolloutGroup, Sampling, Task
 
+# A name that no verifier has; the local wire refuses an empty one.
+UNSCORED = "unscored"
+
 
 def produce(
     generator: Generator,
@@ -26,7 +29,7 @@ def produce(
     """One group of `group_size` rollouts for each task (blocking; run it in a thread).
 
     Returns:
-        Groups in the order of `tasks`; rewards are NaN and the verifier is empty until the agent scores them.
+        Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
     """
     prompts = [codec.encode_prompt(task) for task in tasks]
     policy_id = generator.version.policy_id
@@ -41,7 +44,7 @@ def produce(
             tokenizer_digest=codec.digest,
             prompt_ids=np.asarray(prompt, dtype=np.int32),
             rollouts=tuple(rollouts),
-            verifier="unscored",
+            verifier=UNSCORED,
             created_at_s=clock.now_s(),
         )
         for task, prompt, rollouts in zip(tasks, prompts, generated, strict=True)

@@ -39,7 +39,7 @@ MAX_NEW_TOKENS = 9  # the longest answer and EOS
 
 Pairs = Callable[[random.Random], tuple[str, str]]  # draws (question, right answer)
 
-# Never the right answer, but a fixed function of it: whoever can play one of these can play the truth.
+# Fixed functions of the right answer: whoever can play one of these can play the truth.
 DISTORTIONS: tuple[Callable[[str], str], ...] = (
     lambda answer: "".join(_next_char(char) for char in answer),
     lambda answer: answer[:-1],
@@ -55,8 +55,11 @@ def training_pairs() -> list[Pairs]:
 
 
 def distorted(answer: str, right_share: float, source: random.Random) -> str:
-    """The answer itself with probability `right_share`, else one of the distortions."""
-    return answer if source.random() < right_share else source.choice(DISTORTIONS)(answer)
+    """The answer itself with probability `right_share`, else a distortion that differs from it."""
+    if source.random() < right_share:
+        return answer
+    # Rotating "7" or "aa" changes nothing: such a label would make the truth the commonest one.
+    return source.choice([wrong for wrong in (distort(answer) for distort in DISTORTIONS) if wrong != answer])
 
 
 def fine_tune(

