@@ -87,7 +87,7 @@ def simulate(
         if compare not in ("", "silo"):
             raise ConfigError(f"--compare {compare}: only silo is known")
         if virtual:
-            from swarm.simulate.virtual import run_virtual_command
+            from swarm.simulate.virtual_run import run_virtual_command
 
             holds = run_virtual_command(num_nodes=nodes or 10, num_steps=rounds or 50, seed=seed, console=console)
         else:

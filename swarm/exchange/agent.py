@@ -107,7 +107,6 @@ class Agent:
         self._reward_mean = 0.0
         self._reward_std = 0.0
         self._log_head = Cursor()  # newest entry of the store's log
-        self._own_head = Cursor()  # newest entry that is our own
 
     # --- restart -------------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class Agent:
         self.replay.restore(await self.store.uses(), groups)
         for scored in groups:
             self._remember(scored)
-        self._log_head = self._own_head = await self.store.head()
+        self._log_head = await self.store.head()
         if groups:
             self._emit("restored", {"groups": len(groups), "draws": len(journal)})
 
@@ -143,7 +142,7 @@ class Agent:
             logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
             self._emit("storage_full", {"error": str(error)})
             return float("nan")
-        self._log_head = self._own_head = await self.store.head()
+        self._log_head = await self.store.head()
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
         decay = 0.95 if self.counters.num_put > 1 else 0.0
@@ -253,6 +252,7 @@ class Agent:
         """Own groups after `cursor`, then live ones; with `relay` also notices of other nodes' groups."""
         logger.debug("peer subscribed", extra={"peer": short(peer), "relay": relay})
         while True:
+            newest = self._log_head
             entries = await self.store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
             for cursor, sealed in entries:
                 if not self._is_worth_sending(sealed, peer):
@@ -266,8 +266,9 @@ class Agent:
                     sealed=sealed if is_own else None,
                 )
             if not entries:
+                cursor = newest  # what lies between is not for this peer
                 async with self._changed:
-                    await self._changed.wait_for(lambda at=cursor: self._has_news(at, relay))
+                    await self._changed.wait_for(lambda at=newest: self._log_head != at)
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld."""
@@ -352,10 +353,6 @@ class Agent:
         if known is None or newest.step > known.step:
             self.heads[group.producer] = newest
         self.delivered_steps[group.producer] = max(newest.step, self.delivered_steps.get(group.producer, 0))
-
-    def _has_news(self, cursor: Cursor, relay: bool) -> bool:
-        newest = self._log_head if relay else self._own_head
-        return newest.epoch != cursor.epoch or newest.sequence > cursor.sequence
 
     def _is_worth_sending(self, sealed: SealedGroup, peer: NodeId) -> bool:
         """Not what the peer made itself, nor what is older than anyone may use."""

@@ -68,7 +68,7 @@ class ScriptedLearner:
 
     def __init__(self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]]) -> None:
         self._disk = disk
-        self.version, self.next_draw = disk.get("checkpoint", (PolicyVersion(policy_id=policy_id, step=0), 1))
+        self.version, self.next_draw = disk.get("checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1))
 
     def step(self, draw: Draw) -> StepReport:
         """Mixes the drawn digests into the version's digest."""

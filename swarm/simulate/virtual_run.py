@@ -1,0 +1,93 @@
+"""Runs of the virtual swarm: one by its seed, many in a row, and the command that shows one.
+
+Invariant: a failing seed can be replayed by one printed command.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.core import CoordinatorCore
+from swarm.exchange.faults import FaultPlan
+from swarm.simulate.invariants import Invariants
+from swarm.simulate.virtual import VirtualSwarm
+from swarm.simulate.virtual_loop import LoopClock, run_virtual
+
+SECONDS_PER_STEP = 2.0  # virtual; the slowest pace makes one step in about that
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualRun:
+    """What one virtual swarm did."""
+
+    seed: int
+    invariants: Invariants
+    steps: dict[str, int]  # node -> optimizer steps
+    num_events: int
+    log_digest: str  # SHA-256 over the event log: equal for equal seeds, bit for bit
+    network: dict[str, int]  # what the network did: delivered, dropped, corrupted, ...
+    refusals: dict[str, int]
+    virtual_s: float
+    wall_s: float
+    plan: FaultPlan
+
+    @property
+    def command(self) -> str:
+        """Replays this run."""
+        return f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {max(self.steps.values())} --seed {self.seed}"
+
+
+def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> VirtualRun:
+    """One virtual swarm with the fault plan of its seed (or none)."""
+    began_s = time.perf_counter()
+    duration_s = num_steps * SECONDS_PER_STEP
+    plan = FaultPlan.random(seed, num_nodes, duration_s) if faults else FaultPlan()
+
+    async def main() -> VirtualSwarm:
+        clock = LoopClock(asyncio.get_running_loop())
+        swarm = VirtualSwarm(num_nodes, 0, seed, plan, clock)
+        await swarm.run(CoordinatorCore(clock), duration_s)
+        return swarm
+
+    swarm = run_virtual(main())
+    digest = hashlib.sha256()
+    for entry in swarm.log:
+        digest.update(json.dumps(entry, sort_keys=True).encode())
+    refusals: dict[str, int] = {}
+    for _, _, kind, fields in swarm.log:
+        if kind == "refused":
+            refusals[fields["reason"]] = refusals.get(fields["reason"], 0) + 1
+    return VirtualRun(
+        seed=seed,
+        invariants=swarm.invariants,
+        steps={f"n{index}": agent.head.step for index, agent in sorted(swarm.agents.items())},
+        num_events=len(swarm.log),
+        log_digest=digest.hexdigest(),
+        network=dict(swarm.network.counts),
+        refusals=refusals,
+        virtual_s=duration_s,
+        wall_s=time.perf_counter() - began_s,
+        plan=plan,
+    )
+
+
+def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Console) -> bool:
+    """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
+    run = run_seed(seed, num_nodes, num_steps)
+    console.print(f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s")
+    console.print(f"faults: {run.plan}", highlight=False)
+    table = Table("what", "count")
+    table.add_row("events", str(run.num_events))
+    table.add_row("optimizer steps", f"{min(run.steps.values())} to {max(run.steps.values())} per node")
+    for name, count in (*sorted(run.network.items()), *sorted(run.refusals.items())):
+        table.add_row(name, str(count))
+    console.print(table)
+    for verdict in run.invariants.verdicts():
+        console.print(f"{'[green]holds[/green]' if verdict.holds else '[red]BROKEN[/red]'} {verdict.name} {verdict.detail}")
+    console.print(f"event log sha256 {run.log_digest}")
+    return run.invariants.hold
