@@ -1,0 +1,175 @@
+"""What a clone must be: portable, documented, pinned, with generated files current."""
+
+import ast
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("swarm", "node", "coordinator")
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def modules() -> list[Path]:
+    return [
+        path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "wire/v1" not in str(path)
+    ]
+
+
+def is_text(path: Path) -> bool:
+    return b"\0" not in path.read_bytes()[:4096]
+
+
+def test_no_tracked_file_names_a_path_of_one_machine():
+    # spelled apart, so that this file does not find itself
+    pattern = re.compile(
+        "/(" + "|".join(("wor" + "k/", "ro" + "ot/", "tm" + "p/venv", "ho" + "me/[a-z]", "opt/" + "pypi")) + ")"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()[:80]}"
+        for path in tracked()
+        if is_text(path)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if pattern.search(line)
+    ]
+    assert not found, found
+
+
+def test_no_tracked_file_is_large():
+    assert {path.name: path.stat().st_size for path in tracked() if path.stat().st_size > 2_000_000} == {}
+
+
+def test_nothing_that_is_built_is_tracked():
+    names = [str(path.relative_to(ROOT)) for path in tracked()]
+    assert not [n for n in names if re.search(r"(__pycache__|\.egg-info|\.sqlite3?$|\.key$|^dist/|^build/|^runs/)", n)]
+
+
+def test_every_module_opens_with_its_job():
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not missing, missing
+
+
+def test_every_public_class_and_function_has_a_docstring():
+    missing: list[str] = []
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_definition and not node.name.startswith("_") and not ast.get_docstring(node):
+                missing.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not missing, missing
+
+
+def test_source_is_plain_ascii():
+    odd = [
+        str(p.relative_to(ROOT))
+        for p in [*modules(), ROOT / "Makefile", ROOT / "README.md"]
+        if not p.read_text().isascii()
+    ]
+    assert not odd, odd
+
+
+def test_nothing_is_unpickled_and_nothing_is_evaluated():
+    found: list[str] = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(
+                name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal")
+                for name in names
+            ):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {names}")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.func.id}")
+    assert not found, found
+
+
+def test_every_direct_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(name for extra in extras if extra != "wandb" for name in extras[extra])]
+    pins = (ROOT / "constraints.txt").read_text()
+    pinned = {normal(line.split("==")[0]) for line in pins.splitlines() if "==" in line and not line.startswith("#")}
+    missing = {normal(re.split(r"[<>=\[;! ]", requirement)[0]) for requirement in wanted} - pinned
+    assert not missing, missing
+    assert not re.search(r"@|^-|index-url|find-links", re.sub(r"#.*", "", pins), re.MULTILINE)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower().strip()
+
+
+def test_the_licence_is_the_apache_licence_word_for_word():
+    text = (ROOT / "LICENSE").read_text()
+    words = re.sub(r"\s+", " ", text).strip()
+    assert words.startswith("Apache License Version 2.0, January 2004")
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    )
+
+
+def test_generated_wire_code_is_current(tmp_path: Path):
+    protos = sorted((ROOT / "proto").rglob("*.proto"))
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
+    outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "grpc_python_out", "pyi_out")]
+    subprocess.run([*command, *outputs, *map(str, protos)], check=True)
+    generated = {path.name: path.read_text() for path in (tmp_path / "swarm" / "wire" / "v1").iterdir()}
+    committed = {
+        p.name: p.read_text() for p in (ROOT / "swarm/wire/v1").iterdir() if p.is_file() and p.name != "__init__.py"
+    }
+    assert generated == committed, "run `make proto`"
+
+
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^\.PHONY: ([a-z-]+)$", makefile, re.MULTILINE))
+    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert targets == set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))
+
+
+def test_make_env_says_what_to_do_without_a_usable_python(tmp_path: Path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    old = tmp_path / "python3.9"
+    old.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9); exec(sys.argv[1])" "$2"\n'
+    )
+    old.chmod(0o755)
+    for python in ("", str(old)):
+        made = subprocess.run(["make", "env", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+        assert made.returncode != 0
+        assert "make env PYTHON=/path/to/python3.12" in made.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_between_documents_lead_somewhere(name: str):
+    page = ROOT / name
+    targets = [t for t in re.findall(r"\]\(([^)#]+)", page.read_text()) if not t.startswith(("http", "swarm:"))]
+    broken = [target for target in targets if not (page.parent / target).exists()]
+    assert not broken, broken
+
+
+def test_paths_named_in_the_readme_exist():
+    named = set(
+        re.findall(
+            r"`((?:swarm|node|coordinator|proto|deploy|docs|tests|benchmarks)/[\w./-]*)`",
+            (ROOT / "README.md").read_text(),
+        )
+    )
+    missing = {path for path in named if not (ROOT / path).exists()}
+    assert named and not missing, missing
