@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -107,6 +108,32 @@ def test_every_direct_dependency_is_pinned():
     missing = {normal(re.split(r"[<>=\[;! ]", requirement)[0]) for requirement in wanted} - pinned
     assert not missing, missing
     assert not re.search(r"@|^-|index-url|find-links", re.sub(r"#.*", "", pins), re.MULTILINE)
+
+
+def test_every_library_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [
+        *project["dependencies"],
+        *(name for names in project["optional-dependencies"].values() for name in names),
+    ]
+    names = {normal(re.split(r"[<>=\[;! ]", requirement)[0]) for requirement in declared}
+    bare = re.search(r"^BARE := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert bare is not None
+    known = names | set(bare.group(1).split()) | {"swarm-trainer", "markupsafe", "tokenizers", "huggingface-hub"}
+    owners = importlib.metadata.packages_distributions()
+    undeclared: set[str] = set()
+    for path in [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            for top in {name.split(".")[0] for name in found} - sys.stdlib_module_names - {"benchmarks", *PACKAGES}:
+                if not {normal(owner) for owner in owners.get(top, [])} & known and top not in (
+                    "google",
+                    "wandb",
+                    "vllm",
+                ):
+                    undeclared.add(f"{path.relative_to(ROOT)}: {top}")
+    assert not undeclared, undeclared
 
 
 def normal(name: str) -> str:
