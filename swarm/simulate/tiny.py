@@ -4,7 +4,9 @@ Invariant: no held-out question is ever seen, and one seed gives one checkpoint 
 
 A label is the right answer with probability RIGHT_SHARE, else one of five fixed distortions of it, so that
 reinforcement learning has a latent strategy to discover, as with a pretrained language model. A tiny model trained
-plainly to the same accuracy does not improve by GRPO (measured: it falls).
+plainly to the same accuracy does not improve by GRPO (measured: it falls). From the shipped one (seed 0: greedy .32,
+sampled .07 on held-out questions) a plain GRPO loop at 3e-4, 16 x 8 rollouts, reaches greedy .56 after 10 updates and
+.67 after 40 (one seed).
 
     python -m swarm.simulate.tiny --out swarm/assets/tiny.safetensors --seed 0
 """
@@ -22,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from swarm.interfaces import Generator
-from swarm.model import CharCodec, published_state, snapshot, tiny_network
+from swarm.model import CharCodec, published_state, tiny_network
 from swarm.model.network import save_tensors
 from swarm.rollout.produce import evaluate
 from swarm.rollout.transformers_engine import TransformersGenerator
@@ -183,9 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     save_tensors(published_state(network), given.out)
     print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - started_s:.0f} s")
-    held = tiny_network()
-    held.load_state_dict(snapshot(network), strict=False)
-    generator = TransformersGenerator(held, CharCodec(), PolicyVersion(policy_id="tiny", step=0), seed=given.seed)
+    generator = TransformersGenerator(network, CharCodec(), PolicyVersion(policy_id="tiny", step=0), seed=given.seed)
     scores = accuracies(generator, num_problems=64, num_samples=16)
     for kind, (greedy, sampled) in scores.items():
         print(f"{kind:10s} greedy {greedy:.3f}  T=1 {sampled:.3f}")

@@ -121,6 +121,7 @@ def test_an_unknown_source_says_what_is_possible(tmp_path: Path) -> None:
         load_codec(ModelConfig(source=str(tmp_path / "nowhere")))
 
 
+@pytest.mark.timeout(90)
 def test_loading_a_codec_and_encoding_imports_no_torch(folder: Path) -> None:
     program = (
         "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model import load_codec\n"
@@ -129,4 +130,4 @@ def test_loading_a_codec_and_encoding_imports_no_torch(folder: Path) -> None:
         "codec.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"
         "load_codec(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=80)

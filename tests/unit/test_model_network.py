@@ -184,6 +184,7 @@ def test_a_missing_model_package_is_named_with_the_command_that_installs_it(
         load_model(ModelConfig(), tmp_path)
 
 
+@pytest.mark.timeout(90)
 def test_a_failed_conversion_leaves_no_folder_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF but not really")
