@@ -1,0 +1,142 @@
+"""The cost of the door: admission of foreign groups with their rewards re-checked, apart from any transport.
+
+Invariant: groups are as the door of a real node wants them (true prompt, true text, true rewards of char
+tasks), so every one is admitted; the time is of `Door.admit` alone.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from benchmarks._groups import GROUP_SIZE, RUN_ID
+from swarm.clock import SystemClock
+from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.standing import Standing
+from swarm.identity import Identity
+from swarm.interfaces import Verifier
+from swarm.tasks.build import build_environments
+from swarm.tasks.inline import InlineVerifier
+from swarm.tasks.sandbox import SandboxVerifier
+from swarm.testing import ToyCodec, make_rollout
+from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
+from swarm.wire.convert import seal_group
+
+_ENVIRONMENT: Final = EnvironmentConfig(name="reverse", kind="char", dataset="reverse", seed=1)
+_MANY: Final = 10**9  # no quota: the door is measured, not the peer's allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Admission with one verifier."""
+
+    verifier: str
+    num_groups: int
+    mean_bytes: float
+    seconds: float
+
+    @property
+    def ms_per_group(self) -> float:
+        """Milliseconds from sealed bytes to a stored group with its own rewards."""
+        return 1000 * self.seconds / self.num_groups
+
+
+def measure_rechecks(num_groups: int) -> list[Recheck]:
+    """Admits the same number of groups with the verifier in process and with the confined one."""
+    return asyncio.run(_measure(num_groups))
+
+
+async def _measure(num_groups: int) -> list[Recheck]:
+    groups = _make_groups(Identity.create(), num_groups + 1)
+    results: list[Recheck] = []
+    inline = InlineVerifier(build_environments([_ENVIRONMENT]))
+    sandbox = SandboxVerifier((_ENVIRONMENT,), SandboxConfig())
+    for name, verifier in (("in process", inline), ("confined process", sandbox)):
+        try:
+            results.append(await _admit_all(name, verifier, groups))
+        finally:
+            await verifier.close()
+    return results
+
+
+async def _admit_all(name: str, verifier: Verifier, groups: list[SealedGroup]) -> Recheck:
+    door = _door(verifier)
+    first, *rest = groups
+    await _admit(door, first)  # starts the confined process
+    began_s = time.monotonic()
+    await asyncio.gather(*(_admit(door, sealed) for sealed in rest))
+    seconds = time.monotonic() - began_s
+    return Recheck(name, len(rest), float(np.mean([sealed.size_bytes for sealed in rest])), seconds)
+
+
+async def _admit(door: Door, sealed: SealedGroup) -> None:
+    result = await door.admit(sealed, via=sealed.producer)
+    if isinstance(result, Refused):
+        raise RuntimeError(f"a genuine group was refused: {result.reason} {result.detail}")
+
+
+def _door(verifier: Verifier) -> Door:
+    clock = SystemClock()
+    return Door(
+        run_id=RUN_ID,
+        node_id=Identity.create().node_id,
+        codec=ToyCodec(),
+        verifier=verifier,
+        store=MemoryGroupStore(clock, max_bytes=2**30),
+        clock=clock,
+        limits=DoorLimits(group_size=GROUP_SIZE, max_new_tokens=16),
+        head_of=lambda policy_id: PolicyVersion(policy_id=policy_id, step=1),
+        environments=frozenset({_ENVIRONMENT.name}),
+        standing=Standing(clock, groups_per_minute=_MANY),
+        offload=asyncio.to_thread,
+    )
+
+
+def _make_groups(identity: Identity, count: int) -> list[SealedGroup]:
+    environment = build_environments([_ENVIRONMENT])[_ENVIRONMENT.name]
+    usable = (task for task in map(environment.task, range(10 * count)) if not task.is_held_out)
+    random = np.random.default_rng(1)
+    return [
+        seal_group(_group(task, environment.reference(task.task_id), environment.verifier, identity, random), identity)
+        for task, _ in zip(usable, range(count), strict=False)
+    ]
+
+
+def _group(task: Task, reference: str, verifier: str, identity: Identity, random: np.random.Generator) -> RolloutGroup:
+    """Half of the answers right, half wrong."""
+    rollouts = [
+        _with_noise(
+            make_rollout(
+                text,
+                policy_id=identity.node_id,
+                reward=float(text == reference),
+                sampling=Sampling(max_new_tokens=16),
+            ),
+            random,
+        )
+        for text in [reference, reference[:-1] + "?"] * (GROUP_SIZE // 2)
+    ]
+    codec = ToyCodec()
+    return RolloutGroup(
+        run_id=RUN_ID,
+        producer=identity.node_id,
+        policy_id=identity.node_id,
+        env=task.env,
+        task_id=task.task_id,
+        tokenizer_digest=codec.digest,
+        prompt_ids=np.array(codec.encode_prompt(task), np.int32),
+        rollouts=tuple(rollouts),
+        verifier=verifier,
+        created_at_s=time.time(),
+    )
+
+
+def _with_noise(rollout: Rollout, random: np.random.Generator) -> Rollout:
+    assert rollout.trace is not None
+    count = rollout.trace.token_ids.size
+    logprobs = -random.exponential(0.7, count).astype(np.float32)
+    return replace(rollout, trace=replace(rollout.trace, logprobs=logprobs))
