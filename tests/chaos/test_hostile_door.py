@@ -1,0 +1,563 @@
+"""A hostile peer at the door: each trick is refused with its own reason, and a good group right after is admitted."""
+
+import asyncio
+import errno
+import hashlib
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zstandard
+
+from swarm.clock import ManualClock
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.standing import Standing
+from swarm.exchange.store import MemoryGroupStore
+from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.testing import (
+    TOY_ENV,
+    TOY_NOW_S,
+    TOY_RUN_ID,
+    ScriptedVerifier,
+    ToyCodec,
+    make_group,
+    make_identity,
+    make_rollout,
+    make_sealed,
+    toy_task,
+)
+from swarm.types import (
+    Correction,
+    FinishReason,
+    PolicyVersion,
+    RefusalReason,
+    Refused,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    SealedGroup,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.convert import group_to_body
+from swarm.wire.v1 import rollout_pb2
+
+HOSTILE, HONEST, OURSELVES = make_identity(1), make_identity(2), make_identity(3)
+YEAR_S = 365 * 24 * 3600.0
+MAX_BYTES = 64 * 1024
+Change = Callable[[RolloutGroup], RolloutGroup]
+
+
+async def call(function: Callable[..., object], *arguments: object) -> object:
+    return function(*arguments)
+
+
+class Gate:
+    """A node's door on a manual clock, with the knobs the tests turn."""
+
+    def __init__(self, groups_per_minute: int = 6000, offload: Callable[..., object] = call) -> None:
+        self.clock = ManualClock()
+        self.heads: dict[str, PolicyVersion] = {}
+        self.verifier = ScriptedVerifier(held_out=frozenset({1234}), crashes_on="CRASH", num_tasks=10_000)
+        self.disk_error: int | None = None
+        self.store = MemoryGroupStore(self.clock, 10**8, self._before_write)
+        self.standing = Standing(self.clock, groups_per_minute)
+        self.codec = ToyCodec()
+        self.door = Door(
+            run_id=TOY_RUN_ID,
+            node_id=OURSELVES.node_id,
+            codec=self.codec,
+            verifier=self.verifier,
+            store=self.store,
+            clock=self.clock,
+            limits=DoorLimits(max_group_bytes=MAX_BYTES, max_new_tokens=16),
+            head_of=self.heads.get,
+            environments=frozenset({TOY_ENV}),
+            standing=self.standing,
+            offload=offload,  # type: ignore[arg-type]
+        )
+
+    def _before_write(self, size_bytes: int) -> None:
+        if self.disk_error is not None:
+            raise OSError(self.disk_error, "as told")
+
+    async def expect(self, sealed: SealedGroup, reason: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
+        """The group is refused for that reason, counted, and an honest group right after is admitted."""
+        before = self.door.refusals[reason]
+        result = await self.door.admit(sealed, via)
+        assert isinstance(result, Refused), "a hostile group was admitted"
+        assert result.reason is reason, (result.reason, result.detail)
+        assert self.door.refusals[reason] == before + 1
+        await self.expect_good()
+        return result
+
+    async def expect_good(self) -> ScoredGroup:
+        task_id = self.door.num_admitted
+        good = await self.door.admit(make_sealed(make_group(HONEST.node_id, task_id=task_id), HONEST), HONEST.node_id)
+        assert isinstance(good, ScoredGroup), good
+        return good
+
+
+def hostile(change: Change | None = None, **settings: object) -> SealedGroup:
+    """A correctly signed group of the hostile peer, with one thing about it changed."""
+    group = make_group(HOSTILE.node_id, **settings)  # type: ignore[arg-type]
+    return make_sealed(group if change is None else change(group), HOSTILE)
+
+
+def on_first_rollout(**changes: object) -> Change:
+    return lambda g: replace(g, rollouts=(replace(g.rollouts[0], **changes), *g.rollouts[1:]))  # type: ignore[arg-type]
+
+
+def on_first_trace(**changes: object) -> Change:
+    def change(group: RolloutGroup) -> RolloutGroup:
+        trace = group.rollouts[0].trace
+        assert trace is not None
+        return on_first_rollout(trace=replace(trace, **changes))(group)  # type: ignore[arg-type]
+
+    return change
+
+
+def signed(body: bytes, identity: Identity = HOSTILE, is_compressed: bool = False) -> SealedGroup:
+    """Any bytes at all, correctly signed."""
+    digest = hashlib.sha256(body).digest()
+    codec = rollout_pb2.BODY_CODEC_ZSTD if is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
+    return SealedGroup(
+        digest=digest,
+        producer=identity.node_id,
+        public_key=identity.public_key,
+        signature=identity.sign(DOMAIN_GROUP, bytes([codec]) + digest),
+        is_compressed=is_compressed,
+        body=body,
+    )
+
+
+def crafted(change: Callable[[rollout_pb2.GroupBody], None]) -> SealedGroup:
+    """A correctly signed body that our own sealing could never make."""
+    body = group_to_body(make_group(HOSTILE.node_id))
+    change(body)
+    return signed(body.SerializeToString())
+
+
+# --- the envelope ------------------------------------------------------------------------------
+
+
+async def test_a_wrong_digest() -> None:
+    sealed = hostile()
+    await Gate().expect(replace(sealed, digest=bytes(32)), RefusalReason.WRONG_DIGEST)
+    await Gate().expect(replace(sealed, body=sealed.body + b"x"), RefusalReason.WRONG_DIGEST)
+
+
+async def test_a_wrong_signature() -> None:
+    sealed = hostile()
+    await Gate().expect(replace(sealed, signature=bytes(64)), RefusalReason.WRONG_SIGNATURE)
+    advert_signature = HOSTILE.sign(b"swarm.v1.advert", sealed.digest)
+    await Gate().expect(replace(sealed, signature=advert_signature), RefusalReason.WRONG_SIGNATURE)
+
+
+async def test_a_forged_producer() -> None:
+    gate = Gate()
+    await gate.expect(replace(hostile(), producer=HONEST.node_id), RefusalReason.FORGED_PRODUCER)
+    assert gate.standing.score(HONEST.node_id) > 0 > gate.standing.score(HOSTILE.node_id)
+
+
+async def test_another_key_under_a_known_name() -> None:
+    gate = Gate()
+    forged = replace(hostile(), producer=HONEST.node_id, public_key=HONEST.public_key)
+    await gate.expect(forged, RefusalReason.WRONG_SIGNATURE)
+    assert gate.standing.score(HONEST.node_id) > 0
+
+
+async def test_a_replayed_group_also_after_it_was_deleted() -> None:
+    gate = Gate()
+    sealed = hostile()
+    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+    await gate.expect(sealed, RefusalReason.DUPLICATE)
+    await gate.store.forget(before_s=TOY_NOW_S + 1, max_bytes=0)
+    await gate.expect(sealed, RefusalReason.DUPLICATE)
+    assert gate.standing.score(HOSTILE.node_id) > 0
+
+
+async def test_the_same_group_from_many_peers_at_once_is_admitted_once() -> None:
+    gate = Gate(offload=asyncio.to_thread)
+    sealed = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
+    results = await asyncio.gather(*(gate.door.admit(sealed, f"{i:064x}") for i in range(40)))
+    refused = [r for r in results if isinstance(r, Refused)]
+    assert len(refused) == 39 and {r.reason for r in refused} == {RefusalReason.DUPLICATE}
+    assert gate.verifier.num_scored == 1
+
+
+async def test_a_forged_copy_on_its_way_does_not_displace_the_genuine_group() -> None:
+    gate = Gate(offload=asyncio.to_thread)
+    genuine = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
+    forged = [gate.door.admit(replace(genuine, signature=bytes(64)), HOSTILE.node_id) for _ in range(3)]
+    results = await asyncio.gather(*forged, gate.door.admit(genuine, HONEST.node_id))
+    assert isinstance(results[-1], ScoredGroup)
+
+
+async def test_our_own_group_coming_back() -> None:
+    own = make_sealed(make_group(OURSELVES.node_id), OURSELVES)
+    await Gate().expect(own, RefusalReason.DUPLICATE)
+
+
+async def test_a_body_of_100_megabytes_costs_neither_time_nor_memory() -> None:
+    gate = Gate()
+    sealed = replace(hostile(), body=bytes(100 * 2**20))
+    tracemalloc.start()
+    started_s = time.perf_counter()
+    await gate.expect(sealed, RefusalReason.TOO_LARGE)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - started_s < 0.5 and peak_bytes < 2**20
+
+
+async def test_a_compressed_bomb() -> None:
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(100 * 2**20))
+    assert len(bomb) < MAX_BYTES
+    sealed = signed(bomb, is_compressed=True)
+    tracemalloc.start()
+    await Gate().expect(sealed, RefusalReason.TOO_LARGE)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4 * 2**20
+
+
+async def test_bytes_that_are_no_group() -> None:
+    await Gate().expect(signed(b"\xff" * 1000), RefusalReason.MALFORMED)
+    await Gate().expect(signed(b"not a frame" * 10, is_compressed=True), RefusalReason.MALFORMED)
+
+
+# --- the group -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rollouts", [1, 7, 9, 64])
+async def test_another_group_size(num_rollouts: int) -> None:
+    await Gate().expect(hostile(texts=["7"] * num_rollouts), RefusalReason.WRONG_GROUP_SIZE)
+
+
+async def test_another_run() -> None:
+    await Gate().expect(hostile(run_id="another"), RefusalReason.WRONG_RUN)
+
+
+async def test_a_foreign_task_id() -> None:
+    await Gate().expect(hostile(task_id=10_000), RefusalReason.UNKNOWN_TASK)
+    await Gate().expect(hostile(task_id=2**62), RefusalReason.UNKNOWN_TASK)
+
+
+async def test_an_environment_we_do_not_have() -> None:
+    gate = Gate()
+    await gate.expect(hostile(env="lottery"), RefusalReason.UNKNOWN_ENVIRONMENT)
+    assert gate.standing.score(HOSTILE.node_id) == 0.0
+
+
+async def test_a_held_out_problem() -> None:
+    await Gate().expect(hostile(task_id=1234), RefusalReason.HELD_OUT)
+
+
+async def test_another_prompt_than_the_tasks() -> None:
+    other = np.array(ToyCodec().encode_prompt(toy_task(TOY_ENV, 8)), np.int32)
+    await Gate().expect(hostile(lambda g: replace(g, prompt_ids=other)), RefusalReason.WRONG_PROMPT)
+
+
+async def test_text_that_differs_from_the_token_ids() -> None:
+    gate = Gate()
+    # The text earns the reward, the tokens would be learned.
+    wrong = make_rollout("8", policy_id=HOSTILE.node_id, reward=1.0)
+    await gate.expect(
+        hostile(lambda g: replace(g, rollouts=(replace(wrong, text="7"), *g.rollouts[1:]))),
+        RefusalReason.TEXT_MISMATCH,
+    )
+    assert gate.standing.score(HOSTILE.node_id) < 0
+
+
+async def test_tokens_that_the_text_hides() -> None:
+    codec = ToyCodec()
+    ids = np.array([codec.EOS_ID, *codec.encode_response("7")], np.int32)
+    hidden = TokenTrace(
+        token_ids=ids,
+        action_mask=np.ones(3, np.bool_),
+        logprobs=np.full(3, -1.0, np.float32),
+        turn_ids=np.zeros(3, np.int16),
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=HOSTILE.node_id, step=0)),),
+    )
+    await Gate().expect(hostile(on_first_rollout(trace=hidden)), RefusalReason.BAD_TOKENS)
+
+
+@pytest.mark.parametrize("claimed", [0.5, 0.998, -1.0, 1e6])
+async def test_a_false_reward(claimed: float) -> None:
+    await Gate().expect(hostile(on_first_rollout(claimed_reward=claimed)), RefusalReason.FALSE_REWARD)
+
+
+@pytest.mark.parametrize("claimed", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number(claimed: float) -> None:
+    await Gate().expect(hostile(on_first_rollout(claimed_reward=claimed)), RefusalReason.MALFORMED)
+
+
+async def test_another_verifiers_rewards_are_replaced_by_ours() -> None:
+    gate = Gate()
+
+    def lie(group: RolloutGroup) -> RolloutGroup:
+        rollouts = tuple(replace(r, claimed_reward=1.0) for r in group.rollouts)
+        return replace(group, verifier="digits/2", rollouts=rollouts)
+
+    result = await gate.door.admit(hostile(lie), HOSTILE.node_id)
+    assert isinstance(result, ScoredGroup) and result.rewards.tolist() == [1.0] * 4 + [0.0] * 4
+
+
+@pytest.mark.parametrize("value", [0.5, 2e-4, float("nan"), float("inf"), -float("inf"), -1e4])
+async def test_impossible_log_probs(value: float) -> None:
+    await Gate().expect(hostile(logprob=value), RefusalReason.BAD_LOGPROBS)
+
+
+async def test_a_log_prob_above_zero_by_rounding_is_clamped() -> None:
+    result = await Gate().door.admit(hostile(logprob=5e-5), HOSTILE.node_id)
+    assert isinstance(result, ScoredGroup)
+    for rollout in result.group.rollouts:
+        assert rollout.trace is not None and rollout.trace.logprobs is not None
+        assert rollout.trace.logprobs.tolist() == [0.0, 0.0]
+
+
+async def test_token_ids_outside_the_vocabulary() -> None:
+    size = ToyCodec().vocab_size
+    ids = np.array([size, 2], np.int32)
+    await Gate().expect(hostile(on_first_trace(token_ids=ids)), RefusalReason.BAD_TOKENS)
+    prompt = np.array([1, size + 5], np.int32)
+    await Gate().expect(hostile(lambda g: replace(g, prompt_ids=prompt)), RefusalReason.BAD_TOKENS)
+
+
+async def test_negative_and_inconsistent_lengths() -> None:
+    def huge_run(body: rollout_pb2.GroupBody) -> None:
+        body.rollouts[0].trace.action_runs[:] = [2**32 - 1]  # -1 to whoever reads it as signed
+
+    def huge_id(body: rollout_pb2.GroupBody) -> None:
+        body.rollouts[0].trace.token_ids[:] = [2**32 - 1, 2]
+
+    def few_logprobs(body: rollout_pb2.GroupBody) -> None:
+        body.rollouts[0].trace.logprobs = body.rollouts[0].trace.logprobs[:-1]
+
+    def span_beyond(body: rollout_pb2.GroupBody) -> None:
+        span = body.rollouts[0].trace.spans.add()
+        span.start = 2**32 - 1
+        span.version.policy_id = HOSTILE.node_id
+
+    await Gate().expect(crafted(huge_run), RefusalReason.BAD_TOKENS)
+    await Gate().expect(crafted(huge_id), RefusalReason.BAD_TOKENS)
+    await Gate().expect(crafted(few_logprobs), RefusalReason.BAD_LOGPROBS)
+    await Gate().expect(crafted(span_beyond), RefusalReason.BAD_VERSION)
+
+
+async def test_rollouts_without_a_trained_token() -> None:
+    nothing = on_first_trace(action_mask=np.zeros(2, np.bool_))
+    await Gate().expect(hostile(nothing), RefusalReason.BAD_TOKENS)
+
+
+async def test_more_tokens_than_anyone_may_generate() -> None:
+    await Gate().expect(hostile(texts=["7" * 16] * 8), RefusalReason.BAD_TOKENS)  # and one end token
+
+
+async def test_an_answer_that_is_python_code_is_only_ever_text() -> None:
+    gate = Gate()
+    code = "exit(1)"
+    result = await gate.door.admit(hostile(texts=[code, "7"] * 4), HOSTILE.node_id)
+    assert isinstance(result, ScoredGroup) and result.rewards.tolist() == [0.0, 1.0] * 4
+    await gate.expect_good()
+
+
+async def test_an_answer_that_crashes_the_verifier() -> None:
+    gate = Gate()
+    await gate.expect(hostile(texts=["CRASH"] * 8), RefusalReason.VERIFIER_FAILED)
+    assert gate.standing.score(HOSTILE.node_id) < 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0),
+        Sampling(temperature=float("nan")),
+        Sampling(temperature=1e9),
+        Sampling(top_p=0.0),
+        Sampling(repetition_penalty=-1.0),
+    ],
+)
+async def test_impossible_sampling(sampling: Sampling) -> None:
+    await Gate().expect(hostile(sampling=sampling), RefusalReason.BAD_SAMPLING)
+
+
+async def test_an_aborted_rollout() -> None:
+    await Gate().expect(hostile(on_first_rollout(finish=FinishReason.ABORTED)), RefusalReason.BAD_SAMPLING)
+
+
+# --- time and versions -------------------------------------------------------------------------
+
+
+async def test_a_clock_a_year_off() -> None:
+    await Gate().expect(hostile(created_at_s=TOY_NOW_S + YEAR_S), RefusalReason.FROM_THE_FUTURE)
+    await Gate().expect(hostile(created_at_s=TOY_NOW_S - YEAR_S), RefusalReason.TOO_OLD)
+    result = await Gate().door.admit(hostile(created_at_s=float("nan")), HOSTILE.node_id)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.MALFORMED
+
+
+async def test_a_clock_off_by_less_than_the_allowed_skew_is_no_crime() -> None:
+    for skew_s in (-100.0, 100.0):
+        result = await Gate().door.admit(hostile(created_at_s=TOY_NOW_S + skew_s), HOSTILE.node_id)
+        assert isinstance(result, ScoredGroup)
+
+
+async def test_a_group_older_than_its_producers_head_allows() -> None:
+    gate = Gate()
+    gate.heads[HOSTILE.node_id] = PolicyVersion(policy_id=HOSTILE.node_id, step=15)
+    await gate.expect(hostile(step=10), RefusalReason.TOO_OLD)
+    assert isinstance(await gate.door.admit(hostile(step=11), HOSTILE.node_id), ScoredGroup)
+
+
+async def test_one_old_token_makes_the_group_old() -> None:
+    def mixed(group: RolloutGroup) -> RolloutGroup:
+        versions = [PolicyVersion(policy_id=HOSTILE.node_id, step=step) for step in (0, 9)]
+        spans = tuple(VersionSpan(start=i, version=version) for i, version in enumerate(versions))
+        return on_first_trace(spans=spans)(group)
+
+    await Gate().expect(hostile(mixed, step=9), RefusalReason.TOO_OLD)
+
+
+async def test_steps_far_beyond_the_signed_head() -> None:
+    gate = Gate()
+    gate.heads[HOSTILE.node_id] = PolicyVersion(policy_id=HOSTILE.node_id, step=3)
+    assert isinstance(await gate.door.admit(hostile(step=40), HOSTILE.node_id), ScoredGroup)
+    await gate.expect(hostile(step=2**40), RefusalReason.BAD_VERSION)
+
+
+async def test_a_lineage_that_is_not_the_producers() -> None:
+    gate = Gate()
+    other = replace(make_group(HONEST.node_id, task_id=5), producer=HOSTILE.node_id)
+    await gate.expect(make_sealed(other, HOSTILE), RefusalReason.BAD_VERSION)
+    gate.heads[HONEST.node_id] = PolicyVersion(policy_id=HONEST.node_id, step=0)
+    assert isinstance(await gate.door.admit(make_sealed(other, HOSTILE), HOSTILE.node_id), ScoredGroup)
+
+
+async def test_spans_of_another_lineage_than_the_groups() -> None:
+    foreign = (VersionSpan(start=0, version=PolicyVersion(policy_id="elsewhere", step=0)),)
+    await Gate().expect(hostile(on_first_trace(spans=foreign)), RefusalReason.BAD_VERSION)
+
+
+# --- corrections ---------------------------------------------------------------------------------
+
+
+async def test_what_ratios_are_legal_follows_from_the_group_and_not_from_a_claim() -> None:
+    other = ToyCodec("another tokenizer")
+
+    def bare(group: RolloutGroup) -> RolloutGroup:
+        return replace(group, rollouts=tuple(replace(r, trace=None) for r in group.rollouts))
+
+    cases = [
+        (hostile(), Correction.EXACT),
+        (hostile(logprob=None), Correction.NO_LOGPROBS),
+        (hostile(sampling=Sampling(top_p=0.9)), Correction.NO_LOGPROBS),
+        (hostile(codec=other), Correction.TEXT_ONLY),
+        (
+            hostile(bare),
+            Correction.TEXT_ONLY,
+        ),
+    ]
+    for sealed, correction in cases:
+        result = await Gate().door.admit(sealed, HOSTILE.node_id)
+        assert isinstance(result, ScoredGroup) and result.correction is correction
+
+
+async def test_some_rollouts_with_and_some_without_a_trace() -> None:
+    await Gate().expect(hostile(on_first_rollout(trace=None)), RefusalReason.MALFORMED)
+
+
+async def test_an_endless_text_without_tokens() -> None:
+    def bare(group: RolloutGroup) -> RolloutGroup:
+        return replace(group, rollouts=tuple(replace(r, trace=None, text="7" * 2000) for r in group.rollouts))
+
+    await Gate().expect(hostile(bare), RefusalReason.BAD_TOKENS)
+
+
+# --- storage, standing and floods --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+async def test_a_full_disk_refuses_and_recovers(code: int) -> None:
+    gate = Gate()
+    gate.disk_error = code
+    sealed = hostile()
+    result = await gate.door.admit(sealed, HOSTILE.node_id)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.NO_ROOM
+    assert gate.standing.score(HOSTILE.node_id) == 0.0
+    gate.disk_error = None
+    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+
+
+async def test_a_liar_is_soon_refused_without_work_and_forgiven_in_time() -> None:
+    gate = Gate()
+    for task_id in range(3):
+        await gate.door.admit(hostile(on_first_rollout(claimed_reward=0.3), task_id=task_id), HOSTILE.node_id)
+    scored = gate.verifier.num_scored
+    for task_id in range(3, 50):
+        result = await gate.door.admit(hostile(task_id=task_id), HOSTILE.node_id)
+        assert isinstance(result, Refused) and result.reason is RefusalReason.LOW_STANDING
+    assert gate.verifier.num_scored == scored
+    through_a_relay = await gate.door.admit(hostile(task_id=60), HONEST.node_id)
+    assert isinstance(through_a_relay, Refused) and through_a_relay.reason is RefusalReason.LOW_STANDING
+    gate.clock.advance(400.0)
+    fresh = hostile(task_id=61, created_at_s=gate.clock.now_s())
+    assert isinstance(await gate.door.admit(fresh, HOSTILE.node_id), ScoredGroup)
+
+
+async def test_a_relay_cannot_burn_an_honest_producer() -> None:
+    gate = Gate()
+    genuine = make_sealed(make_group(HONEST.node_id, task_id=900), HONEST)
+    for number in range(20):
+        broken = replace(genuine, body=genuine.body + bytes([number]))
+        await gate.door.admit(broken, HOSTILE.node_id)
+    assert gate.standing.is_low(HOSTILE.node_id) and gate.standing.score(HONEST.node_id) == 0.0
+    assert isinstance(await gate.door.admit(genuine, HONEST.node_id), ScoredGroup)
+
+
+async def test_a_sender_of_liars_with_fresh_identities_is_found_out() -> None:
+    gate = Gate()
+    for number in range(30):
+        liar = make_identity(1000 + number)
+        group = on_first_rollout(claimed_reward=0.3)(make_group(liar.node_id, task_id=number))
+        await gate.door.admit(make_sealed(group, liar), HOSTILE.node_id)
+    assert gate.standing.is_low(HOSTILE.node_id)
+    assert gate.verifier.num_scored < 15
+    await gate.expect_good()
+
+
+async def test_a_flood_is_cut_off_by_the_quota_of_its_sender_alone() -> None:
+    gate = Gate(groups_per_minute=50)
+    sealed = hostile()
+    started_s = time.perf_counter()
+    reasons = [await gate.door.admit(sealed, HOSTILE.node_id) for _ in range(20_000)]
+    assert time.perf_counter() - started_s < 5.0
+    over = [r for r in reasons if isinstance(r, Refused) and r.reason is RefusalReason.OVER_QUOTA]
+    assert len(over) == 20_000 - 50
+    await gate.expect_good()
+
+
+async def test_a_producer_has_one_quota_over_all_relays() -> None:
+    gate = Gate(groups_per_minute=10)
+    results = [await gate.door.admit(hostile(task_id=i), f"{i:064x}") for i in range(30)]
+    assert sum(isinstance(r, ScoredGroup) for r in results) == 10
+    assert {r.reason for r in results if isinstance(r, Refused)} == {RefusalReason.OVER_QUOTA}
+
+
+async def test_a_cancelled_admission_leaves_the_door_open_for_the_same_group() -> None:
+    gate = Gate(offload=asyncio.to_thread)
+    sealed = hostile()
+    admission = asyncio.create_task(gate.door.admit(sealed, HOSTILE.node_id))
+    await asyncio.sleep(0)
+    admission.cancel()
+    await asyncio.gather(admission, return_exceptions=True)
+    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+
+
+async def test_refusals_never_repeat_a_peers_text() -> None:
+    secret = "zq7zq7zq"
+    for sealed in (hostile(texts=[secret] * 3), hostile(on_first_rollout(text=secret))):
+        result = await Gate().door.admit(sealed, HOSTILE.node_id)
+        assert isinstance(result, Refused) and secret not in result.detail

@@ -1,0 +1,53 @@
+"""The path of our own groups: scored, sealed and stored, never refused."""
+
+import asyncio
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.errors import RolloutFailed
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.standing import Standing
+from swarm.exchange.store import MemoryGroupStore
+from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.types import Correction, ScoredGroup
+
+
+def make_door(number: int) -> tuple[Door, MemoryGroupStore]:
+    clock = ManualClock()
+    store = MemoryGroupStore(clock, 10**7)
+    door = Door(
+        run_id=TOY_RUN_ID,
+        node_id=make_identity(number).node_id,
+        codec=ToyCodec(),
+        verifier=ScriptedVerifier(crashes_on="CRASH"),
+        store=store,
+        clock=clock,
+        limits=DoorLimits(),
+        head_of=lambda _: None,
+        environments=frozenset({TOY_ENV}),
+        standing=Standing(clock, 6000),
+        offload=asyncio.to_thread,
+    )
+    return door, store
+
+
+async def test_an_own_group_claims_the_sandboxs_rewards_and_passes_another_nodes_door() -> None:
+    ours, store = make_door(1)
+    theirs, _ = make_door(2)
+    identity = make_identity(1)
+    unscored = make_group(identity.node_id, texts=["7", "8"] * 4)
+    scored, sealed = await ours.own(unscored, identity)
+    assert scored.is_local and scored.correction is Correction.EXACT
+    assert [r.claimed_reward for r in scored.group.rollouts] == [1.0, 0.0] * 4 == scored.rewards.tolist()
+    assert await store.get(sealed.digest) == sealed
+    admitted = await theirs.admit(sealed, identity.node_id)
+    assert isinstance(admitted, ScoredGroup) and admitted.rewards.tolist() == scored.rewards.tolist()
+
+
+async def test_a_verifier_that_fails_on_our_answers_is_told_to_the_caller() -> None:
+    door, store = make_door(1)
+    identity = make_identity(1)
+    with pytest.raises(RolloutFailed):
+        await door.own(make_group(identity.node_id, texts=["CRASH"] * 8), identity)
+    assert (await store.head()).sequence == 0

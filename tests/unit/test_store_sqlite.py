@@ -1,0 +1,119 @@
+"""What only the store on disk can promise: kill -9, a limited file, a damaged file, cancellation."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.errors import ConfigError, StorageFull
+from swarm.exchange.store import SqliteGroupStore
+from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.types import ScoredGroup, SealedGroup
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from swarm.clock import ManualClock
+from swarm.exchange.store import SqliteGroupStore
+from swarm.testing import make_group, make_scored, make_sealed
+
+async def main():
+    store = await SqliteGroupStore.open(Path(sys.argv[1]), ManualClock(), 10**9)
+    for task_id in range(10**6):
+        sealed = make_sealed(make_group(task_id=task_id))
+        await store.put(make_scored(make_group(task_id=task_id), digest=sealed.digest), sealed)
+        print(sealed.digest.hex(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def entry(task_id: int) -> tuple[ScoredGroup, SealedGroup]:
+    group = make_group(make_identity().node_id, task_id=task_id)
+    sealed = make_sealed(group)
+    return make_scored(group, digest=sealed.digest, size_bytes=sealed.size_bytes), sealed
+
+
+async def open_store(path: Path, max_bytes: int = 10**9) -> SqliteGroupStore:
+    return await SqliteGroupStore.open(path, ManualClock(), max_bytes)
+
+
+async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path) -> None:
+    path = tmp_path / "groups.sqlite"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITER, str(path), stdout=subprocess.PIPE, env=environment
+    )
+    assert process.stdout is not None
+    digests = [bytes.fromhex((await process.stdout.readline()).decode()) for _ in range(40)]
+    os.kill(process.pid, signal.SIGKILL)
+    digests += [bytes.fromhex(line) for line in (await process.stdout.read()).decode().split("\n") if len(line) == 64]
+    await process.wait()
+    store = await open_store(path)
+    assert all([await store.get(digest) is not None for digest in digests])
+    held = await store.load_scored(10**6)
+    assert 0 <= len(held) - len(digests) <= 1  # at most the one whose put had not returned
+    await store.close()
+
+
+async def test_a_file_that_cannot_grow_is_storage_full_and_keeps_what_it_has(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "groups.sqlite")
+    await store.put(*entry(0))
+    pages = store._scalar("PRAGMA page_count") + 4
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageFull):
+        for task_id in range(1, 1000):
+            await store.put(*entry(task_id))
+    held = await store.load_scored(1000)
+    assert held and held[0].digest == entry(0)[1].digest
+    store._database.execute("PRAGMA max_page_count = 100000")
+    await store.put(*entry(2000))
+    await store.close()
+
+
+async def test_cancelling_a_writer_neither_stops_the_others_nor_tears_a_transaction(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "groups.sqlite")
+    writers = [asyncio.create_task(store.put(*entry(i))) for i in range(30)]
+    await asyncio.sleep(0)
+    for writer in writers[::3]:
+        writer.cancel()
+    results = await asyncio.gather(*writers, return_exceptions=True)
+    assert all(isinstance(r, asyncio.CancelledError) for r in results[::3])
+    survivors = [i for i in range(30) if i % 3]
+    assert not any(isinstance(results[i], BaseException) for i in survivors)
+    assert all([await store.contains(entry(i)[1].digest) for i in survivors])
+    await asyncio.wait_for(store.put(*entry(99)), 5.0)
+    await store.close()
+
+
+async def test_a_body_that_the_disk_changed_is_left_out_of_the_refill(tmp_path: Path) -> None:
+    path = tmp_path / "groups.sqlite"
+    store = await open_store(path)
+    for i in range(2):
+        await store.put(*entry(i))
+    await store.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE bodies SET body = zeroblob(length(body)) WHERE sequence = 1")
+    database.close()
+    store = await open_store(path)
+    assert [s.digest for s in await store.load_scored(10)] == [entry(1)[1].digest]
+    await store.close()
+
+
+async def test_another_schema_version_and_another_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "groups.sqlite"
+    await (await open_store(path)).close()
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(ConfigError, match="schema version 99, expected 1"):
+        await open_store(path)
+    path.write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(ConfigError, match="not a group store"):
+        await open_store(path)
