@@ -37,9 +37,13 @@ class ReplayStatistics:
 class _Entry:
     scored: ScoredGroup
     uses: int = 0
+    has_signal: bool = field(init=False)  # this and the steps: once, a draw looks at thousands of entries
+    oldest_step: int = field(init=False)
     newest_step: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.has_signal = self.scored.has_signal
+        self.oldest_step = self.scored.group.oldest_step
         self.newest_step = newest_step(self.scored.group)
 
 
@@ -143,9 +147,9 @@ class ReplayBuffer:
         external = self._choose_external(num_external, step, head, head_of, source_weights)
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
-            loud = [entry for entry in window if entry.scored.has_signal]
+            loud = [entry for entry in window if entry.has_signal]
             for entry in window:
-                if not entry.scored.has_signal:
+                if not entry.has_signal:
                     self._silent.append(entry.scored.digest)
                     self._drop(entry, "silent_local")
             if loud or external:
@@ -213,7 +217,7 @@ class ReplayBuffer:
         """
         now_s = self._clock.now_s()
         waiting = sum(
-            head_step - entry.scored.group.oldest_step <= self._max_age_steps and self._is_recent(entry, now_s)
+            head_step - entry.oldest_step <= self._max_age_steps and self._is_recent(entry, now_s)
             for entry in self._local.values()
         )
         usable = min((self._max_age_steps + 1) * self._config.local_groups, self._config.max_groups)
@@ -229,7 +233,7 @@ class ReplayBuffer:
         if lineage_head is None and entry.scored.is_local:
             return None
         head_step = max(entry.newest_step, 0 if lineage_head is None else lineage_head.step)
-        return max(0, head_step - group.oldest_step)
+        return max(0, head_step - entry.oldest_step)
 
     def _is_recent(self, entry: _Entry, now_s: float) -> bool:
         return now_s - entry.scored.first_seen_s <= self._config.max_age_s
