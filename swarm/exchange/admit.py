@@ -178,6 +178,9 @@ class Door:
             return _refused((RefusalReason.DUPLICATE, "on its way already"), sealed)
         self._in_flight.add(sealed.digest)
         try:
+            # Again: another copy may have come all the way through while this one was opened.
+            if await self._store.contains(sealed.digest):
+                return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
             finding = self._check_origin(group, via)
             if finding is None:
                 finding = cast(Finding, await self._offload(check_form, group, self._codec, self._limits))

@@ -5,7 +5,7 @@ import errno
 import hashlib
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -187,6 +187,36 @@ async def test_the_same_group_from_many_peers_at_once_is_admitted_once() -> None
     refused = [r for r in results if isinstance(r, Refused)]
     assert len(refused) == 39 and {r.reason for r in refused} == {RefusalReason.DUPLICATE}
     assert gate.verifier.num_scored == 1
+
+
+async def test_a_copy_that_is_slow_to_open_is_a_duplicate_of_the_one_that_came_through() -> None:
+    first_is_done, opened = asyncio.Event(), 0
+
+    async def slow_second(function: Callable[..., object], *arguments: object) -> object:
+        nonlocal opened
+        opened += function.__name__ == "open_group"
+        if function.__name__ == "open_group" and opened == 2:
+            await first_is_done.wait()
+        return function(*arguments)
+
+    gate = Gate(offload=slow_second)
+    gate.store.contains = _never_sooner_than_a_turn(gate.store.contains)  # type: ignore[method-assign]
+    sealed = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
+    first = asyncio.create_task(gate.door.admit(sealed, HONEST.node_id))
+    second = asyncio.create_task(gate.door.admit(sealed, HOSTILE.node_id))
+    assert isinstance(await first, ScoredGroup)
+    first_is_done.set()
+    result = await second
+    assert isinstance(result, Refused) and result.reason is RefusalReason.DUPLICATE
+    assert opened == 2 and gate.verifier.num_scored == 1
+
+
+def _never_sooner_than_a_turn(contains: Callable[[bytes], Awaitable[bool]]) -> Callable[[bytes], Awaitable[bool]]:
+    async def later(digest: bytes) -> bool:
+        await asyncio.sleep(0)
+        return await contains(digest)
+
+    return later
 
 
 async def test_a_forged_copy_on_its_way_does_not_displace_the_genuine_group() -> None:
