@@ -9,6 +9,7 @@ Shape letters: G rollouts, P prompt tokens, T response tokens, K trained tokens.
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -61,6 +62,7 @@ class Malformed(Exception):
         return Refused(reason=self.reason, detail=self.detail, producer=producer, digest=digest)
 
 
+@lru_cache(maxsize=256)  # rewards and sampling parameters repeat; formatting one costs more than all its checks
 def decimal(value: float) -> float:
     """The shortest decimal that is the same float32: 0.7 survives the wire as 0.7."""
     return float(str(np.float32(value)))
@@ -192,16 +194,25 @@ def _rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
 
 
 def _sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
-    floats = (message.temperature, message.top_p, message.repetition_penalty)
+    return _sampling(
+        message.temperature, message.top_p, message.repetition_penalty, message.top_k, message.max_new_tokens
+    )
+
+
+@lru_cache(maxsize=64)  # the rollouts of a swarm share a few; a refusal is raised and not kept
+def _sampling(
+    temperature: float, top_p: float, repetition_penalty: float, top_k: int, max_new_tokens: int
+) -> Sampling:
+    floats = (temperature, top_p, repetition_penalty)
     _require(all(map(math.isfinite, floats)), RefusalReason.BAD_SAMPLING, f"not finite: {floats}")
-    counts = (message.top_k, message.max_new_tokens)
-    _require(max(counts) < MAX_ID, RefusalReason.BAD_SAMPLING, f"count {max(counts)} not below {MAX_ID}")
+    largest = max(top_k, max_new_tokens)
+    _require(largest < MAX_ID, RefusalReason.BAD_SAMPLING, f"count {largest} not below {MAX_ID}")
     return Sampling(
-        temperature=decimal(message.temperature),
-        top_p=decimal(message.top_p),
-        top_k=message.top_k,
-        repetition_penalty=decimal(message.repetition_penalty),
-        max_new_tokens=message.max_new_tokens,
+        temperature=decimal(temperature),
+        top_p=decimal(top_p),
+        top_k=top_k,
+        repetition_penalty=decimal(repetition_penalty),
+        max_new_tokens=max_new_tokens,
     )
 
 
@@ -232,6 +243,8 @@ def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
     count = len(runs)
     _require(count <= num_tokens + 1, RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
     lengths = list(runs)
+    if lengths == [num_tokens]:  # all trained: nearly every response
+        return np.ones(num_tokens, dtype=np.bool_)
     total = sum(lengths)
     _require(total == num_tokens, RefusalReason.BAD_TOKENS, f"action runs cover {total} of {num_tokens} tokens")
     _require(0 not in lengths[1:], RefusalReason.BAD_TOKENS, "an action run of length 0")
@@ -242,7 +255,7 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
     """Bytes of [K] float32 -> [T] with NaN off the mask, or None when none travelled."""
     if not data:
         return None
-    expected = 4 * int(mask.sum())
+    expected = 4 * int(np.count_nonzero(mask))
     _require(len(data) == expected, RefusalReason.BAD_LOGPROBS, f"{len(data)} bytes, expected {expected}")
     logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
     logprobs[mask] = np.frombuffer(data, dtype="<f4")
@@ -253,6 +266,8 @@ def _turn_ids(starts: Sequence[int], num_tokens: int) -> "np.ndarray[tuple[int],
     count = len(starts)
     _require(count < MAX_TURNS, RefusalReason.BAD_TOKENS, f"{count + 1} turns exceed {MAX_TURNS}")
     turn_ids = np.zeros(num_tokens, dtype=np.int16)
+    if not count:
+        return turn_ids
     _require_rising([0, *starts], num_tokens, RefusalReason.BAD_TOKENS, "turn starts")
     turn_ids[list(starts)] = 1
     return np.cumsum(turn_ids, dtype=np.int16)
