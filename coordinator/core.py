@@ -77,7 +77,7 @@ class CoordinatorCore:
         now_s = self.clock.now_s()
         member, has_joined = self.membership.renew(report, now_s)
         if has_joined:
-            logger.info("node joined", extra={"node": short(node_id), "name": report.name})
+            logger.info("node joined", extra={"node": short(node_id), "node_name": report.name})
         self.num_heartbeats += 1
         self.guard.report(node_id, report.edges, now_s)
         changes = self._decide(now_s)
@@ -111,7 +111,7 @@ class CoordinatorCore:
         member = self.membership.leave(node_id)
         self.guard.forget(node_id)
         if member is not None:
-            logger.info("node left", extra={"node": short(node_id), "name": member.report.name})
+            logger.info("node left", extra={"node": short(node_id), "node_name": member.report.name})
             async with self._writing:
                 await self.store.put_member(member, (), [], [])
 

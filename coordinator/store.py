@@ -229,7 +229,7 @@ class SqliteCoordinatorStore:
             [
                 (
                     "INSERT OR REPLACE INTO members VALUES (?, ?)",
-                    [(member.node_id, json.dumps(asdict(member), default=bytes.hex))],
+                    [(member.node_id, record)],
                 ),
                 (
                     "INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)",

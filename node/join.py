@@ -4,13 +4,13 @@ Invariant: the manifest is verified against the link's fingerprint and checked b
 it can name only built-in tasks and recipes.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from swarm.config import NodeConfig, load_config
-from swarm.wire.manifest import JoinLink, check_manifest, fetch_manifest, node_config_from_manifest
-
-FETCH_TIMEOUT_S = 10.0
+from swarm.exchange.coordinator_client import fetch_manifest
+from swarm.wire.manifest import JoinLink, check_manifest, node_config_of
 
 
 async def join_swarm(link: str, directory: Path, overrides: list[str], start: bool, say: Callable[[str], None]) -> None:
@@ -37,9 +37,10 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         say(f"{path} exists and is used as it is; delete it to join anew")
     else:
         parsed = JoinLink.parse(link)
-        manifest, bootstrap = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
+        manifest, bootstrap = await fetch_manifest(parsed, identity)
         check_manifest(manifest)
-        write_config(node_config_from_manifest(manifest, parsed, bootstrap, directory), path)
+        config = node_config_of(manifest, parsed, bootstrap, directory)
+        await asyncio.to_thread(write_config, config, path)
         say(f"joined run {manifest.run_id}; configuration in {path}")
     config = load_config(NodeConfig, path, overrides)
     if start:

@@ -221,13 +221,17 @@ class Follow:
         if item.sealed is not None:
             return item.sealed
         limit = self._agent.config.exchange.max_group_bytes
-        if item.size_bytes > limit or await self._agent.store.contains(item.digest):
+        fetching = self._agent.fetching
+        if item.size_bytes > limit or item.digest in fetching or await self._agent.store.contains(item.digest):
             return None
+        fetching.add(item.digest)
         try:
             return await client.fetch(item.digest, limit, FETCH_TIMEOUT_S)
         except (NotHeld, TooLarge) as error:
             logger.debug("notice not followed", extra={"peer": short(self._address.node_id), "error": str(error)})
             return None
+        finally:
+            fetching.discard(item.digest)
 
 
 # --- worker side ------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class Agent:
         self.heads: dict[NodeId, PolicyVersion] = {}  # newest signed head of each peer
         self.delivered_steps: dict[NodeId, int] = {}  # newest policy step among each peer's admitted groups
         self.connected: set[NodeId] = set()
+        self.fetching: set[Digest] = set()  # notices being fetched from some neighbour: no second copy
         self.head = PolicyVersion(policy_id=self.node_id, step=0)
         self.advice = Advice()
         self.pending_versions: list[PolicyVersion] = []

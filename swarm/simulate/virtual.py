@@ -58,8 +58,8 @@ from swarm.types import (
     VersionSpan,
 )
 
-GENERATE_S = 0.5  # virtual seconds of one generation call of a node of speed 1
-STEP_S = 0.5  # virtual seconds of one optimizer step
+GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
+STEP_S = 2.0  # virtual seconds of one optimizer step
 CHECKPOINT_EVERY = 5
 
 

@@ -18,7 +18,7 @@ from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual import VirtualSwarm
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 
-SECONDS_PER_STEP = 2.0  # virtual; the slowest pace makes one step in about that
+SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes about two steps in it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,59 @@
+"""The command line `swarm-coordinator`."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.config import CoordinatorConfig, load_config
+from swarm.errors import SwarmError
+
+app = typer.Typer(help="Run the coordinator of a swarm.", no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def start(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one key: --set listen=0.0.0.0:7000. Repeatable.")
+    ] = None,
+) -> None:
+    """Start the coordinator; it prints the link that others join with.
+
+    It tracks who is here, which policy versions exist and how off-policy each source is. It never sees a
+    rollout or a weight, and a swarm goes on without it. Starting again in the same directory resumes.
+    """
+    from coordinator.daemon import run_coordinator
+    from swarm.telemetry import setup_logging
+
+    try:
+        settings = load_config(CoordinatorConfig, config, set_)
+        setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, "coordinator")
+        asyncio.run(run_coordinator(settings))
+    except SwarmError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def link(
+    dir: Annotated[Path, typer.Option(help="Directory of the coordinator.")] = Path("swarm-coordinator"),
+) -> None:
+    """Print the join link of the coordinator that runs in a directory."""
+    from coordinator.daemon import read_info
+
+    try:
+        typer.echo(read_info(dir)["link"])
+    except SwarmError as error:
+        typer.secho(str(error), fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+
+
+def main() -> None:
+    """Entry point of `swarm-coordinator`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The coordinator process: ledger, membership and advice over gRPC, a page over HTTP, a peer of the DHT.
+
+Order: identity, store, core, gRPC, DHT, HTTP; stopped in reverse. Invariant: it restarts on its state
+with the same identity, and `<dir>/coordinator.json` exists only once it answers.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+from coordinator.core import CoordinatorCore
+from coordinator.dashboard import Dashboard
+from coordinator.service import CoordinatorServicer
+from coordinator.store import SqliteCoordinatorStore
+from swarm.clock import SystemClock
+from swarm.config import CoordinatorConfig
+from swarm.errors import ConfigError, SwarmError
+from swarm.identity import Identity
+from swarm.interfaces import Discovery
+from swarm.telemetry import Telemetry
+from swarm.types import JsonDict, short
+from swarm.wire.manifest import JoinLink, RunManifest, check_manifest, sign_manifest
+from swarm.wire.server import Sessions, start_server
+
+logger = logging.getLogger(__name__)
+
+TIDY_EVERY_S = 10.0
+STOP_GRACE_S = 2.0
+
+
+class CoordinatorDaemon:
+    """One running coordinator.
+
+    Example:
+        async with CoordinatorDaemon(config) as daemon:
+            print(daemon.link)
+            await daemon.run()
+    """
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self.config = config
+        self.clock = SystemClock()
+        self.link = ""
+        self.info: JsonDict = {}
+        self._exit = contextlib.AsyncExitStack()
+        self._directory: Discovery | None = None
+        self._bootstrap: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> "CoordinatorDaemon":
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    async def run(self) -> None:
+        """Maintains state until cancelled."""
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            try:
+                await self.core.tidy()
+                if self._directory is not None:
+                    await self._directory.maintain()
+            except SwarmError as error:
+                logger.warning("maintenance interrupted", extra={"error": str(error)})
+
+    async def _start(self) -> None:
+        config = self.config
+        config.dir.mkdir(parents=True, exist_ok=True)
+        key = config.dir / "identity.key"
+        if not key.exists():
+            Identity.create().save(key)
+        identity = Identity.load(key)
+        manifest = RunManifest.of(config.run_id, config.node, await asyncio.to_thread(_tokenizer_digest, config))
+        check_manifest(manifest)
+        data, signature = sign_manifest(manifest, identity)
+        store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
+        self._exit.push_async_callback(store.close)
+        self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)
+        await self.core.restore()
+        sessions = Sessions(identity, config.run_id, self.clock)
+        servicer = CoordinatorServicer(
+            self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap
+        )
+        server, port = await start_server(config.listen, sessions, [servicer.register])
+        self._exit.push_async_callback(server.stop, STOP_GRACE_S)
+        listen = f"{config.listen.rpartition(':')[0]}:{port}"
+        await self._start_directory(identity)
+        address = config.advertise or listen
+        self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
+        dashboard = Dashboard(self.core, config.run_id, lambda: self.link, Telemetry("coordinator"))
+        http = await dashboard.start(config.http_listen)
+        self._exit.push_async_callback(dashboard.stop)
+        self.info = {
+            "run_id": config.run_id,
+            "pid": os.getpid(),
+            "link": self.link,
+            "listen": listen,
+            "http_listen": http,
+            "fingerprint": identity.node_id,
+            "bootstrap_peers": list(self._bootstrap),
+        }
+        await asyncio.to_thread(_write_json, config.dir / "coordinator.json", self.info)
+        logger.info("coordinator started", extra={"node": short(identity.node_id), "listen": listen, "http": http})
+
+    async def _start_directory(self, identity: Identity) -> None:
+        if self.config.directory.kind == "none":
+            return
+        from swarm.exchange.dht import HivemindDirectory
+
+        directory = await HivemindDirectory.start(
+            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"
+        )
+        self._exit.push_async_callback(directory.stop)
+        self._directory = directory
+        self._bootstrap = directory.visible_maddrs()
+
+
+async def run_coordinator(config: CoordinatorConfig) -> None:
+    """Runs until SIGTERM or Ctrl-C; a second Ctrl-C forces. Prints the join link once it answers."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    asked: list[bool] = []
+
+    def stop() -> None:
+        if asked:
+            os._exit(130)
+        asked.append(True)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with CoordinatorDaemon(config) as daemon:
+            logger.info("others join with: swarm join '%s'", daemon.link)
+            logger.info("status page: http://%s/", daemon.info["http_listen"])
+            await daemon.run()
+    except asyncio.CancelledError:
+        logger.info("coordinator stopped")
+
+
+def read_info(directory: Path) -> JsonDict:
+    """What a running coordinator wrote. Raises ConfigError when it never started there."""
+    path = directory / "coordinator.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no coordinator was started in {directory}") from None
+
+
+def _tokenizer_digest(config: CoordinatorConfig) -> str:
+    """Of the run's model, when this machine has it; a coordinator needs no model."""
+    from swarm.model import load_codec
+
+    try:
+        return load_codec(config.node.model).digest.hex()
+    except (ConfigError, ImportError) as error:
+        logger.info("manifest without tokenizer digest", extra={"reason": str(error)})
+        return ""
+
+
+def _write_json(path: Path, data: JsonDict) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data, indent=2), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,140 @@
+"""The coordinator for people and monitors: /, /status.json, /healthz and /metrics over plain HTTP.
+
+Invariant: read-only; every request is bounded in size and time; whatever peers named themselves is escaped.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jinja2
+from prometheus_client import generate_latest
+
+from coordinator.core import CoordinatorCore
+from swarm.telemetry import Telemetry
+from swarm.types import JsonDict
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 8192
+READ_TIMEOUT_S = 5.0
+MAX_SHOWN_MEMBERS = 500
+
+
+class Dashboard:
+    """A small HTTP server on the event loop.
+
+    Example:
+        dashboard = Dashboard(core, "demo", link, telemetry)
+        address = await dashboard.start("127.0.0.1:0")
+    """
+
+    def __init__(self, core: CoordinatorCore, run_id: str, link: Callable[[], str], telemetry: Telemetry) -> None:
+        self._core = core
+        self._run_id = run_id
+        self._link = link
+        self._telemetry = telemetry
+        self._server: asyncio.Server | None = None
+        self._page = jinja2.Environment(autoescape=True).from_string(
+            (Path(__file__).parent / "templates" / "status.html").read_text(encoding="utf-8")
+        )
+
+    async def start(self, listen: str) -> str:
+        """Listens; returns host:port."""
+        host, _, port = listen.rpartition(":")
+        self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=MAX_REQUEST_BYTES)
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Stops listening."""
+        if self._server is not None:
+            self._server.close()
+
+    def status(self) -> JsonDict:
+        """Everything the page shows, as JSON."""
+        core, now_s = self._core, self._core.clock.now_s()
+        return {
+            "run_id": self._run_id,
+            "link": self._link(),
+            "guard": core.guard.guard,
+            "max_age_steps": core.guard.max_age_steps,
+            "num_versions": sum(len(lineage.digests) for lineage in core.ledger.lineages().values()),
+            "members": [
+                {
+                    "node_id": member.node_id,
+                    "name": member.report.name,
+                    "is_live": member.is_live(now_s),
+                    "last_seen_s": member.last_seen_s,
+                    "step": member.report.head.step,
+                    "reward_mean": member.report.reward_mean,
+                    "tokens_per_s": member.report.tokens_per_s,
+                    "num_local": member.report.num_local,
+                    "num_external": member.report.num_external,
+                    "num_refused": member.report.num_refused,
+                    "evaluations": dict(member.report.evaluations),
+                }
+                for member in core.membership.all()[:MAX_SHOWN_MEMBERS]
+            ],
+            "edges": [
+                {
+                    "source": figures.source,
+                    "num_reporters": figures.num_reporters,
+                    "ess_share": figures.ess_share,
+                    "mismatch_kl": figures.mismatch_kl,
+                    "age_mean_steps": figures.age_mean_steps,
+                }
+                for figures in core.guard.figures(now_s)
+            ],
+            "advice": [
+                {"at": datetime.fromtimestamp(change.at_s, UTC).strftime("%H:%M:%S"), "text": str(change)}
+                for change in list(core.advice_log)[-20:]
+            ],
+        }
+
+    def _measure(self) -> bytes:
+        core, now_s = self._core, self._core.clock.now_s()
+        self._telemetry.gauge("coordinator/live_nodes", len(core.membership.live(now_s)))
+        self._telemetry.total("coordinator/heartbeats_total", core.num_heartbeats)
+        self._telemetry.total("coordinator/refused_versions_total", core.num_refused_versions)
+        versions = sum(len(lineage.digests) for lineage in core.ledger.lineages().values())
+        self._telemetry.total("coordinator/versions_total", versions)
+        return generate_latest(self._telemetry.registry)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
+            logger.debug("request dropped", extra={"error": type(error).__name__})
+        finally:
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _response(405, "text/plain", b"read-only\n")
+        if path == b"/healthz":
+            return _response(200, "text/plain", b"ok\n")
+        if path == b"/metrics":
+            return _response(200, "text/plain; version=0.0.4", self._measure())
+        if path == b"/status.json":
+            return _response(200, "application/json", json.dumps(self.status()).encode())
+        if path == b"/":
+            return _response(200, "text/html; charset=utf-8", self._page.render(self.status()).encode())
+        return _response(404, "text/plain", b"there is /, /status.json, /healthz and /metrics\n")
+
+
+def _response(status: int, kind: str, body: bytes) -> bytes:
+    reason = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}[status]
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n"
+        "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
