@@ -121,7 +121,8 @@ class _Log:
             self._changed.notify_all()
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self._items) > at)
+                while len(self._items) <= at:
+                    await self._changed.wait()
             while at < len(self._items):
                 sealed = self._items[at]
                 at += 1

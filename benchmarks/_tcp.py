@@ -41,8 +41,8 @@ def tcp_counts() -> TcpCounts | None:
     if sys.platform != "linux":
         return None
     total = TcpCounts(0, 0)
-    for name in os.listdir("/proc/self/fd"):
-        info = _tcp_info(int(name))
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        info = _tcp_info(int(entry.name))
         if info is not None:
             total += TcpCounts(
                 struct.unpack_from("Q", info, _BYTES_RECEIVED_AT)[0], struct.unpack_from("I", info, _SEGMENTS_IN_AT)[0]
