@@ -19,11 +19,11 @@ from coordinator.store import SqliteCoordinatorStore
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig
 from swarm.errors import ConfigError, SwarmError
-from swarm.identity import Identity
+from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
-from swarm.wire.manifest import JoinLink, RunManifest, check_manifest, sign_manifest
+from swarm.wire.manifest import JoinLink, manifest_of
 from swarm.wire.server import Sessions, start_server
 
 logger = logging.getLogger(__name__)
@@ -79,9 +79,12 @@ class CoordinatorDaemon:
         if not key.exists():
             Identity.create().save(key)
         identity = Identity.load(key)
-        manifest = RunManifest.of(config.run_id, config.node, await asyncio.to_thread(_tokenizer_digest, config))
-        check_manifest(manifest)
-        data, signature = sign_manifest(manifest, identity)
+        everyone = config.node.model_copy(
+            update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
+        )
+        digest = await asyncio.to_thread(_tokenizer_digest, config)
+        data = manifest_of(everyone, config.run_id, digest, self.clock.now_s()).to_bytes()
+        signature = identity.sign(DOMAIN_MANIFEST, data)
         store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
         self._exit.push_async_callback(store.close)
         self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)

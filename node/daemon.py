@@ -20,8 +20,8 @@ from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.errors import SwarmError
 from swarm.exchange.admit import Door
-from swarm.exchange.checks import DoorLimits
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks import DoorLimits
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.local_grpc import LocalServer
 from swarm.exchange.replay import ReplayBuffer
@@ -56,7 +56,7 @@ class Daemon:
         self.clock = SystemClock()
         self._exit = contextlib.AsyncExitStack()
         self.agent: Agent
-        self.directory: "HivemindDirectory | None" = None
+        self.directory: HivemindDirectory | None = None
 
     async def __aenter__(self) -> "Daemon":
         try:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.config import NodeConfig, load_config
-from swarm.exchange.coordinator_client import fetch_manifest
-from swarm.wire.manifest import JoinLink, check_manifest, node_config_of
+from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
+
+FETCH_TIMEOUT_S = 10.0
 
 
 async def join_swarm(link: str, directory: Path, overrides: list[str], start: bool, say: Callable[[str], None]) -> None:
@@ -27,7 +28,7 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         ConfigError: the link or the manifest cannot be used; names the field.
         Unavailable: no address of the link answered.
     """
-    from node.daemon import load_or_create_identity, run_daemon, write_config
+    from node.daemon import load_or_create_identity, run_daemon
     from swarm.telemetry import setup_logging
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -37,11 +38,11 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         say(f"{path} exists and is used as it is; delete it to join anew")
     else:
         parsed = JoinLink.parse(link)
-        manifest, bootstrap = await fetch_manifest(parsed, identity)
-        check_manifest(manifest)
-        config = node_config_of(manifest, parsed, bootstrap, directory)
-        await asyncio.to_thread(write_config, config, path)
-        say(f"joined run {manifest.run_id}; configuration in {path}")
+        fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
+        data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
+        data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
+        await asyncio.to_thread(write_toml, data, path)
+        say(f"joined run {parsed.run_id}; configuration in {path}")
     config = load_config(NodeConfig, path, overrides)
     if start:
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")

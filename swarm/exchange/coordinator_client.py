@@ -1,111 +1,196 @@
-"""The coordinator as a node calls it: over gRPC, with a deadline on every call.
+"""The coordinator over gRPC, as a node sees it.
 
-Invariant: whatever goes wrong is `Unavailable`; the next call connects anew, to the next address.
+Invariant: every call ends within its deadline or raises Unavailable; after a failure the next attempt to
+connect waits, with jitter, so that a swarm never storms a coordinator that has just come back.
 """
 
 import asyncio
 import logging
-from typing import Any
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import grpc
 
+from swarm.clock import Clock, SystemClock
 from swarm.config import CoordinatorLink
-from swarm.errors import SwarmError, Unavailable
+from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
 from swarm.identity import Identity
-from swarm.types import Advice, NodeReport, PolicyVersion
-from swarm.wire.body import version_to_message
-from swarm.wire.manifest import JoinLink, RunManifest, open_manifest
-from swarm.wire.reports import advice_from_message, report_to_heartbeat
+from swarm.types import Advice, NodeReport, PolicyVersion, short
+from swarm.wire.body import MAX_STEP, version_to_message
+from swarm.wire.convert import is_endpoint
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.status import error_of
+from swarm.wire.v1 import advert_pb2
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S: Final = 5.0
+MAX_BACKOFF_S: Final = 15.0
+FIRST_BACKOFF_S: Final = 0.25
+MAX_SOURCES: Final = 4096
+GUARD_STATES: Final = ("ok", "tightened", "frozen")
 
 
 class GrpcCoordinatorClient:
-    """Implements `swarm.interfaces.CoordinatorClient`; retries are the caller's (see `swarm.loops`)."""
+    """Implements `CoordinatorClient`; connects on the first call and again after each failure.
 
-    def __init__(self, link: CoordinatorLink, identity: Identity, run_id: str) -> None:
-        self._addresses = [address for address in link.address.split(",") if address]
-        self._fingerprint = link.fingerprint
+    Example:
+        client = GrpcCoordinatorClient(config.coordinator, identity, config.run_id)
+        advice = await client.heartbeat(report)
+    """
+
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        identity: Identity,
+        run_id: str,
+        clock: Clock | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """Raises ConfigError when the link cannot be dialled."""
+        self._addresses = [address.strip() for address in link.address.split(",")]
+        for address in self._addresses:
+            if not is_endpoint(address):
+                raise ConfigError(f"coordinator.address: {address!a} is not host:port")
+        if len(link.fingerprint) != 64:
+            raise ConfigError("coordinator.fingerprint: expected 64 hex characters, as in the join link")
+        self._fingerprint = link.fingerprint.lower()
         self._identity = identity
         self._run_id = run_id
+        self._clock = clock or SystemClock()
+        self._timeout_s = timeout_s
+        self._rng = random.Random(identity.node_id)
         self._channel: AuthenticatedChannel | None = None
+        self._stub: Any = None
         self._connecting = asyncio.Lock()
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._is_closed = False
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease and reports figures."""
-        advice = advice_from_message(await self._call("Heartbeat", report_to_heartbeat(report)))
-        if advice is None:
-            raise Unavailable("the coordinator's advice is malformed")
-        return advice
+        """Renews the lease, reports figures, returns advice within its ranges. Raises Unavailable."""
+        answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_message(report))
+        return advice_from_message(answer)
 
     async def record_version(self, version: PolicyVersion) -> None:
-        """Adds a version to the ledger; a refusal is logged, the node goes on."""
-        answer = await self._call("RecordVersion", pb.RecordVersionRequest(version=version_to_message(version)))
+        """Adds a version to the ledger; a refusal is logged and not raised. Raises Unavailable."""
+        request = pb.RecordVersionRequest(version=version_to_message(version))
+        answer = await self._call("record_version", lambda stub: stub.RecordVersion, request)
         if not answer.accepted:
-            logger.warning("version refused by the ledger", extra={"step": version.step, "reason": answer.reason[:200]})
+            logger.warning(
+                "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
+            )
 
     async def leave(self) -> None:
-        """Ends the lease at once."""
-        await self._call("Leave", pb.LeaveRequest())
-
-    async def fetch_manifest(self, link: JoinLink) -> tuple[RunManifest, tuple[str, ...]]:
-        """The verified manifest and DHT peers to bootstrap from. Raises also ConfigError."""
-        answer = await self._call("GetManifest", pb.GetManifestRequest())
-        manifest = open_manifest(answer.manifest, answer.signature, answer.public_key, link)
-        return manifest, tuple(peer for peer in answer.bootstrap_peers[:64] if len(peer) < 300)
+        """Ends the lease at once. Raises Unavailable; does not connect just to say goodbye."""
+        if self._channel is not None:
+            await self._call("leave", lambda stub: stub.Leave, pb.LeaveRequest())
 
     async def close(self) -> None:
         """Ends the connection."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.channel.close()
+        self._is_closed = True
+        await self._drop()
 
-    async def _call(self, method: str, request: Any) -> Any:
-        channel = await self._connected()
-        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+    async def _call(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
+        """One call within the deadline, on a connection that is made when there is none."""
         try:
-            metadata = await channel.metadata(CALL_TIMEOUT_S)
-            return await getattr(stub, method)(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            await self.close()
-            raise error_of(error, f"coordinator, {method}") from None
-        except SwarmError:
-            await self.close()
+            async with asyncio.timeout(self._timeout_s):
+                channel = await self._connected()
+                metadata = await channel.metadata(self._timeout_s)
+                answer = await method(self._stub)(request, timeout=self._timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            failed = error_of(error, f"coordinator {short(self._fingerprint)}: {what}")
+            if not isinstance(failed, TooLarge):  # over its rate: the connection itself is good
+                await self._failed()
+            raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
+        except TimeoutError:
+            await self._failed()
+            raise Unavailable(f"coordinator: no answer to {what} within {self._timeout_s} s") from None
+        except Unavailable:
+            await self._failed()
             raise
+        self._failures = 0
+        return answer
 
     async def _connected(self) -> AuthenticatedChannel:
         async with self._connecting:
-            if self._channel is None:
-                last: Unavailable = Unavailable("coordinator.address is empty")
-                for address in self._addresses:
-                    try:
-                        self._channel = await open_channel(
-                            address, self._fingerprint, self._identity, self._run_id, CALL_TIMEOUT_S
-                        )
-                        break
-                    except Unavailable as error:
-                        last = error
-                else:
-                    raise last
+            if self._is_closed:
+                raise Unavailable("coordinator: the client is closed")
+            if self._channel is not None:
+                return self._channel
+            wait_s = self._retry_at_s - self._clock.monotonic_s()
+            if wait_s > self._timeout_s:
+                raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s")
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            self._channel = await self._open()
+            self._stub = pb_grpc.CoordinatorServiceStub(self._channel.channel)
             return self._channel
 
+    async def _open(self) -> AuthenticatedChannel:
+        """The first address that proves to be the coordinator."""
+        failures: list[str] = []
+        is_wrong = False
+        for address in self._addresses:
+            try:
+                return await open_channel(
+                    address, self._fingerprint, self._identity, self._run_id, self._timeout_s / len(self._addresses)
+                )
+            except Unavailable as error:
+                is_wrong = is_wrong or isinstance(error, Unauthenticated)
+                failures.append(f"{address}: {error}")
+        raise (Unauthenticated if is_wrong else Unavailable)("coordinator: " + "; ".join(failures))
 
-async def fetch_manifest(link: JoinLink, identity: Identity) -> tuple[RunManifest, tuple[str, ...]]:
-    """Asks the link's coordinators for the run's manifest.
+    async def _failed(self) -> None:
+        """Drops the connection and sets the earliest next attempt: doubling, half of it random."""
+        if self._clock.monotonic_s() >= self._retry_at_s:
+            backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures, 10))
+            self._failures += 1
+            self._retry_at_s = self._clock.monotonic_s() + backoff_s * self._rng.uniform(0.5, 1.0)
+        await self._drop()
 
-    Raises:
-        Unavailable, Unauthenticated: none answered, or another key did.
-        ConfigError: the manifest is not what the link promises.
-    """
-    where = CoordinatorLink(address=",".join(link.addresses), fingerprint=link.fingerprint)
-    client = GrpcCoordinatorClient(where, identity, link.run_id)
-    try:
-        return await client.fetch_manifest(link)
-    finally:
-        await client.close()
+    async def _drop(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+
+def report_to_message(report: NodeReport) -> pb.HeartbeatRequest:
+    """A report as a message; the node id is left to the session."""
+    return pb.HeartbeatRequest(
+        name=report.name,
+        roles=[advert_pb2.Role.Value(f"ROLE_{role.name}") for role in report.roles],
+        endpoints=report.endpoints,
+        head=version_to_message(report.head),
+        tokens_per_s=report.tokens_per_s,
+        reward_mean=report.reward_mean,
+        num_local=report.num_local,
+        num_external=report.num_external,
+        num_refused=report.num_refused,
+        edges=[
+            pb.EdgeReport(
+                source=edge.source,
+                num_groups=edge.num_groups,
+                age_mean_steps=edge.age_mean_steps,
+                ess_share=edge.ess_share,
+                mismatch_kl=edge.mismatch_kl,
+                reward_mean=edge.reward_mean,
+            )
+            for edge in report.edges
+        ],
+        evaluations=report.evaluations,
+    )
+
+
+def advice_from_message(message: pb.HeartbeatResponse) -> Advice:
+    """Advice within its ranges: what is out of range counts as no opinion."""
+    weights = list(message.source_weights.items())[:MAX_SOURCES]
+    return Advice(
+        max_age_steps=message.max_age_steps if 0 <= message.max_age_steps < MAX_STEP else None,
+        source_weights={source: weight for source, weight in weights if 0.0 <= weight <= 1.0},
+        guard=message.guard if message.guard in GUARD_STATES else "ok",
+        lease_s=message.lease_s if 1.0 <= message.lease_s <= 86_400.0 else Advice().lease_s,
+    )

@@ -1,18 +1,18 @@
-"""The run manifest and the join link: what a stranger needs to take part, and nothing that could hurt him.
+"""What a run is, as signed JSON, and the link by which strangers find it.
 
-Invariant: a manifest is used only after its signature matched the link's fingerprint and `check_manifest`
-passed: it names built-in tasks and recipes and digests, never code and never a path of the joining machine.
+Invariant: a manifest is data: it can name built-in environments, recipes and digests, never code, and
+nothing in it is used before its signature and every bound were checked.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from swarm.config import (
-    CoordinatorLink,
-    DirectoryConfig,
     EnvironmentConfig,
     EvaluationConfig,
     GeneratorConfig,
@@ -21,63 +21,153 @@ from swarm.config import (
     ModelConfig,
     NodeConfig,
     ReplayConfig,
+    parse_config,
 )
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_MANIFEST, Identity, node_id_of, verify
-from swarm.types import NodeId
-from swarm.wire.convert import is_endpoint, is_node_id
+from swarm.types import JsonDict, NodeId
+from swarm.wire.convert import is_endpoint
 
-MAX_MANIFEST_BYTES = 64 * 2**10
-_LINK = re.compile(r"^swarm://([^/#]{3,400})/([A-Za-z0-9._-]{1,40})#([0-9a-f]{64})$")
-_BUILT_IN_MODELS = ("smollm2", "tiny")
-_RECIPE_NAME = re.compile(r"^[a-z0-9_]{1,60}$")
+MAX_MANIFEST_BYTES: Final = 128 * 1024
+MAX_ENVIRONMENTS: Final = 64
+MAX_BOOTSTRAP_PEERS: Final = 16
+MAX_ADDRESSES: Final = 8
+BUILT_IN_MODELS: Final = ("smollm2", "tiny")
+
+_HEX_256: Final = re.compile(r"[0-9a-f]{64}")
+_PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
+
+# Most that a stranger may ask of a machine; a node's own configuration may go beyond.
+_CEILINGS: Final = (
+    ("generator.max_new_tokens", 131_072),
+    ("generator.groups_per_batch", 4_096),
+    ("replay.max_groups", 1_000_000),
+    ("replay.max_bytes", 16 * 2**30),
+    ("learner.token_budget", 4 * 2**20),
+)
+
+
+class ManifestLimits(Model):
+    """Bounds that every node of the run shares."""
+
+    max_group_bytes: int = Field(default=4 * 2**20, ge=1024, le=64 * 2**20)
+    """Largest group accepted or sent."""
+    directory_shards: int = Field(default=1, ge=1, le=1024)
+    """Keys over which adverts are spread; it must be equal everywhere."""
 
 
 class RunManifest(Model):
-    """What every node of a run agrees on, signed by the coordinator."""
+    """The run as its coordinator describes it: what must be equal everywhere, and what is recommended."""
 
-    run_id: str
+    format: Literal[1] = 1
+    """Version of this schema."""
+    run_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
     """Name of the run."""
-    tokenizer_digest: str = ""
-    """SHA-256 of the tokenizer, hex; nodes with another one exchange text only."""
-    environments: tuple[EnvironmentConfig, ...]
-    """Every environment of the run."""
+    created_at_s: float = Field(ge=0, allow_inf_nan=False)
+    """Wall clock of the coordinator when the run was made."""
     model: ModelConfig
-    """Model and digest of its initial tensors."""
+    """Base model; its digest is that of the published tensors."""
+    tokenizer_digest: str = ""
+    """Hex SHA-256 of the tokenizer; empty where the coordinator does not have it."""
+    environments: tuple[EnvironmentConfig, ...] = Field(max_length=MAX_ENVIRONMENTS)
+    """Every environment of the run."""
     generator: GeneratorConfig = GeneratorConfig()
-    """Group size and sampling that the door of every node expects."""
+    """Recommended."""
     replay: ReplayConfig = ReplayConfig()
-    """Recommended mix and limits."""
+    """Recommended."""
     learner: LearnerConfig = LearnerConfig()
-    """Recommended recipe and optimizer."""
+    """Recommended."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Recommended evaluation."""
-
-    @classmethod
-    def of(cls, run_id: str, node: NodeConfig, tokenizer_digest: str = "") -> "RunManifest":
-        """The manifest of a run whose nodes start from `node`; everyone asks everything."""
-        return cls(
-            run_id=run_id,
-            tokenizer_digest=tokenizer_digest,
-            environments=node.environments,
-            model=node.model,
-            generator=node.generator.model_copy(update={"asks": {}}),
-            replay=node.replay,
-            learner=node.learner,
-            evaluation=node.evaluation,
-        )
+    """Recommended."""
+    limits: ManifestLimits = ManifestLimits()
+    """Shared bounds."""
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON, the bytes that are signed."""
-        return self.model_dump_json().encode()
+        """UTF-8 JSON with sorted keys: what is signed."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True).encode()
+
+
+def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at_s: float) -> RunManifest:
+    """The manifest of a run whose nodes start from `node`. Raises ConfigError naming the field."""
+    manifest = RunManifest(
+        run_id=run_id,
+        created_at_s=created_at_s,
+        model=node.model,
+        tokenizer_digest=tokenizer_digest,
+        environments=node.environments,
+        generator=node.generator,
+        replay=node.replay,
+        learner=node.learner,
+        evaluation=node.evaluation,
+        limits=ManifestLimits(max_group_bytes=node.exchange.max_group_bytes, directory_shards=node.directory.shards),
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def check_manifest(manifest: RunManifest) -> None:
+    """Refuses a manifest that names code, data without a digest, or more than a stranger may ask for.
+
+    Raises:
+        ConfigError: names the field and the reason.
+    """
+    for index, env in enumerate(manifest.environments):
+        where = f"manifest: environments.{index} ({env.name})"
+        if env.kind == "function":
+            raise ConfigError(f"{where}.kind: unknown_environment: `function` names local code; configure it locally")
+        if env.kind == "jsonl" and not _HEX_256.fullmatch(env.digest):
+            raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
+        if env.kind != "jsonl" and not _PLAIN_NAME.fullmatch(env.dataset):
+            raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset!a} is no built-in name")
+    if not _PLAIN_NAME.fullmatch(manifest.learner.recipe):
+        raise ConfigError(f"manifest: learner.recipe: {manifest.learner.recipe!a} is no built-in recipe's plain name")
+    _check_digest("tokenizer_digest", manifest.tokenizer_digest)
+    _check_digest("model.digest", manifest.model.digest)
+    if manifest.model.source not in BUILT_IN_MODELS and not manifest.model.digest:
+        raise ConfigError(f"manifest: model.digest: needed for model.source {manifest.model.source!a}")
+    for path, most in _CEILINGS:
+        section, _, key = path.partition(".")
+        value = getattr(getattr(manifest, section), key)
+        if value > most:
+            raise ConfigError(f"manifest: {path}: {value} exceeds {most}, the most a manifest may ask for")
+
+
+def _check_digest(name: str, digest: str) -> None:
+    if digest and not _HEX_256.fullmatch(digest):
+        raise ConfigError(f"manifest: {name}: expected 64 lower-case hex characters, got {digest[:80]!a}")
+
+
+def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> RunManifest:
+    """The manifest in signed bytes from anywhere.
+
+    Raises:
+        Unauthenticated: it was not signed by `fingerprint`.
+        ConfigError: it is signed but names what no manifest may, or another run.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"manifest: {len(data)} bytes exceed {MAX_MANIFEST_BYTES}")
+    if node_id_of(public_key) != fingerprint or not verify(public_key, DOMAIN_MANIFEST, data, signature):
+        raise Unauthenticated(f"the manifest is not signed by {fingerprint[:8]}")
+    try:
+        manifest = RunManifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "(whole)"
+        raise ConfigError(f"manifest: {where}: {first['msg']}") from None
+    if manifest.run_id != run_id:
+        raise ConfigError(f"manifest: run_id: the link names {run_id!a}, the manifest {manifest.run_id!a}")
+    check_manifest(manifest)
+    return manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinLink:
-    """Where a run's coordinators are and whose key they must prove.
+    """`swarm://host:port[,host:port]/RUN#FINGERPRINT`: where a run is and who must sign for it.
 
     Example:
-        JoinLink.parse("swarm://10.0.0.1:7000/arithmetic#3fa1...")
+        JoinLink.parse("swarm://10.0.0.1:4400/demo#3fa1...")
     """
 
     addresses: tuple[str, ...]  # host:port
@@ -86,78 +176,121 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
-        """Raises ConfigError saying which part is wrong."""
-        found = _LINK.match(text.strip())
-        if found is None:
-            raise ConfigError(f"link {text!a}: expected swarm://host:port[,host:port]/RUN#FINGERPRINT (64 hex characters)")
-        addresses = tuple(found[1].split(","))
+        """Raises ConfigError with the part that is wrong."""
+        form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
+        rest = text.strip()
+        if not rest.startswith("swarm://"):
+            raise ConfigError(f"join link: {rest[:200]!a} does not begin with swarm://; {form}")
+        location, _, fingerprint = rest.removeprefix("swarm://").partition("#")
+        hosts, _, run_id = location.partition("/")
+        addresses = tuple(address.strip() for address in hosts.split(","))
+        if len(addresses) > MAX_ADDRESSES:
+            raise ConfigError(f"join link: {len(addresses)} addresses exceed {MAX_ADDRESSES}")
         for address in addresses:
             if not is_endpoint(address):
-                raise ConfigError(f"link: {address!a} is not host:port")
-        return cls(addresses=addresses, run_id=found[2], fingerprint=found[3])
+                raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
+        if not _RUN_ID.fullmatch(run_id):
+            raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
+        if not _HEX_256.fullmatch(fingerprint.lower()):
+            raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
+        return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())
 
     def __str__(self) -> str:
         return f"swarm://{','.join(self.addresses)}/{self.run_id}#{self.fingerprint}"
 
 
-def sign_manifest(manifest: RunManifest, identity: Identity) -> tuple[bytes, bytes]:
-    """The manifest's bytes and the signature over them."""
-    data = manifest.to_bytes()
-    return data, identity.sign(DOMAIN_MANIFEST, data)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchedManifest:
+    """A manifest that was verified, and where the directory can be entered."""
+
+    manifest: RunManifest
+    bootstrap_peers: tuple[str, ...]  # multiaddresses
 
 
-def open_manifest(data: bytes, signature: bytes, public_key: bytes, link: JoinLink) -> RunManifest:
-    """A manifest that the holder of the link's fingerprint signed.
+async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    """Asks each address of the link in turn; `timeout_s` is for each of them.
 
     Raises:
-        ConfigError: too large, not signed by that key, another run, or not a manifest.
+        ConfigError: a signed manifest that we must not follow.
+        Unauthenticated: somebody answered who is not the link's coordinator.
+        Unavailable: no address answered.
     """
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ConfigError(f"manifest of {len(data)} bytes, bound {MAX_MANIFEST_BYTES}")
-    if not is_node_id(link.fingerprint) or node_id_of(public_key) != link.fingerprint:
-        raise ConfigError("manifest: signed by another key than the link's fingerprint; is the link complete?")
-    if not verify(public_key, DOMAIN_MANIFEST, data, signature):
-        raise ConfigError("manifest: wrong signature")
+    failures: list[Unavailable] = []
+    for address in link.addresses:
+        try:
+            return await _fetch_from(address, link, identity, timeout_s)
+        except Unavailable as error:
+            failures.append(error)
+    wrong = [error for error in failures if isinstance(error, Unauthenticated)]
+    kind = Unauthenticated if wrong else Unavailable
+    raise kind("; ".join(f"{address}: {error}" for address, error in zip(link.addresses, failures, strict=True)))
+
+
+async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    # gRPC is imported where a call is made, so that reading a manifest from disk loads none of it
+    import grpc
+
+    from swarm.wire.session import open_channel
+    from swarm.wire.status import error_of
+    from swarm.wire.v1 import coordinator_service_pb2 as pb
+    from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
+
+    channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s)
     try:
-        manifest = RunManifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"manifest: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if manifest.run_id != link.run_id:
-        raise ConfigError(f"manifest: of run {manifest.run_id!a}, the link is of {link.run_id!a}")
-    return manifest
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        answer = await stub.GetManifest(pb.GetManifestRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        failed = error_of(error, f"manifest from {address}")
+        raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
+    finally:
+        await channel.close()
+    manifest = read_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
+    peers = [peer for peer in answer.bootstrap_peers[:MAX_BOOTSTRAP_PEERS] if _MULTIADDRESS.fullmatch(peer)]
+    return FetchedManifest(manifest=manifest, bootstrap_peers=tuple(peers))
 
 
-def check_manifest(manifest: RunManifest) -> None:
-    """Refuses whatever could run code of others or read files of this machine.
+def node_config_from_manifest(
+    manifest: RunManifest, link: JoinLink, bootstrap: tuple[str, ...], directory: Path
+) -> JsonDict:
+    """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
 
     Raises:
-        ConfigError: names the field.
+        ConfigError: the manifest must not be followed.
     """
-    for index, env in enumerate(manifest.environments):
-        where = f"manifest.environments.{index} ({env.name})"
-        if env.kind == "function":
-            raise ConfigError(f"{where}: unknown_environment: kind function names local code; configure it in node.toml")
-        if env.kind == "jsonl" and not re.fullmatch(r"[0-9a-f]{64}", env.digest):
-            raise ConfigError(f"{where}: jsonl needs digest, the SHA-256 of the file")
-    if not _RECIPE_NAME.match(manifest.learner.recipe):
-        raise ConfigError(f"manifest.learner.recipe: {manifest.learner.recipe!a} is not a built-in recipe's name")
-    if manifest.model.source not in _BUILT_IN_MODELS and not re.fullmatch(r"[0-9a-f]{64}", manifest.model.digest):
-        raise ConfigError("manifest.model.digest: required for a model that is not built in")
+    check_manifest(manifest)
+    data: JsonDict = {
+        "dir": str(directory),
+        "run_id": manifest.run_id,
+        **{
+            section: getattr(manifest, section).model_dump(mode="json")
+            for section in ("model", "generator", "replay", "learner", "evaluation")
+        },
+        "environments": [env.model_dump(mode="json") for env in manifest.environments],
+        "exchange": {"max_group_bytes": manifest.limits.max_group_bytes},
+        "directory": {
+            "kind": "dht" if bootstrap else "none",
+            "bootstrap": list(bootstrap),
+            "shards": manifest.limits.directory_shards,
+        },
+        "coordinator": {"address": ",".join(link.addresses), "fingerprint": link.fingerprint},
+    }
+    parse_config(NodeConfig, data, "manifest")
+    return data
 
 
-def node_config_of(manifest: RunManifest, link: JoinLink, bootstrap: tuple[str, ...], directory: Path) -> NodeConfig:
-    """What a joining node starts from: the manifest's run, this machine's directory, the link's coordinator."""
-    return NodeConfig(
-        dir=directory,
-        run_id=manifest.run_id,
-        environments=manifest.environments,
-        model=manifest.model,
-        generator=manifest.generator,
-        replay=manifest.replay,
-        learner=manifest.learner,
-        evaluation=manifest.evaluation,
-        worker="inline" if manifest.model.source == "tiny" else "process",
-        directory=DirectoryConfig(bootstrap=bootstrap),
-        coordinator=CoordinatorLink(address=",".join(link.addresses), fingerprint=link.fingerprint),
-    )
+def write_toml(data: JsonDict, path: Path) -> None:
+    """Writes plain data as TOML, whole or not at all; null values are left out."""
+    import tomlkit
+
+    draft = path.with_name(f".{path.name}.draft")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text(tomlkit.dumps(_without_null(data)), encoding="utf-8")
+    draft.replace(path)
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_null(inner) for inner in value if inner is not None]
+    return value
