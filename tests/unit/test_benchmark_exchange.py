@@ -16,7 +16,7 @@ from swarm.types import RolloutGroup
 from swarm.wire.convert import open_group
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # the benchmarks are not part of the installed package
+sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
 
 from benchmarks._groups import GROUP_SIZE, GroupMaker  # noqa: E402
 from benchmarks._recheck import measure_rechecks  # noqa: E402
