@@ -9,16 +9,15 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import cast
 
 from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.faults import FaultPlan
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
 from swarm.types import Cursor, Digest, NodeId, SealedGroup
-
-Value = TypeVar("Value")
 
 _WINDOW = 8  # items under way on one stream before its sender has to wait
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
@@ -45,7 +44,8 @@ class MemoryNetwork:
         self._origin_s = self._loop.time()
         self._numbers: dict[NodeId, int] = {}
         self._handlers: dict[NodeId, ExchangeHandler] = {}
-        self._lines: dict[NodeId, set[_Line]] = {}
+        self._nodes_at: dict[str, NodeId] = {}  # endpoint -> node
+        self._lines: dict[NodeId, dict[_Line, None]] = {}  # open ones, in the order in which they were opened
         self._uplink_free_s: dict[NodeId, float] = {}
 
     def now_s(self) -> float:
@@ -58,13 +58,15 @@ class MemoryNetwork:
 
     def is_cut(self, a: NodeId, b: NodeId) -> bool:
         """Whether a partition separates the two now (also for a MemoryDirectory's `can_see`)."""
+        if not self.faults.partitions:
+            return False
         now_s, first, second = self.now_s(), self.add(a), self.add(b)
         return any(p.start_s <= now_s < p.end_s and p.cuts(first, second) for p in self.faults.partitions)
 
     def crash(self, node_id: NodeId) -> None:
         """The node is gone at once: it answers nobody and every connection from or to it breaks."""
         self._handlers.pop(node_id, None)
-        for line in sorted(self._lines.pop(node_id, set()), key=lambda line: line.number):
+        for line in self._lines.pop(node_id, {}):
             line.cut(f"{node_id[:8]} is gone")
 
     # What transports and lines need.
@@ -73,11 +75,15 @@ class MemoryNetwork:
         """Registers who answers for a node; returns its endpoint."""
         self.add(node_id)
         self._handlers[node_id] = handler
-        return _endpoint(node_id)
+        endpoint = _endpoint(node_id)
+        self._nodes_at[endpoint] = node_id
+        return endpoint
 
     def handler_at(self, endpoint: str) -> tuple[NodeId, ExchangeHandler] | None:
         """The live node behind an endpoint."""
-        return next(((n, handler) for n, handler in self._handlers.items() if _endpoint(n) == endpoint), None)
+        node_id = self._nodes_at.get(endpoint, "")
+        handler = self._handlers.get(node_id)
+        return None if handler is None else (node_id, handler)
 
     def handler_of(self, node_id: NodeId) -> ExchangeHandler:
         """The handler of a live node. Raises Unavailable."""
@@ -97,12 +103,12 @@ class MemoryNetwork:
     def attach(self, line: "_Line") -> None:
         """Remembers an open connection under both its ends."""
         for node_id in (line.client, line.server):
-            self._lines.setdefault(node_id, set()).add(line)
+            self._lines.setdefault(node_id, {})[line] = None
 
     def detach(self, line: "_Line") -> None:
         """Forgets a closed connection."""
         for node_id in (line.client, line.server):
-            self._lines.get(node_id, set()).discard(line)
+            self._lines.get(node_id, {}).pop(line, None)
 
     def happens(self, rate: float) -> bool:
         """One seeded decision; draws nothing when the fault is off."""
@@ -167,53 +173,81 @@ class MemoryTransport:
 
 
 class _Line:
-    """One open connection: whatever waits on it wakes when it is cut."""
-
-    _count = 0
+    """One open connection: whatever waits on it wakes when it is cut, as it is when a partition begins."""
 
     def __init__(self, network: MemoryNetwork, client: NodeId, server: NodeId) -> None:
-        _Line._count += 1
-        self.number = _Line._count
         self.network, self.client, self.server = network, client, server
-        self._cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._reason = ""  # why it broke; empty while it holds
+        self._wakers: dict[object, Callable[[], None]] = {}
+        until_cut_s = network.next_cut_s(client, server)
+        self._partition = None if math.isinf(until_cut_s) else self._loop.call_later(until_cut_s, self.cut, "partition")
         network.attach(self)
 
     def cut(self, reason: str) -> None:
         """Breaks the connection; idempotent."""
-        if not self._cut.done():
-            self._cut.set_result(reason)
-            self.network.detach(self)
+        if self._reason:
+            return
+        self._reason = reason
+        if self._partition is not None:
+            self._partition.cancel()
+        self.network.detach(self)
+        for wake in list(self._wakers.values()):
+            wake()
 
     def check(self) -> None:
-        """Raises Unavailable when the connection is broken or a partition has begun."""
-        if self.network.is_cut(self.client, self.server):
-            self.cut("partition")
-        if self._cut.done():
-            raise Unavailable(f"connection to {self.server[:8]} broke: {self._cut.result()}")
+        """Raises Unavailable when the connection is broken."""
+        if self._reason:
+            raise Unavailable(f"connection to {self.server[:8]} broke: {self._reason}")
 
-    async def unless_cut(self, work: Awaitable[Value]) -> Value:
-        """The result of `work`, or Unavailable as soon as the connection breaks or a partition begins."""
-        task = asyncio.ensure_future(work)
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Calls `wake` if the connection breaks within. Raises Unavailable when it is broken already."""
+        self.check()
+        key = object()
+        self._wakers[key] = wake
         try:
-            self.check()
-            until_cut_s = self.network.next_cut_s(self.client, self.server)
-            timeout_s = None if math.isinf(until_cut_s) else until_cut_s
-            await asyncio.wait({task, self._cut}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            self.cut("partition")  # a wait that ended without either has reached the start of one
-            self.check()
-            raise AssertionError("a cut line passed its check")
+            yield
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            del self._wakers[key]
+
+    async def wait(self, seconds: float) -> None:
+        """Lets time pass on an open connection. Raises Unavailable as soon as it breaks."""
+        if seconds > 0:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            timer = self._loop.call_later(seconds, _wake, waiter)
+            try:
+                with self.waking(lambda: _wake(waiter)):
+                    await waiter
+            finally:
+                timer.cancel()
+        self.check()
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
     at_s: float  # network time
     item: StreamItem
+
+
+class _UnderWay:
+    """What was sent on one stream and is not yet read: a sender waits for room, a reader for arrivals."""
+
+    def __init__(self) -> None:
+        self.arrivals: asyncio.Queue[_Arrival | Exception] = asyncio.Queue()
+        self.room = asyncio.Semaphore(_WINDOW)
+        self.late: list[asyncio.TimerHandle] = []
+
+    def deliver_late(self, arrival: _Arrival, delay_s: float) -> None:
+        """Lets an item arrive behind later ones."""
+        loop = asyncio.get_running_loop()
+        self.late = [timer for timer in self.late if timer.when() > loop.time()]
+        self.late.append(loop.call_later(delay_s, self.arrivals.put_nowait, arrival))
 
 
 class MemoryClient:
@@ -232,27 +266,30 @@ class MemoryClient:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
         line, network = self._line, self._network
         line.check()
-        handler = network.handler_of(line.server)
-        arrivals: asyncio.Queue[_Arrival | Exception] = asyncio.Queue(_WINDOW)
-        source = handler.subscribe(line.client, cursor, relay)
-        pump = asyncio.create_task(self._pump(source, arrivals), name=f"stream {line.server[:8]}->{line.client[:8]}")
+        under_way = _UnderWay()
+        source = network.handler_of(line.server).subscribe(line.client, cursor, relay)
+        pump = asyncio.create_task(self._pump(source, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}")
         try:
-            while True:
-                arrival = await line.unless_cut(arrivals.get())
-                if isinstance(arrival, Exception):
-                    raise Unavailable(f"stream from {line.server[:8]} ended: {arrival!r}") from arrival
-                await line.unless_cut(asyncio.sleep(arrival.at_s - network.now_s()))
-                network.note("delivered", line.server, line.client)
-                yield arrival.item
+            with line.waking(lambda: under_way.arrivals.put_nowait(Unavailable("the line broke"))):
+                while True:
+                    arrival = await under_way.arrivals.get()
+                    line.check()
+                    if isinstance(arrival, Exception):
+                        raise Unavailable(f"stream from {line.server[:8]} ended: {arrival!r}") from arrival
+                    await line.wait(arrival.at_s - network.now_s())
+                    under_way.room.release()
+                    network.note("delivered", line.server, line.client)
+                    yield arrival.item
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        self._line.check()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._line.unless_cut(self._fetch(digest, max_bytes))
+                return await self._fetch(digest, max_bytes)
         except TimeoutError:
             raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
 
@@ -262,7 +299,7 @@ class MemoryClient:
 
     async def _fetch(self, digest: Digest, max_bytes: int) -> SealedGroup:
         line, network = self._line, self._network
-        await asyncio.sleep(network.transit_s(line.client, _HEADER_BYTES))
+        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
         try:
             sealed = await network.handler_of(line.server).fetch(line.client, digest)
         except (NotHeld, TooLarge, Unavailable):
@@ -272,36 +309,29 @@ class MemoryClient:
         if sealed.size_bytes > max_bytes:
             raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
         late_s = self._lateness_s()
-        await asyncio.sleep(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
+        await line.wait(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
         self._maybe_drop()
         network.note("fetched", line.server, line.client)
         return self._maybe_corrupt(sealed)
 
-    async def _pump(self, source: AsyncIterator[StreamItem], arrivals: "asyncio.Queue[_Arrival | Exception]") -> None:
+    async def _pump(self, source: AsyncIterator[StreamItem], under_way: "_UnderWay") -> None:
         """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
-        late: list[asyncio.Task[None]] = []
         try:
-            await self._send_all(source, arrivals, late)
-            await arrivals.put(EOFError("the peer ended the stream"))
+            await self._send_all(source, under_way)
+            under_way.arrivals.put_nowait(EOFError("the peer ended the stream"))
         except SwarmError as error:
-            await arrivals.put(error)
+            under_way.arrivals.put_nowait(error)
         except Exception as error:
             # A programming error of the serving node: a virtual run must not swallow it.
             asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
-            await arrivals.put(error)
+            under_way.arrivals.put_nowait(error)
         finally:
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            for timer in under_way.late:
+                timer.cancel()
             if isinstance(source, AsyncGenerator):
                 await cast(AsyncGenerator[StreamItem, None], source).aclose()
 
-    async def _send_all(
-        self,
-        source: AsyncIterator[StreamItem],
-        arrivals: "asyncio.Queue[_Arrival | Exception]",
-        late: list[asyncio.Task[None]],
-    ) -> None:
+    async def _send_all(self, source: AsyncIterator[StreamItem], under_way: "_UnderWay") -> None:
         line, network = self._line, self._network
         ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
         async for item in source:
@@ -310,22 +340,17 @@ class MemoryClient:
             size_bytes = _HEADER_BYTES + (0 if item.sealed is None else item.sealed.size_bytes)
             ordered_s = max(ordered_s, network.now_s() + network.transit_s(line.server, size_bytes))
             arrival = _Arrival(ordered_s, changed)
+            await under_way.room.acquire()
             # Own groups keep the order of their log; only notices of others' may come by a longer way.
             late_s = self._lateness_s() if item.sealed is None else 0.0
             if late_s > 0:
-                late[:] = [task for task in late if not task.done()]
-                late.append(asyncio.create_task(self._deliver_late(arrival, late_s, arrivals)))
+                under_way.deliver_late(_Arrival(ordered_s + late_s, changed), ordered_s + late_s - network.now_s())
                 continue
-            await arrivals.put(arrival)
+            under_way.arrivals.put_nowait(arrival)
             if network.happens(network.faults.duplicate_rate):
                 network.note("duplicate", line.server, line.client)
-                await arrivals.put(arrival)
-
-    async def _deliver_late(
-        self, arrival: "_Arrival", late_s: float, arrivals: "asyncio.Queue[_Arrival | Exception]"
-    ) -> None:
-        await asyncio.sleep(arrival.at_s + late_s - self._network.now_s())
-        await arrivals.put(replace(arrival, at_s=self._network.now_s()))
+                await under_way.room.acquire()
+                under_way.arrivals.put_nowait(arrival)
 
     def _maybe_drop(self) -> None:
         if self._network.happens(self._network.faults.drop_rate):

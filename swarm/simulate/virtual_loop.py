@@ -127,9 +127,13 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
         ExceptionGroup: a task failed and nobody took its exception.
     """
     loop = VirtualLoop(start_s)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        result: Result = runner.run(main)  # type: ignore[arg-type]
-    gc.collect()  # a failed task reports when it is freed
+    gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            result: Result = runner.run(main)  # type: ignore[arg-type]
+        gc.collect()  # a failed task reports when it is freed
+    finally:
+        gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)
     return result
