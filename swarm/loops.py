@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.agent import Agent
+from swarm.exchange.agent import Agent, keep_newest
 from swarm.interfaces import (
     CoordinatorClient,
     Discovery,
@@ -131,10 +131,15 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
         rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.counters.tokens_generated, now_s
         agent.advice = await coordinator.heartbeat(agent.node_report(rate))
-        while agent.pending_versions:
-            await coordinator.record_version(agent.pending_versions[0])
-            del agent.pending_versions[0]
+        await hand_in_versions(agent, coordinator)
         await asyncio.sleep(agent.config.coordinator.heartbeat_s)
+
+
+async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
+    """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
+    while agent.pending_versions:
+        await coordinator.record_version(agent.pending_versions[0])
+        del agent.pending_versions[0]
 
 
 def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> list[Advert]:
@@ -194,7 +199,9 @@ class Follow:
             try:
                 await self._session()
             except Unauthenticated as error:
-                logger.warning("peer not authenticated", extra={"peer": short(self._address.node_id), "error": str(error)})
+                logger.warning(
+                    "peer not authenticated", extra={"peer": short(self._address.node_id), "error": str(error)}
+                )
             except Unavailable as error:
                 logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})
             await self._backoff.wait()
@@ -208,7 +215,7 @@ class Follow:
                 sealed = await self._content(client, item)
                 if sealed is not None:
                     await self._agent.receive(sealed, via=peer)
-                self._cursors[peer] = item.cursor
+                keep_newest(self._cursors, peer, item.cursor)
                 self._backoff.reset()
         finally:
             await self._agent.set_connected(peer, False)

@@ -7,14 +7,17 @@ that drive an agent are in `swarm.loops`.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld, StorageFull
 from swarm.exchange.admit import Door
 from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.signal import Signal
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, StreamItem, Verdict, Verifier
 from swarm.types import (
@@ -30,11 +33,11 @@ from swarm.types import (
     NodeId,
     NodeReport,
     PolicyVersion,
-    Refused,
     RefusalReason,
+    Refused,
+    Role,
     RolloutGroup,
     ScoredGroup,
-    Role,
     SealedGroup,
     StepReport,
     short,
@@ -43,8 +46,11 @@ from swarm.types import (
 logger = logging.getLogger(__name__)
 
 Emit = Callable[[str, JsonDict], None]  # event kind, fields
+Value = TypeVar("Value")
 
 SUBSCRIBE_BATCH = 32  # log entries read from the store at a time
+MAX_PEERS = 4096  # peers remembered; whoever was heard of longest ago is forgotten first
+MAX_EDGES = 256  # sources with figures of their own: each report to the coordinator carries them all
 MAX_PENDING_VERSIONS = 10_000  # versions kept for a coordinator that is away
 
 
@@ -59,6 +65,15 @@ class Counters:
     tokens_generated: int = 0
     bytes_received: int = 0  # sealed groups from peers, useful or not
     bytes_sent: int = 0  # sealed groups to peers
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """What decides to whom a stored group is worth sending."""
+
+    producer: NodeId
+    via: NodeId  # who sent it to us; ourselves for our own groups
+    oldest_step: int
 
 
 class Agent:
@@ -101,8 +116,13 @@ class Agent:
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
         self._emit = emit
-        self._changed = asyncio.Condition()
-        self._fresh: dict[Digest, tuple[NodeId, int]] = {}  # producer and oldest step of groups in the log
+        self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
+        self._log_grew = Signal()  # what relaying streams wait for
+        self._own_log_grew = Signal()  # what all other streams wait for
+        self._drawing = asyncio.Lock()
+        self._fresh: dict[Digest, _Fresh] = {}  # of the newest groups in the log
+        self._arriving: Counter[Digest] = Counter()  # on their way through the door
+        self._num_putting = 0
         self._next_draw = 1
         self._pending_draw: Draw | None = None
         self._reward_mean = 0.0
@@ -118,7 +138,7 @@ class Agent:
         groups = await self.store.load_scored(self.config.replay.max_groups)
         self.replay.restore(await self.store.uses(), groups)
         for scored in groups:
-            self._remember(scored)
+            self._remember(scored, via=self.node_id)
         self._log_head = await self.store.head()
         if groups:
             self._emit("restored", {"groups": len(groups), "draws": len(journal)})
@@ -131,49 +151,53 @@ class Agent:
 
     async def wait_capacity(self) -> int:
         """Waits until `capacity()` is positive and returns it."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.replay.capacity(self.head.step, running=0) > 0)
-            return self.replay.capacity(self.head.step, running=0)
+        await self._changed.until(lambda: self.replay.capacity(self.head.step, running=0) > 0)
+        return self.replay.capacity(self.head.step, running=0)
 
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
+        self._num_putting += 1
         try:
             scored, _ = await self._door.own(group, self.identity)
+            log_head = await self.store.head()
         except StorageFull as error:
             logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
             self._emit("storage_full", {"error": str(error)})
             return float("nan")
-        self._log_head = await self.store.head()
+        finally:
+            self._num_putting -= 1
+        self._log_head = log_head
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
         decay = 0.95 if self.counters.num_put > 1 else 0.0
         mean = float(scored.rewards.mean())
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * float(scored.rewards.std())
-        await self._add(scored)
+        self._add(scored, via=self.node_id)
         self._emit("put", {**_group_fields(scored), "tokens": group.num_tokens})
         return mean
 
     async def draw(self, head: PolicyVersion) -> Draw:
         """The groups of the next step; the same draw again until it was reported."""
-        if self._pending_draw is not None:
+        async with self._drawing:
+            if self._pending_draw is None:
+                self._pending_draw = await self._draw(head)
             return self._pending_draw
-        async with self._changed:
-            await self._changed.wait_for(self._round_is_complete)
-            draw: Draw | None = None
-            while draw is None:
-                self.replay.limit_age(self.advice.max_age_steps)
-                draw = self.replay.draw(self._next_draw, head, self.heads.get, self._source_weights())
-                if draw is None:
-                    await self._changed.wait()
+
+    async def _draw(self, head: PolicyVersion) -> Draw:
+        await self._changed.until(self._round_is_complete)
+        draw: Draw | None = None
+        while draw is None:
+            self.replay.limit_age(self.advice.max_age_steps)
+            draw = self.replay.draw(self._next_draw, head, self.heads.get, self._source_weights())
+            if draw is None:
+                await self._changed.wait()
         await self.store.record_draw(draw)
-        self._pending_draw = draw
         self._next_draw = draw.step + 1
         self.counters.num_local_used += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
         self.counters.num_external_used += sum(not d.scored.is_local for d in draw.groups)
         self._emit("draw", _draw_fields(draw, self.config))
-        async with self._changed:
-            self._changed.notify_all()  # room for the generator
+        self._changed.fire()  # room for the generator
         return draw
 
     async def redraw(self, from_step: int) -> list[Draw]:
@@ -185,15 +209,14 @@ class Agent:
         self.head = version
         if len(self.pending_versions) < MAX_PENDING_VERSIONS:
             self.pending_versions.append(version)
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.fire()
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
         self._pending_draw = None
         self.last_step_at_s = self.clock.now_s()
         for edge in report.edges:
-            self.edges[edge.source] = edge
+            keep_newest(self.edges, edge.source, edge, MAX_EDGES)
         self._emit("step", _step_fields(report))
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
@@ -221,17 +244,28 @@ class Agent:
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
         self.counters.bytes_received += sealed.size_bytes
-        result = await self._door.admit(sealed, via)
+        self._arriving[sealed.digest] += 1
+        try:
+            result = await self._door.admit(sealed, via)
+            if isinstance(result, ScoredGroup):
+                self._log_head = await self.store.head()
+        finally:
+            self._arriving[sealed.digest] -= 1
+            if not self._arriving[sealed.digest]:
+                del self._arriving[sealed.digest]
         if isinstance(result, Refused):
             self.refusals[result.reason] = self.refusals.get(result.reason, 0) + 1
             self._emit("refused", {"reason": str(result.reason), "producer": result.producer or via})
-            logger.debug("group refused", extra={"reason": str(result.reason), "detail": result.detail, "via": short(via)})
+            logger.debug(
+                "group refused", extra={"reason": str(result.reason), "detail": result.detail, "via": short(via)}
+            )
             return result
         self.counters.num_admitted += 1
-        self._log_head = await self.store.head()
         self._learn_head(result.group)
-        await self._add(result)
-        self._emit("admitted", {**_group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s})
+        self._add(result, via)
+        self._emit(
+            "admitted", {**_group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s}
+        )
         return result
 
     def hear(self, adverts: Sequence[Advert]) -> None:
@@ -239,23 +273,27 @@ class Agent:
         for advert in adverts:
             known = self.heads.get(advert.node_id)
             if advert.node_id != self.node_id and (known is None or advert.head.step > known.step):
-                self.heads[advert.node_id] = advert.head
+                keep_newest(self.heads, advert.node_id, advert.head)
 
     async def set_connected(self, peer: NodeId, is_connected: bool) -> None:
         """A stream from `peer` was opened or has ended."""
         (self.connected.add if is_connected else self.connected.discard)(peer)
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.fire()
 
     # --- peers: serving (ExchangeHandler) ---------------------------------------------------------
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
         """Own groups after `cursor`, then live ones; with `relay` also notices of other nodes' groups."""
         logger.debug("peer subscribed", extra={"peer": short(peer), "relay": relay})
+        grew = self._log_grew if relay else self._own_log_grew
         while True:
             newest = self._log_head
             entries = await self.store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
-            for cursor, sealed in entries:
+            for position, sealed in entries:
+                if self._is_settling(sealed):
+                    await grew.wait()
+                    break
+                cursor = position
                 if not self._is_worth_sending(sealed, peer):
                     continue
                 is_own = sealed.producer == self.node_id
@@ -268,8 +306,8 @@ class Agent:
                 )
             if not entries:
                 cursor = newest  # what lies between is not for this peer
-                async with self._changed:
-                    await self._changed.wait_for(lambda at=newest: self._log_head != at)
+                if self._log_head == newest:
+                    await grew.wait()
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld."""
@@ -291,7 +329,7 @@ class Agent:
             roles=self.config.roles,
             tokenizer_digest=self._tokenizer_digest,
             head=self.head,
-            oldest_step=min((step for producer, step in self._fresh.values() if producer == self.node_id), default=0),
+            oldest_step=min((f.oldest_step for f in self._fresh.values() if f.producer == self.node_id), default=0),
             num_groups=self.counters.num_put,
             reward_mean=self._reward_mean,
             reward_std=self._reward_std,
@@ -330,14 +368,16 @@ class Agent:
 
     # --- inside --------------------------------------------------------------------------------------
 
-    async def _add(self, scored: ScoredGroup) -> None:
+    def _add(self, scored: ScoredGroup, via: NodeId) -> None:
         self.replay.add(scored)
-        self._remember(scored)
-        async with self._changed:
-            self._changed.notify_all()
+        self._remember(scored, via)
+        self._changed.fire()
+        self._log_grew.fire()
+        if scored.is_local:
+            self._own_log_grew.fire()
 
-    def _remember(self, scored: ScoredGroup) -> None:
-        self._fresh[scored.digest] = (scored.group.producer, scored.group.oldest_step)
+    def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
+        self._fresh[scored.digest] = _Fresh(scored.group.producer, via, scored.group.oldest_step)
         while len(self._fresh) > self.config.replay.max_groups:
             del self._fresh[next(iter(self._fresh))]
 
@@ -352,16 +392,23 @@ class Agent:
             return
         known = self.heads.get(group.producer)
         if known is None or newest.step > known.step:
-            self.heads[group.producer] = newest
-        self.delivered_steps[group.producer] = max(newest.step, self.delivered_steps.get(group.producer, 0))
+            keep_newest(self.heads, group.producer, newest)
+        delivered_step = max(newest.step, self.delivered_steps.get(group.producer, 0))
+        keep_newest(self.delivered_steps, group.producer, delivered_step)
+
+    def _is_settling(self, sealed: SealedGroup) -> bool:
+        """In the store, but its put or receive has not come back yet to say what it is worth."""
+        if sealed.digest in self._fresh:
+            return False
+        return self._num_putting > 0 if sealed.producer == self.node_id else sealed.digest in self._arriving
 
     def _is_worth_sending(self, sealed: SealedGroup, peer: NodeId) -> bool:
-        """Not what the peer made itself, nor what is older than anyone may use."""
-        if sealed.producer == peer:
+        """Not what the peer made or sent us itself, nor what is older than anyone may use."""
+        fresh = self._fresh.get(sealed.digest)
+        if fresh is None or peer in (fresh.producer, fresh.via):
             return False
-        producer, step = self._fresh.get(sealed.digest, (sealed.producer, -1))
-        head = self.head if producer == self.node_id else self.heads.get(producer)
-        return step >= 0 and (head is None or head.step - step <= self.config.replay.max_age_steps)
+        head = self.head if fresh.producer == self.node_id else self.heads.get(fresh.producer)
+        return head is None or head.step - fresh.oldest_step <= self.config.replay.max_age_steps
 
     def _round_is_complete(self) -> bool:
         """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
@@ -375,6 +422,14 @@ class Agent:
         for source, weight in self.advice.source_weights.items():
             weights[source] = min(weights.get(source, 1.0), weight)
         return weights
+
+
+def keep_newest(table: dict[NodeId, Value], peer: NodeId, value: Value, limit: int = MAX_PEERS) -> None:
+    """Sets a peer's entry in a table of at most `limit` peers: the one set longest ago makes room."""
+    table.pop(peer, None)
+    table[peer] = value
+    while len(table) > limit:
+        del table[next(iter(table))]
 
 
 def _group_fields(scored: ScoredGroup) -> JsonDict:

@@ -126,7 +126,9 @@ def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limi
 
 def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
     """True when a trained token follows an EOS of the same turn: invisible in the text, yet learned."""
-    is_eos = np.isin(trace.token_ids, list(eos_ids)) & trace.action_mask
+    is_eos = np.array([token in eos_ids for token in trace.token_ids.tolist()], dtype=np.bool_) & trace.action_mask
+    if not is_eos[:-1].any():
+        return False
     continues = trace.action_mask[1:] & (trace.turn_ids[1:] == trace.turn_ids[:-1])
     return bool((is_eos[:-1] & continues).any())
 

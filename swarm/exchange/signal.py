@@ -1,0 +1,42 @@
+"""A broadcast without a lock: whoever waits wakes when it fires.
+
+Invariant: `fire` never waits and wakes exactly those who wait at that moment; a waiter checks its
+condition again afterwards. Single event loop, no threads.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Signal:
+    """Something changed; look again.
+
+    Example:
+        signal = Signal()
+        await signal.until(lambda: queue.is_ready)  # in one task
+        signal.fire()  # in another
+    """
+
+    def __init__(self) -> None:
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order of arrival
+
+    def fire(self) -> None:
+        """Wakes every waiter."""
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Waits for the next `fire`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until `holds()`, which is asked now and after each `fire`."""
+        while not holds():
+            await self.wait()
