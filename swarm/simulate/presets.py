@@ -39,6 +39,7 @@ class Preset:
     warmup_steps: int
     local_groups: int
     external_groups: int
+    max_age_steps: int
     max_new_tokens: int
     evaluate_every: int
     num_problems: int
@@ -88,12 +89,13 @@ PRESETS = {
             title="SmolLM2-135M: one node asks only sums, the other only products",
             environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
             num_nodes=2,
-            num_rounds=30,
+            num_rounds=36,
             model=ModelConfig(source="smollm2", dtype="bfloat16"),
             learning_rate=1e-5,
             warmup_steps=0,
             local_groups=4,
             external_groups=4,
+            max_age_steps=2,
             max_new_tokens=6,
             evaluate_every=10,
             num_problems=64,
@@ -103,9 +105,7 @@ PRESETS = {
         Preset(
             name="tiny",
             title="A 0.19M character model: every node asks only its own tasks",
-            environments=tuple(
-                EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS
-            ),
+            environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
             num_nodes=8,
             num_rounds=30,
             model=ModelConfig(source="tiny", dtype="float32"),
@@ -113,6 +113,7 @@ PRESETS = {
             warmup_steps=0,
             local_groups=2,
             external_groups=2,
+            max_age_steps=4,
             max_new_tokens=9,
             evaluate_every=10,
             num_problems=40,
@@ -159,6 +160,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
                 replay=ReplayConfig(
                     local_groups=local,
                     external_groups=external,
+                    max_age_steps=preset.max_age_steps,
                     foreign=options.foreign,  # type: ignore[arg-type]
                     barrier=options.barrier,
                 ),
