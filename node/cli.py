@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm.config import NodeConfig, load_config
-from swarm.errors import ConfigError
+from swarm.errors import SwarmError
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -36,8 +36,8 @@ def start(
         settings = load_config(NodeConfig, config, set_)
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.name)
         asyncio.run(run_daemon(settings))
-    except ConfigError as error:
-        typer.secho(f"configuration: {error}", fg=typer.colors.RED, err=True)
+    except SwarmError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
 
 

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.status import lock_directory
+from node.worker import EXIT_CONFIG, build_worker, only_cause
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
-from swarm.errors import SwarmError
+from swarm.errors import ConfigError, SwarmError
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
@@ -29,7 +31,7 @@ from swarm.exchange.standing import Standing
 from swarm.exchange.store import SqliteGroupStore
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
-from swarm.loops import run_agent, run_worker
+from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import JsonDict, short
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
 DRAIN_TIMEOUT_S = 20.0
+LEAVE_TIMEOUT_S = 3.0
 
 
 class Daemon:
@@ -70,19 +73,27 @@ class Daemon:
         await self._exit.aclose()
 
     async def run(self) -> None:
-        """Runs every loop until cancelled."""
+        """Runs every loop until cancelled.
+
+        Raises:
+            ConfigError: the worker cannot work with this configuration.
+        """
         config = self.config
         rng = random.Random(f"{config.seed}:{self.agent.node_id}")
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
-            tasks.create_task(self._status_loop())
-            await self._work()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
+                tasks.create_task(self._status_loop())
+                await self._work()
+        except BaseExceptionGroup as group:
+            raise only_cause(group) from group
 
     # --- start -----------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
+        self._exit.callback(os.close, lock_directory(config.dir))
         identity = load_or_create_identity(config.dir / "identity.key")
         events = EventLog(config.dir / "events.jsonl")
         self._exit.callback(events.close)
@@ -149,15 +160,13 @@ class Daemon:
 
         client = GrpcCoordinatorClient(self.config.coordinator, identity, self.config.run_id)
         self._exit.push_async_callback(client.close)
-        self._exit.push_async_callback(_leave, client)
+        self._exit.push_async_callback(_leave, client, self.agent)
         return client
 
     # --- worker -----------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         if self.config.worker == "inline":
-            from node.worker import build_worker
-
             worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
             await run_worker(worker)
         else:
@@ -176,16 +185,20 @@ class Daemon:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
         try:
             while True:
+                arguments = ["-m", "node.worker", "--config", str(resolved), "--socket", str(socket)]
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "node.worker", "--config", str(resolved), "--socket", str(socket), env=environment
+                    sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
                 )
                 try:
-                    code = await process.wait()
+                    said, _ = await process.communicate()  # its log goes to stderr; stdout is why it cannot work
+                    code = process.returncode
                 finally:
                     if process.returncode is None:
                         await _stop_process(process)
                 if code == 0:
                     return
+                if code == EXIT_CONFIG:
+                    raise ConfigError(said.decode(errors="replace").strip())
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit("worker_died", {"exit_code": code})
                 await asyncio.sleep(1.0)
@@ -296,9 +309,12 @@ def _write_json(path: Path, data: JsonDict) -> None:
     temporary.replace(path)
 
 
-async def _leave(client: CoordinatorClient) -> None:
+async def _leave(client: CoordinatorClient, agent: Agent) -> None:
+    """Hands in what the ledger lacks and ends the lease; a coordinator that is away does not hold us up."""
     with contextlib.suppress(SwarmError, TimeoutError):
-        await client.leave()
+        async with asyncio.timeout(LEAVE_TIMEOUT_S):
+            await hand_in_versions(agent, client)
+            await client.leave()
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:

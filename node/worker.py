@@ -14,12 +14,15 @@ from pathlib import Path
 
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.interfaces import LocalExchange
 from swarm.loops import Worker, run_worker
 from swarm.types import PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 logger = logging.getLogger(__name__)
+
+EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 
 
 def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> Worker:
@@ -130,7 +133,21 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(NodeConfig, arguments.config)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
-    asyncio.run(work(config, arguments.socket))
+    try:
+        asyncio.run(work(config, arguments.socket))
+    except (ConfigError, BaseExceptionGroup) as error:
+        cause = only_cause(error)
+        if not isinstance(cause, ConfigError):
+            raise
+        print(cause)
+        sys.exit(EXIT_CONFIG)
+
+
+def only_cause(error: BaseException) -> BaseException:
+    """The one error inside nested groups; the group itself where there are several."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

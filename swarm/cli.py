@@ -122,11 +122,11 @@ def status(
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
-    from node.status import problems, read_status
+    from node.status import is_running, problems, read_status
 
     with _errors():
         figures = read_status(dir)
-        found = problems(figures, time.time(), max_idle_s)
+        found = problems(figures, time.time(), max_idle_s, is_running(dir))
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:
