@@ -57,6 +57,11 @@ class AdviceChange:
     after: str
     reason: str
 
+    def sentence(self) -> str:
+        """The change as a person reads it."""
+        name = {"max_age_steps": "age bound (steps)", "guard": "guard", "weight": "weight"}.get(self.what, self.what)
+        return f"{name}: {self.before} -> {self.after} ({self.reason})"
+
 
 @dataclass(slots=True)
 class _State:
@@ -98,7 +103,9 @@ class Guard:
         return dict(self._state.weights)
 
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
-        """Takes the newest figures of one learner. What it says of itself, or not finite, is ignored."""
+        """Takes the newest figures of one learner in place of its last ones, so that it never holds more than
+        one message's worth. What it says of itself, or what is not finite, is ignored."""
+        self.forget(reporter)
         for edge in edges:
             if edge.source == reporter or edge.num_groups <= 0 or not is_usable(edge):
                 continue
@@ -112,8 +119,9 @@ class Guard:
 
     def forget(self, node_id: NodeId) -> None:
         """Drops what a node reported; it left."""
-        for reporters in self._edges.values():
-            reporters.pop(node_id, None)
+        for source, reporters in list(self._edges.items()):
+            if reporters.pop(node_id, None) is not None and not reporters:
+                del self._edges[source]
 
     def figures(self, now_s: float) -> list[EdgeFigures]:
         """Medians per source over reporters within the window, by source."""
@@ -128,7 +136,7 @@ class Guard:
     def decide(self, now_s: float) -> list[AdviceChange]:
         """Recomputes the advice; returns what changed."""
         figures = self.figures(now_s)
-        return self._decide_lag(figures, now_s) + self._decide_weights(figures, now_s)
+        return self._decide_lag(now_s) + self._decide_weights(figures, now_s)
 
     def advice(self, node_id: NodeId, lease_s: float) -> Advice:
         """The present advice as one node gets it (its own weight is none of its business)."""
@@ -140,15 +148,27 @@ class Guard:
             lease_s=lease_s,
         )
 
-    def _decide_lag(self, figures: list[EdgeFigures], now_s: float) -> list[AdviceChange]:
+    def _late_figures(self) -> list[tuple[float, float]]:
+        """(ess, kl) per reporter, medians over its late edges: a learner has one vote however many sources it names."""
+        by_reporter: dict[NodeId, list[EdgeReport]] = {}
+        for reporters in self._edges.values():
+            for reporter, (_, edge) in reporters.items():
+                if edge.age_mean_steps >= self._limits.late_age_steps:
+                    by_reporter.setdefault(reporter, []).append(edge)
+        return [
+            (median([edge.ess_share for edge in edges]), median([edge.mismatch_kl for edge in edges]))
+            for edges in by_reporter.values()
+        ]
+
+    def _decide_lag(self, now_s: float) -> list[AdviceChange]:
         state, limits = self._state, self._limits
-        late = [figure for figure in figures if figure.age_mean_steps >= limits.late_age_steps]
+        late = self._late_figures()
         if now_s - state.changed_s < limits.hold_s or (not late and state.max_age_steps is None):
             return []
-        ess = median([figure.ess_share for figure in late]) if late else 1.0
-        kl = median([figure.mismatch_kl for figure in late]) if late else 0.0
+        ess = median([ess for ess, _ in late]) if late else 1.0
+        kl = median([kl for _, kl in late]) if late else 0.0
         bound, level = self._next_bound(ess, kl)
-        reason = f"median over {len(late)} late sources: ess {ess:.3f}, mismatch {kl:.3f} nats"
+        reason = f"median over {len(late)} learners with late data: ess {ess:.3f}, mismatch {kl:.3f} nats"
         changes = [
             AdviceChange(at_s=now_s, what=what, before=before, after=after, reason=reason)
             for what, before, after in (

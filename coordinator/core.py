@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from itertools import groupby
 from typing import Final
 
 from coordinator.advice import AdviceChange, Guard, GuardLimits
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_GONE_S: Final = 24 * 3600.0  # a gone member stays visible for a day
 MAX_SHOWN_ADVICE: Final = 200
+DECIDE_EVERY_S: Final = 0.5  # least time between two decisions: their cost grows with the number of edges
 
 
 class CoordinatorCore:
@@ -49,6 +51,7 @@ class CoordinatorCore:
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
         self.num_refused_versions = 0
+        self._decided_s = -math.inf
         self._evaluated: dict[NodeId, dict[str, float]] = {}
         self._writing = asyncio.Lock()
 
@@ -57,8 +60,8 @@ class CoordinatorCore:
         remembered = await self.store.load()
         self.membership.restore(remembered.members)
         self.ledger.restore(remembered.versions)
-        for at_s, reporter, edge in remembered.edges:
-            self.guard.report(reporter, (edge,), at_s)
+        for (at_s, reporter), rows in groupby(remembered.edges, key=lambda row: row[:2]):
+            self.guard.report(reporter, tuple(edge for _, _, edge in rows), at_s)
         for member in remembered.members:
             self._evaluated[member.node_id] = dict(member.report.evaluations)
         self.advice_log.extend(remembered.advice)
@@ -80,10 +83,12 @@ class CoordinatorCore:
             logger.info("node joined", extra={"node": short(node_id), "node_name": report.name})
         self.num_heartbeats += 1
         self.guard.report(node_id, report.edges, now_s)
-        changes = self._decide(now_s)
+        changes = self._decide(now_s) if abs(now_s - self._decided_s) >= DECIDE_EVERY_S else []
         evaluations = self._new_evaluations(report, now_s)
         async with self._writing:
-            await self.store.put_member(member, report.edges, evaluations, changes)
+            await self.store.put_member(member, report.edges, evaluations)
+            if changes:
+                await self.store.add_advice(changes)
         return self.guard.advice(node_id, self.membership.lease_s)
 
     async def record_version(self, node_id: NodeId, version: PolicyVersion) -> Recorded:
@@ -103,7 +108,7 @@ class CoordinatorCore:
                     raise
         if not recorded.accepted:
             self.num_refused_versions += 1
-            logger.warning("version refused", extra={"node": short(node_id), "reason": recorded.reason})
+            logger.info("version refused", extra={"node": short(node_id), "reason": recorded.reason})
         return recorded
 
     async def leave(self, node_id: NodeId) -> None:
@@ -113,7 +118,7 @@ class CoordinatorCore:
         if member is not None:
             logger.info("node left", extra={"node": short(node_id), "node_name": member.report.name})
             async with self._writing:
-                await self.store.put_member(member, (), [], [])
+                await self.store.put_member(member, (), [])
 
     async def tidy(self) -> None:
         """One round of maintenance: forget the long gone, re-decide, cut the rings."""
@@ -121,16 +126,23 @@ class CoordinatorCore:
         old = self.membership.expire(now_s, KEEP_GONE_S)
         for node_id in old:
             self._evaluated.pop(node_id, None)
-        self._decide(now_s)
+        changes = self._decide(now_s)
         async with self._writing:
             await self.store.forget_members(old)
+            await self.store.add_advice(changes)
             await self.store.trim()
 
     def live_members(self) -> list[Member]:
         """Those whose lease runs now."""
         return self.membership.live(self.clock.now_s())
 
+    def shown_members(self, limit: int) -> list[Member]:
+        """Up to `limit` members, the live ones first: those that are gone never hide those that are here."""
+        now_s = self.clock.now_s()
+        return sorted(self.membership.all(), key=lambda member: not member.is_live(now_s))[:limit]
+
     def _decide(self, now_s: float) -> list[AdviceChange]:
+        self._decided_s = now_s
         changes = self.guard.decide(now_s)
         for change in changes:
             logger.info("advice changed", extra={"what": change.what, "after": change.after, "reason": change.reason})

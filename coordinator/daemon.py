@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.core import CoordinatorCore
@@ -48,7 +49,7 @@ class CoordinatorDaemon:
         self.info: JsonDict = {}
         self._exit = contextlib.AsyncExitStack()
         self._directory: Discovery | None = None
-        self._bootstrap: tuple[str, ...] = ()
+        self._bootstrap: Callable[[], tuple[str, ...]] = tuple  # asked at every call: a rebuilt peer moves
 
     async def __aenter__(self) -> "CoordinatorDaemon":
         try:
@@ -67,14 +68,18 @@ class CoordinatorDaemon:
             await asyncio.sleep(TIDY_EVERY_S)
             try:
                 await self.core.tidy()
+            except SwarmError as error:
+                logger.warning("state not tidied", extra={"error": str(error)})
+            try:
                 if self._directory is not None:
                     await self._directory.maintain()
             except SwarmError as error:
-                logger.warning("maintenance interrupted", extra={"error": str(error)})
+                logger.warning("directory not maintained", extra={"error": str(error)})
 
     async def _start(self) -> None:
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
+        (config.dir / "coordinator.json").unlink(missing_ok=True)  # left by a kill -9
         key = config.dir / "identity.key"
         if not key.exists():
             Identity.create().save(key)
@@ -83,7 +88,7 @@ class CoordinatorDaemon:
             update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
         )
         digest = await asyncio.to_thread(_tokenizer_digest, config)
-        data = manifest_of(everyone, config.run_id, digest, self.clock.now_s()).to_bytes()
+        data = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime).to_bytes()
         signature = identity.sign(DOMAIN_MANIFEST, data)
         store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
         self._exit.push_async_callback(store.close)
@@ -91,7 +96,7 @@ class CoordinatorDaemon:
         await self.core.restore()
         sessions = Sessions(identity, config.run_id, self.clock)
         servicer = CoordinatorServicer(
-            self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap
+            self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap()
         )
         server, port = await start_server(config.listen, sessions, [servicer.register])
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
@@ -109,7 +114,7 @@ class CoordinatorDaemon:
             "listen": listen,
             "http_listen": http,
             "fingerprint": identity.node_id,
-            "bootstrap_peers": list(self._bootstrap),
+            "bootstrap_peers": list(self._bootstrap()),
         }
         await asyncio.to_thread(_write_json, config.dir / "coordinator.json", self.info)
         logger.info("coordinator started", extra={"node": short(identity.node_id), "listen": listen, "http": http})
@@ -124,7 +129,7 @@ class CoordinatorDaemon:
         )
         self._exit.push_async_callback(directory.stop)
         self._directory = directory
-        self._bootstrap = directory.visible_maddrs()
+        self._bootstrap = directory.visible_maddrs
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:

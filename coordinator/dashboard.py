@@ -14,14 +14,16 @@ import jinja2
 from prometheus_client import generate_latest
 
 from coordinator.core import CoordinatorCore
+from swarm.errors import ConfigError
 from swarm.telemetry import Telemetry
-from swarm.types import JsonDict
+from swarm.types import EdgeReport, JsonDict
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 8192
 READ_TIMEOUT_S = 5.0
 MAX_SHOWN_MEMBERS = 500
+MAX_CONNECTIONS = 128
 
 
 class Dashboard:
@@ -38,14 +40,18 @@ class Dashboard:
         self._link = link
         self._telemetry = telemetry
         self._server: asyncio.Server | None = None
+        self._num_open = 0
         self._page = jinja2.Environment(autoescape=True).from_string(
             (Path(__file__).parent / "templates" / "status.html").read_text(encoding="utf-8")
         )
 
     async def start(self, listen: str) -> str:
-        """Listens; returns host:port."""
+        """Listens; returns host:port. Raises ConfigError when the address cannot be listened on."""
         host, _, port = listen.rpartition(":")
-        self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=MAX_REQUEST_BYTES)
+        try:
+            self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=MAX_REQUEST_BYTES)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(f"http_listen {listen!r}: cannot listen there: {error}") from None
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
@@ -89,10 +95,54 @@ class Dashboard:
                 for figures in core.guard.figures(now_s)
             ],
             "advice": [
-                {"at": datetime.fromtimestamp(change.at_s, UTC).strftime("%H:%M:%S"), "text": str(change)}
+                {
+                    "at": datetime.fromtimestamp(change.at_s, UTC).strftime("%H:%M:%S"),
+                    "text": f"{change.what}: {change.before} -> {change.after} ({change.reason})",
+                }
                 for change in list(core.advice_log)[-20:]
             ],
+            "lineages": self._lineages(),
+            "learners": self._learners(now_s),
         }
+
+    def _lineages(self) -> list[JsonDict]:
+        """Head of every lineage, the longest first."""
+        lineages = sorted(self._core.ledger.lineages().items(), key=lambda item: -item[1].head)
+        return [
+            {
+                "policy_id": policy_id,
+                "step": lineage.head,
+                "digest": lineage.digests[lineage.head].hex() if lineage.digests else "",
+                "branch": lineage.branch,
+                "num_rewinds": lineage.num_rewinds,
+            }
+            for policy_id, lineage in lineages[:MAX_SHOWN_MEMBERS]
+        ]
+
+    def _learners(self, now_s: float) -> list[JsonDict]:
+        """Who learns from whom: per learner its name, mean age of what it uses, and its sources."""
+        names = {member.node_id: member.report.name for member in self._core.membership.all()}
+        rows: dict[str, list[EdgeReport]] = {}
+        for reporter, _, edge in self._core.guard.edges(now_s):
+            rows.setdefault(reporter, []).append(edge)
+        return [
+            {
+                "node_id": reporter,
+                "name": names.get(reporter, reporter[:8]),
+                "age_mean_steps": sum(edge.age_mean_steps * edge.num_groups for edge in edges)
+                / sum(edge.num_groups for edge in edges),
+                "sources": [
+                    {
+                        "source": edge.source,
+                        "name": names.get(edge.source, edge.source[:8]),
+                        "num_groups": edge.num_groups,
+                        "ess_share": edge.ess_share,
+                    }
+                    for edge in sorted(edges, key=lambda edge: -edge.num_groups)
+                ],
+            }
+            for reporter, edges in sorted(rows.items())[:MAX_SHOWN_MEMBERS]
+        ]
 
     def _measure(self) -> bytes:
         core, now_s = self._core, self._core.clock.now_s()
@@ -104,7 +154,10 @@ class Dashboard:
         return generate_latest(self._telemetry.registry)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_open += 1
         try:
+            if self._num_open > MAX_CONNECTIONS:
+                return
             async with asyncio.timeout(READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head))
@@ -112,6 +165,7 @@ class Dashboard:
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
             logger.debug("request dropped", extra={"error": type(error).__name__})
         finally:
+            self._num_open -= 1
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:

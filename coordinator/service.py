@@ -3,13 +3,17 @@
 Invariant: the caller's identity comes from its session alone, never from a request's fields.
 """
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 
 from coordinator.core import CoordinatorCore
-from swarm.errors import ConfigError
+from swarm.clock import Clock
+from swarm.errors import ConfigError, TooLarge
+from swarm.types import NodeId
 from swarm.wire.body import version_to_message
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.server import Sessions
@@ -19,7 +23,33 @@ from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
 MAX_LISTED = 1000  # versions or members in one answer
 
+CALLS_PER_S = 50.0  # of one node, averaged
+CALLS_BURST = 200.0
+MAX_CLIENTS = 20_000
+
+Value = TypeVar("Value")
 Context = grpc.aio.ServicerContext
+
+
+class Rates:
+    """Calls that each client may still make; the allowance refills evenly. Bounded in size."""
+
+    def __init__(self, clock: Clock, per_s: float = CALLS_PER_S, burst: float = CALLS_BURST) -> None:
+        self._clock = clock
+        self._per_s = per_s
+        self._burst = burst
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> calls left, at
+
+    def spend(self, client: str) -> None:
+        """One call of a client. Raises TooLarge when it has none left."""
+        now_s = self._clock.monotonic_s()
+        left, at_s = self._left.pop(client, (self._burst, now_s))
+        left = min(self._burst, left + (now_s - at_s) * self._per_s)
+        if len(self._left) >= MAX_CLIENTS:
+            self._left.popitem(last=False)
+        self._left[client] = (max(left - 1.0, 0.0), now_s)
+        if left < 1.0:
+            raise TooLarge(f"more than {self._per_s:.0f} calls a second; slow down")
 
 
 class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
@@ -41,42 +71,51 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self._sessions = sessions
         self._manifest = manifest
         self._bootstrap_peers = bootstrap_peers
+        self._rates = Rates(core.clock)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
         add: Any = pb_grpc.add_CoordinatorServiceServicer_to_server
         add(self, server)
 
+    def _caller(self, context: Context) -> NodeId:
+        """Who calls, within its rate. Raises Unauthenticated, TooLarge."""
+        node_id = self._sessions.require(context)
+        self._rates.spend(node_id)
+        return node_id
+
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, to anybody who has the link."""
-        data, signature, public_key = self._manifest
-        return pb.GetManifestResponse(
-            public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
-        )
+        async with answering(context):
+            self._rates.spend(context.peer().rpartition(":")[0])
+            data, signature, public_key = self._manifest
+            return pb.GetManifestResponse(
+                public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
+            )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
         """Renews the caller's lease."""
         async with answering(context):
-            node_id = self._sessions.require(context)
+            node_id = self._caller(context)
             report = heartbeat_to_report(request, node_id)
             if report is None:
                 raise ConfigError("heartbeat out of bounds")
-            return advice_to_message(await self._core.heartbeat(node_id, report))
+            return advice_to_message(await _whole(self._core.heartbeat(node_id, report)))
 
     async def RecordVersion(self, request: pb.RecordVersionRequest, context: Context) -> Any:
         """Adds a version of the caller's lineage."""
         async with answering(context):
-            node_id = self._sessions.require(context)
+            node_id = self._caller(context)
             version = version_or_none(request.version)
             if version is None:
                 raise ConfigError("version out of bounds")
-            recorded = await self._core.record_version(node_id, version)
+            recorded = await _whole(self._core.record_version(node_id, version))
             return pb.RecordVersionResponse(accepted=recorded.accepted, reason=recorded.reason)
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> Any:
         """The history of one lineage."""
         async with answering(context):
-            self._sessions.require(context)
+            self._caller(context)
             limit = min(request.limit or MAX_LISTED, MAX_LISTED)
             entries = self._core.ledger.versions(request.policy_id, request.after_step, limit)
             return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
@@ -84,7 +123,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
         """Who is here."""
         async with answering(context):
-            self._sessions.require(context)
+            self._caller(context)
             now_s = self._core.clock.now_s()
             members = self._core.membership.all()[:MAX_LISTED]
             return pb.ListMembersResponse(
@@ -104,5 +143,10 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:
         """Ends the caller's lease."""
         async with answering(context):
-            await self._core.leave(self._sessions.require(context))
+            await _whole(self._core.leave(self._caller(context)))
             return pb.LeaveResponse()
+
+
+async def _whole(change: Coroutine[Any, Any, Value]) -> Value:
+    """A change of state that is carried through even when the caller hangs up in the middle."""
+    return await asyncio.shield(asyncio.ensure_future(change))

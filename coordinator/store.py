@@ -14,7 +14,7 @@ import aiosqlite
 from coordinator.advice import AdviceChange
 from coordinator.ledger import LedgerEntry
 from coordinator.membership import Member
-from swarm.errors import StorageFull
+from swarm.errors import ConfigError, StorageFull
 from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
 
 MAX_EDGE_ROWS: Final = 20_000
@@ -77,9 +77,12 @@ class CoordinatorStore(Protocol):
         member: Member,
         edges: tuple[EdgeReport, ...],
         evaluations: list[EvaluationRow],
-        changes: list[AdviceChange],
     ) -> None:
-        """Stores one heartbeat: the member, what it reported and what the guard made of it. Raises StorageFull."""
+        """Stores one heartbeat: the member and what it reported. Raises StorageFull."""
+        ...
+
+    async def add_advice(self, changes: list[AdviceChange]) -> None:
+        """Appends to the log of what the guard changed. Raises StorageFull."""
         ...
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
@@ -124,12 +127,14 @@ class MemoryCoordinatorStore:
         member: Member,
         edges: tuple[EdgeReport, ...],
         evaluations: list[EvaluationRow],
-        changes: list[AdviceChange],
     ) -> None:
         """Stores one heartbeat."""
         self._members[member.node_id] = member
         self._edges.extend((member.last_seen_s, member.node_id, edge) for edge in edges)
         self._evaluations.extend(evaluations)
+
+    async def add_advice(self, changes: list[AdviceChange]) -> None:
+        """Appends to the log of what the guard changed."""
         self._advice.extend(changes)
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
@@ -156,6 +161,7 @@ class SqliteCoordinatorStore:
 
         Raises:
             StorageFull: the file cannot be opened or written.
+            ConfigError: a newer program wrote it.
         """
         try:
             database = await aiosqlite.connect(path, isolation_level=None)
@@ -165,11 +171,15 @@ class SqliteCoordinatorStore:
             # FULL: an acknowledged version survives the loss of power too, not only kill -9.
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000"):
                 await database.execute(f"PRAGMA {pragma}")
+            await _require_readable(database, path)
             await database.executescript(_SCHEMA)
             await database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except aiosqlite.Error as error:
             await database.close()
             raise StorageFull(f"{path}: {error}") from error
+        except ConfigError:
+            await database.close()
+            raise
         return cls(database)
 
     async def load(self) -> Remembered:
@@ -221,7 +231,6 @@ class SqliteCoordinatorStore:
         member: Member,
         edges: tuple[EdgeReport, ...],
         evaluations: list[EvaluationRow],
-        changes: list[AdviceChange],
     ) -> None:
         """Stores one heartbeat in one transaction. Raises StorageFull."""
         record = json.dumps(asdict(member), default=bytes.hex)
@@ -239,12 +248,13 @@ class SqliteCoordinatorStore:
                     "INSERT INTO evaluations (at_s, node_id, step, name, accuracy) VALUES (?, ?, ?, ?, ?)",
                     [(row.at_s, row.node_id, row.step, row.name, row.accuracy) for row in evaluations],
                 ),
-                (
-                    "INSERT INTO advice (at_s, record) VALUES (?, ?)",
-                    [(change.at_s, json.dumps(asdict(change))) for change in changes],
-                ),
             ]
         )
+
+    async def add_advice(self, changes: list[AdviceChange]) -> None:
+        """Appends to the log of what the guard changed. Raises StorageFull."""
+        rows: list[tuple[Any, ...]] = [(change.at_s, json.dumps(asdict(change))) for change in changes]
+        await self._write([("INSERT INTO advice (at_s, record) VALUES (?, ?)", rows)])
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
         """Deletes members that are long gone. Raises StorageFull."""
@@ -269,6 +279,13 @@ class SqliteCoordinatorStore:
             await self._database._execute(_transact, self._database._conn, statements)  # pyright: ignore[reportPrivateUsage]
         except aiosqlite.Error as error:
             raise StorageFull(f"coordinator database: {error}") from error
+
+
+async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:
+    rows = await database.execute_fetchall("PRAGMA user_version")
+    found = int(next(iter(rows))[0])
+    if found > SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema {found}, this program knows {SCHEMA_VERSION}; use the newer program")
 
 
 def _transact(connection: Any, statements: list[tuple[str, list[tuple[Any, ...]]]]) -> None:

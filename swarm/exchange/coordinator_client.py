@@ -17,11 +17,11 @@ from swarm.config import CoordinatorLink
 from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.types import Advice, NodeReport, PolicyVersion, short
-from swarm.wire.body import MAX_STEP, version_to_message
+from swarm.wire.body import version_to_message
 from swarm.wire.convert import is_endpoint
+from swarm.wire.reports import advice_from_message, report_to_heartbeat
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.status import error_of
-from swarm.wire.v1 import advert_pb2
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S: Final = 5.0
 MAX_BACKOFF_S: Final = 15.0
 FIRST_BACKOFF_S: Final = 0.25
-MAX_SOURCES: Final = 4096
-GUARD_STATES: Final = ("ok", "tightened", "frozen")
 
 
 class GrpcCoordinatorClient:
@@ -71,9 +69,12 @@ class GrpcCoordinatorClient:
         self._is_closed = False
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease, reports figures, returns advice within its ranges. Raises Unavailable."""
-        answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_message(report))
-        return advice_from_message(answer)
+        """Renews the lease, reports figures, returns advice within its bounds. Raises Unavailable."""
+        answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))
+        advice = advice_from_message(answer)
+        if advice is None:
+            raise Unavailable(f"coordinator {short(self._fingerprint)}: its advice is out of bounds")
+        return advice
 
     async def record_version(self, version: PolicyVersion) -> None:
         """Adds a version to the ledger; a refusal is logged and not raised. Raises Unavailable."""
@@ -156,41 +157,3 @@ class GrpcCoordinatorClient:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
-
-
-def report_to_message(report: NodeReport) -> pb.HeartbeatRequest:
-    """A report as a message; the node id is left to the session."""
-    return pb.HeartbeatRequest(
-        name=report.name,
-        roles=[advert_pb2.Role.Value(f"ROLE_{role.name}") for role in report.roles],
-        endpoints=report.endpoints,
-        head=version_to_message(report.head),
-        tokens_per_s=report.tokens_per_s,
-        reward_mean=report.reward_mean,
-        num_local=report.num_local,
-        num_external=report.num_external,
-        num_refused=report.num_refused,
-        edges=[
-            pb.EdgeReport(
-                source=edge.source,
-                num_groups=edge.num_groups,
-                age_mean_steps=edge.age_mean_steps,
-                ess_share=edge.ess_share,
-                mismatch_kl=edge.mismatch_kl,
-                reward_mean=edge.reward_mean,
-            )
-            for edge in report.edges
-        ],
-        evaluations=report.evaluations,
-    )
-
-
-def advice_from_message(message: pb.HeartbeatResponse) -> Advice:
-    """Advice within its ranges: what is out of range counts as no opinion."""
-    weights = list(message.source_weights.items())[:MAX_SOURCES]
-    return Advice(
-        max_age_steps=message.max_age_steps if 0 <= message.max_age_steps < MAX_STEP else None,
-        source_weights={source: weight for source, weight in weights if 0.0 <= weight <= 1.0},
-        guard=message.guard if message.guard in GUARD_STATES else "ok",
-        lease_s=message.lease_s if 1.0 <= message.lease_s <= 86_400.0 else Advice().lease_s,
-    )

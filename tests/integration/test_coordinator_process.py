@@ -1,0 +1,275 @@
+"""The coordinator as nodes, browsers and joiners meet it: real gRPC over TLS, real HTTP, real SQLite."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.daemon import CoordinatorDaemon
+from coordinator.dashboard import MAX_REQUEST_BYTES
+from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.exchange.coordinator_client import GrpcCoordinatorClient
+from swarm.identity import Identity
+from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def config_in(directory: Path, **changes: object) -> CoordinatorConfig:
+    node = NodeConfig(
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),), model=ModelConfig(source="tiny")
+    )
+    values = {"dir": directory, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": node, **changes}
+    return CoordinatorConfig.model_validate(values)
+
+
+def report_of(identity: Identity, name: str = "ada", step: int = 3, edges: tuple[EdgeReport, ...] = ()) -> NodeReport:
+    return NodeReport(
+        node_id=identity.node_id,
+        name=name,
+        roles=(Role.TRAINER, Role.GENERATOR),
+        endpoints=("127.0.0.1:4000",),
+        head=PolicyVersion(policy_id=identity.node_id, step=step, digest=b"\x01" * 32),
+        tokens_per_s=12.5,
+        reward_mean=0.5,
+        num_local=4,
+        num_external=2,
+        num_refused=1,
+        edges=edges,
+        evaluations={"echo/all": 0.75},
+    )
+
+
+def version(identity: Identity, step: int, byte: int) -> PolicyVersion:
+    return PolicyVersion(policy_id=identity.node_id, step=step, digest=bytes([byte]) * 32)
+
+
+def client_of(daemon: CoordinatorDaemon, identity: Identity, run_id: str = "test") -> GrpcCoordinatorClient:
+    link = CoordinatorLink(address=daemon.info["listen"], fingerprint=daemon.info["fingerprint"])
+    return GrpcCoordinatorClient(link, identity, run_id, timeout_s=4.0)
+
+
+async def get(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        await writer.drain()
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def page(daemon: CoordinatorDaemon, path: str) -> str:
+    answer = await get(daemon.info["http_listen"], f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer[:100]
+    return answer.partition(b"\r\n\r\n")[2].decode()
+
+
+async def test_a_node_is_live_from_its_heartbeat_until_it_leaves(tmp_path: Path) -> None:
+    identity = Identity.create()
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        advice = await client.heartbeat(report_of(identity))
+        assert advice.guard == "ok" and advice.max_age_steps is None and advice.lease_s == 30.0
+        assert [member.report for member in daemon.core.live_members()] == [report_of(identity)]
+        await client.leave()
+        assert daemon.core.live_members() == []
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await client.heartbeat(report_of(identity))
+
+
+async def test_a_fork_is_refused_a_rewind_is_not_and_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+    identity = Identity.create()
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        await client.heartbeat(report_of(identity))
+        for step in range(4):
+            await client.record_version(version(identity, step, 1))
+        await client.record_version(version(identity, 3, 9))
+        assert daemon.core.num_refused_versions == 1
+        await client.record_version(version(identity, 1, 1))
+        await client.close()
+        link = daemon.link
+    async with CoordinatorDaemon(config_in(tmp_path, listen=daemon.info["listen"])) as again:
+        assert again.link == link
+        client = client_of(again, identity)
+        await client.record_version(version(identity, 2, 2))
+        assert again.core.num_refused_versions == 0
+        assert again.core.ledger.versions(identity.node_id, -1, 10) == [
+            version(identity, 0, 1),
+            version(identity, 1, 1),
+            version(identity, 2, 2),
+        ]
+        assert [member.report.name for member in again.core.live_members()] == ["ada"]
+        await client.close()
+
+
+async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, Identity.create())
+        await client.record_version(version(Identity.create(), 0, 1))
+        assert daemon.core.num_refused_versions == 1 and daemon.core.ledger.lineages() == {}
+        await client.close()
+
+
+async def test_advice_reaches_the_node(tmp_path: Path) -> None:
+    identity, source = Identity.create(), "b" * 64
+    bad = EdgeReport(source=source, num_groups=8, age_mean_steps=3.0, ess_share=0.1, mismatch_kl=0.05, reward_mean=0.5)
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        advice = await client.heartbeat(report_of(identity, edges=(bad,)))
+        assert (advice.guard, advice.max_age_steps, advice.source_weights) == ("tightened", 2, {source: 0.2})
+        await client.close()
+
+
+async def test_a_report_with_more_edges_than_travel_is_still_a_heartbeat(tmp_path: Path) -> None:
+    identity = Identity.create()
+    edges = tuple(
+        EdgeReport(
+            source=f"{n:064x}", num_groups=1, age_mean_steps=0.0, ess_share=1.0, mismatch_kl=0.0, reward_mean=0.0
+        )
+        for n in range(200)
+    )
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        await client.heartbeat(report_of(identity, edges=edges))
+        assert len(daemon.core.live_members()[0].report.edges) == 64
+        await client.close()
+
+
+async def test_a_client_of_another_run_is_refused(tmp_path: Path) -> None:
+    identity = Identity.create()
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity, run_id="other")
+        with pytest.raises(Unauthenticated):
+            await client.heartbeat(report_of(identity))
+        await client.close()
+
+
+async def test_a_client_over_its_rate_is_told_so_and_others_are_not_hurt(tmp_path: Path) -> None:
+    noisy, calm = Identity.create(), Identity.create()
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        first, second = client_of(daemon, noisy), client_of(daemon, calm)
+        await second.heartbeat(report_of(calm))
+        with pytest.raises(Unavailable, match="calls a second"):
+            for _ in range(2000):
+                await first.record_version(version(calm, 0, 1))
+        await second.heartbeat(report_of(calm))
+        await first.close()
+        await second.close()
+
+
+async def test_the_link_leads_to_a_manifest_that_makes_a_node_configuration(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path / "c")) as daemon:
+        link = JoinLink.parse(daemon.link)
+        dead = JoinLink(addresses=("127.0.0.1:9", *link.addresses), run_id=link.run_id, fingerprint=link.fingerprint)
+        fetched = await fetch_manifest(dead, Identity.create(), timeout_s=4.0)
+    data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, tmp_path / "n")
+    node = NodeConfig.model_validate(data)
+    assert node.run_id == "test" and [env.name for env in node.environments] == ["echo"]
+    assert node.coordinator.fingerprint == daemon.info["fingerprint"] and node.dir == tmp_path / "n"
+
+
+async def test_a_wrong_fingerprint_is_refused(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        link = JoinLink.parse(daemon.link)
+        wrong = JoinLink(addresses=link.addresses, run_id=link.run_id, fingerprint="0" * 64)
+        with pytest.raises(Unauthenticated):
+            await fetch_manifest(wrong, Identity.create(), timeout_s=4.0)
+
+
+async def test_a_coordinator_refuses_to_start_a_run_that_names_local_code(tmp_path: Path) -> None:
+    node = NodeConfig(environments=(EnvironmentConfig(name="mine", kind="function", dataset="os:getcwd"),))
+    with pytest.raises(ConfigError, match="unknown_environment"):
+        async with CoordinatorDaemon(config_in(tmp_path, node=node)):
+            pass
+    assert not (tmp_path / "coordinator.json").exists()
+
+
+async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) -> None:
+    identity = Identity.create()
+    edge = EdgeReport(
+        source="c" * 64, num_groups=5, age_mean_steps=1.5, ess_share=0.9, mismatch_kl=0.01, reward_mean=0.5
+    )
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        await client.heartbeat(report_of(identity, name=SCRIPT, edges=(edge,)))
+        await client.record_version(version(identity, 3, 1))
+        html = await page(daemon, "/")
+        assert SCRIPT not in html and "&lt;script&gt;" in html and daemon.link in html.replace("&#39;", "'")
+        status = json.loads(await page(daemon, "/status.json"))
+        assert status["members"][0]["name"] == SCRIPT and status["members"][0]["is_live"]
+        assert status["learners"][0]["age_mean_steps"] == 1.5
+        assert status["lineages"][0]["step"] == 3 and status["lineages"][0]["digest"] == "01" * 32
+        assert (await page(daemon, "/healthz")).strip() == "ok"
+        assert "coordinator" in await page(daemon, "/metrics")
+        await client.close()
+
+
+async def test_http_requests_are_bounded_and_read_only(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        address = daemon.info["http_listen"]
+        assert (await get(address, b"POST / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+        assert (await get(address, b"GET /../etc/passwd HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        assert await get(address, b"GET /" + b"a" * (2 * MAX_REQUEST_BYTES)) == b""
+        assert (await page(daemon, "/healthz")).strip() == "ok"
+
+
+@pytest.mark.timeout(60)
+async def test_after_kill_9_the_ledger_holds_what_was_acknowledged_and_the_client_reconnects(tmp_path: Path) -> None:
+    identity = Identity.create()
+    process = await start_process(tmp_path, "127.0.0.1:0")
+    info = json.loads((tmp_path / "coordinator.json").read_text())
+    link = CoordinatorLink(address=info["listen"], fingerprint=info["fingerprint"])
+    client = GrpcCoordinatorClient(link, identity, "test", timeout_s=5.0)
+    await client.heartbeat(report_of(identity))
+    for step in range(5):
+        await client.record_version(version(identity, step, 1))
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    with pytest.raises(Unavailable):
+        await client.record_version(version(identity, 5, 1))
+    process = await start_process(tmp_path, info["listen"])
+    assert json.loads((tmp_path / "coordinator.json").read_text())["link"] == info["link"]
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                await client.record_version(version(identity, 5, 1))
+                break
+            except Unavailable:
+                await asyncio.sleep(0.05)  # the client itself waits out its backoff
+    status = json.loads((await get(http_of(tmp_path), b"GET /status.json HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")[2])
+    assert status["lineages"][0]["step"] == 5 and status["num_versions"] == 6
+    assert status["lineages"][0]["branch"] == 0 and status["members"][0]["is_live"]
+    await client.close()
+    process.terminate()
+    assert await process.wait() == 0
+
+
+def http_of(directory: Path) -> str:
+    return json.loads((directory / "coordinator.json").read_text())["http_listen"]
+
+
+async def start_process(directory: Path, listen: str) -> asyncio.subprocess.Process:
+    """A coordinator in a process of its own, ready to answer."""
+    overrides = [f"dir={directory}", "run_id=test", f"listen={listen}", "directory.kind=none", "node.model.source=tiny"]
+    path = directory / "coordinator.toml"
+    path.write_text("")
+    arguments = [part for override in overrides for part in ("--set", override)]
+    (directory / "coordinator.json").unlink(missing_ok=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coordinator.cli", "start", "--config", str(path), *arguments
+    )
+    async with asyncio.timeout(30):
+        while not (directory / "coordinator.json").exists():
+            assert process.returncode is None, "the coordinator ended"
+            await asyncio.sleep(0.05)
+    return process
