@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from node.status import lock_directory
 from node.worker import EXIT_CONFIG, build_worker, only_cause
 from swarm.clock import SystemClock
-from swarm.config import NodeConfig
+from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
@@ -139,7 +139,9 @@ class Daemon:
         self.agent.endpoints = await self.transport.serve(self.agent)
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
-        self._emit("started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()})
+        self._emit(
+            "started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()}
+        )
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
 
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
@@ -259,7 +261,7 @@ def load_or_create_identity(path: Path) -> Identity:
     return identity
 
 
-def write_config(config: NodeConfig, path: Path) -> None:
+def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
     """Writes a configuration as TOML, so that it can be read back equal."""
     import tomlkit
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -37,25 +37,38 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def simulate(
-    preset: Annotated[str, typer.Option(help="smollm (2 nodes, a real chat model) or tiny (8 nodes, seconds).")] = "smollm",
+    preset: Annotated[
+        str, typer.Option(help="smollm (2 nodes, a real chat model) or tiny (8 nodes, seconds).")
+    ] = "smollm",
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Optimizer steps of each node.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this long, whatever was reached.")] = None,
     mix: Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")] = "",
     recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`.")] = "swarm_sampling",
     seed: Annotated[int, typer.Option(help="Of tasks, sampling and draws.")] = 0,
-    foreign: Annotated[str, typer.Option(help="positive: drop foreign rollouts with negative advantage; all: keep.")] = "positive",
+    foreign: Annotated[
+        Literal["all", "positive"],
+        typer.Option(help="positive: drop foreign rollouts with negative advantage; all: keep."),
+    ] = "positive",
     slow: Annotated[list[str] | None, typer.Option(help="NODE=FACTOR: this node takes FACTOR times as long.")] = None,
     kill: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS: SIGSTOP.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Killed processes come back after 5 seconds.")] = False,
     latency_ms: Annotated[float, typer.Option(help="Delay of every group from a peer.")] = 0.0,
     barrier: Annotated[bool, typer.Option("--barrier", help="Synchronous rounds, for comparison.")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Generate and learn strictly in turn.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Generate and learn strictly in turn.")
+    ] = False,
     compare: Annotated[str, typer.Option(help="silo: run the same without sharing too, and report both.")] = "",
-    virtual: Annotated[bool, typer.Option("--virtual", help="The whole swarm in this process on virtual time.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")] = None,
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="The whole swarm in this process on virtual time.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")
+    ] = None,
 ) -> None:
     """Run a real swarm on this machine and report what it did.
 
@@ -73,7 +86,7 @@ def simulate(
             mix=_mix(mix),
             recipe=recipe,
             seed=seed,
-            slow={name: factor for name, factor in (_pair(text, "=") for text in slow or [])},
+            slow=dict(_pair(text, "=") for text in slow or []),
             kill=tuple(_pair(text, "@") for text in kill or []),
             stop=tuple(_pair(text, "@") for text in stop or []),
             restart=restart,
@@ -101,7 +114,9 @@ def simulate(
 @app.command()
 def join(
     link: Annotated[str, typer.Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
-    dir: Annotated[Path, typer.Option(help="Where this node keeps its key, rollouts and checkpoints.")] = Path("swarm-node"),
+    dir: Annotated[Path, typer.Option(help="Where this node keeps its key, rollouts and checkpoints.")] = Path(
+        "swarm-node"
+    ),
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
     only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
@@ -138,14 +153,26 @@ def status(
 
 def _print_status(figures: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
-    for key in ("name", "node_id", "run_id", "step", "peers", "num_local_used", "num_external_used", "refusals", "evaluations"):
+    for key in (
+        "name",
+        "node_id",
+        "run_id",
+        "step",
+        "peers",
+        "num_local_used",
+        "num_external_used",
+        "refusals",
+        "evaluations",
+    ):
         table.add_row(key, str(figures.get(key, "")))
     console.print(table)
 
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="Configuration to check; defaults without.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Configuration to check; defaults without.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix."""
@@ -157,7 +184,11 @@ def doctor(
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            mark = "[green]ok[/green]  " if finding.is_ok else ("[red]fail[/red]" if finding.is_fatal else "[yellow]warn[/yellow]")
+            mark = (
+                "[green]ok[/green]  "
+                if finding.is_ok
+                else ("[red]fail[/red]" if finding.is_fatal else "[yellow]warn[/yellow]")
+            )
             console.print(f"{mark} {finding.name}: {finding.detail}")
             if not finding.is_ok:
                 console.print(f"       fix: {finding.fix}")
@@ -203,9 +234,10 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
 @recipes_app.command("list")
 def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
     """List the built-in objectives."""
-    from swarm.recipes import list_recipes
+    from swarm.recipes import list_recipes, load_recipe
 
-    rows = [recipe.describe() for recipe in list_recipes()]
+    columns = ("name", "acronym", "title", "arxiv", "scope", "verification")
+    rows = [{column: str(getattr(load_recipe(name), column)) for column in columns} for name in list_recipes()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -225,7 +257,7 @@ def _mix(text: str) -> tuple[int, int] | None:
 
 
 def _pair(text: str, separator: str) -> tuple[str, float]:
-    name, found, number = text.partition(separator)
+    name, _, number = text.partition(separator)
     try:
         return name, float(number)
     except ValueError:

@@ -6,7 +6,7 @@ starts, with an error that names the key. Defaults run on a laptop.
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -266,7 +266,10 @@ class NodeConfig(Model):
         names = [env.name for env in self.environments]
         if len(set(names)) != len(names):
             raise ValueError(f"environments: names must differ, got {names}")
-        for section, used in (("generator.asks", self.generator.asks), ("evaluation.environments", self.evaluation.environments)):
+        for section, used in (
+            ("generator.asks", self.generator.asks),
+            ("evaluation.environments", self.evaluation.environments),
+        ):
             unknown = sorted(set(used) - set(names))
             if unknown:
                 raise ValueError(f"{section}: unknown environment {unknown[0]!r}; known: {names}")
@@ -344,9 +347,10 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: expected key.path=value")
     *parents, last = key.strip().split(".")
     for parent in parents:
-        data = data.setdefault(parent, {})
-        if not isinstance(data, dict):
+        section: object = data.setdefault(parent, {})
+        if not isinstance(section, dict):
             raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
+        data = cast(dict[str, Any], section)
     try:
         data[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -4,7 +4,7 @@ Invariant: modules of one layer know each other only through these protocols. Ea
 `swarm.testing` or an in-memory implementation that passes the same contract tests as the real one.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -30,9 +30,16 @@ from swarm.types import (
 
 Result = TypeVar("Result")
 
-# Runs a blocking function without blocking the event loop: asyncio.to_thread in production,
-# a plain call under the virtual event loop.
-Offload = Callable[..., Awaitable[object]]
+
+class Offload(Protocol):
+    """Runs a blocking function without blocking the event loop.
+
+    In production `asyncio.to_thread`, under the virtual event loop a plain call.
+    """
+
+    async def __call__(self, function: Callable[..., Result], /, *arguments: object) -> Result:
+        """What the function returns or raises, called with these arguments."""
+        ...
 
 
 # --- tasks and their verification -------------------------------------------------------------

@@ -11,7 +11,8 @@ boundary, where the failure is logged with its traceback, counted and reported a
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Generator as PythonGenerator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -254,7 +255,7 @@ class Overlap:
         self.seconds = {"generate": 0.0, "learn": 0.0, "both": 0.0}
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, what: str) -> PythonGenerator[None]:
         """Counts the time inside as `what` ("generate" or "learn")."""
         self._account()
         self._active.add(what)
@@ -365,7 +366,7 @@ async def _generate(worker: Worker, num_groups: int) -> None:
             await worker.offload(worker.generator.load, version, weights)
         groups = await worker.offload(worker.produce, worker.next_tasks(num_groups))
         await _slow_down(worker, began_s)
-    for group in groups:  # type: ignore[attr-defined]
+    for group in groups:
         await worker.exchange.put(group)
 
 

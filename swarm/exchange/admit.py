@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 from swarm.clock import Clock
 from swarm.errors import RolloutFailed, StorageFull
@@ -136,7 +136,7 @@ class Door:
     async def own(self, group: RolloutGroup, identity: Identity) -> tuple[ScoredGroup, SealedGroup]:
         """Scores, seals and stores one of our groups; nothing is refused. Raises also StorageFull."""
         claimed, rewards = await self.score_own(group)
-        sealed = cast(SealedGroup, await self._offload(seal_group, claimed, identity))
+        sealed = await self._offload(seal_group, claimed, identity)
         scored = self._scored(clamp_logprobs(claimed), sealed, rewards, is_local=True)
         await self._store.put(scored, sealed)
         return scored, sealed
@@ -161,12 +161,12 @@ class Door:
 
     async def _open(self, sealed: SealedGroup) -> RolloutGroup | Refused:
         """The group inside: digest, duplicate, signature, structure, and what its values alone decide."""
-        digest = cast(Digest, await self._offload(_digest_of, sealed.body))
+        digest = await self._offload(_digest_of, sealed.body)
         if digest != sealed.digest:
             return _refused((RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"), sealed)
         if await self._store.contains(digest):
             return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
-        opened = cast("RolloutGroup | Refused", await self._offload(open_group, sealed, self._limits.max_group_bytes))
+        opened = await self._offload(open_group, sealed, self._limits.max_group_bytes)
         if isinstance(opened, Refused):
             return replace(opened, producer=sealed.producer, digest=sealed.digest)
         return opened
@@ -183,7 +183,7 @@ class Door:
                 return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
             finding = self._check_origin(group, via)
             if finding is None:
-                finding = cast(Finding, await self._offload(check_form, group, self._codec, self._limits))
+                finding = await self._offload(check_form, group, self._codec, self._limits)
             if finding is not None:
                 return _refused(finding, sealed)
             verdict = await self._verdict(group)

@@ -9,7 +9,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
@@ -201,7 +201,7 @@ class _Line:
             raise Unavailable(f"connection to {self.server[:8]} broke: {self._reason}")
 
     @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+    def waking(self, wake: Callable[[], None]) -> Generator[None]:
         """Calls `wake` if the connection breaks within. Raises Unavailable when it is broken already."""
         self.check()
         key = object()

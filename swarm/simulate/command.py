@@ -106,7 +106,9 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
         for node_id, event in sorted(events, key=lambda pair: pair[1]["at_s"]):
             if event["kind"] != "put":
                 invariants.check(node_id, event["kind"], event)
-        dead = {name for name, _ in run.options.kill if not run.options.restart} | {name for name, _ in run.options.stop}
+        dead = {name for name, _ in run.options.kill if not run.options.restart} | {
+            name for name, _ in run.options.stop
+        }
         steps = {node.node_id: _last_step(node) for node in run.nodes}
         invariants.finish(steps, frozenset(node.node_id for node in run.nodes if node.name in dead))
         for config, node in zip(node_configs(run.options, Path()), run.nodes, strict=True):
@@ -122,4 +124,6 @@ def _last_step(node: NodeRun) -> int:
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:
     """What was run, for the reader; no path of the machine."""
-    return {key: value for key, value in asdict(options).items() if key != "out" and value not in (None, (), {}, False, 0.0)}
+    return {
+        key: value for key, value in asdict(options).items() if key != "out" and value not in (None, (), {}, False, 0.0)
+    }

@@ -29,6 +29,11 @@ class Invariants:
     _admitted: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
     _drawn: dict[NodeId, dict[int, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
     _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
+    _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    _num_steps: Counter[NodeId] = field(default_factory=Counter)
+    _num_steps_before: Counter[NodeId] | None = None
+    _num_repeated: int = 0
     _num_draws: int = 0
     _num_consumed: int = 0
     _max_age: int = 0
@@ -41,10 +46,22 @@ class Invariants:
             self._admitted[node].add(fields["digest"])
         elif kind == "draw":
             self._check_draw(node, fields)
+        elif kind == "step":
+            self._check_step(node, fields)
         elif kind == "failure":
             self._violate(NO_FAILURE, f"{node[:8]}: {fields['loop']}: {fields['error']}")
         elif kind == "worker_died":
             self._violate(NO_FAILURE, f"{node[:8]}: worker ended with exit code {fields['exit_code']}")
+
+    def _check_step(self, node: NodeId, fields: JsonDict) -> None:
+        self._num_steps[node] += 1
+        known = self._steps[node].setdefault(fields["step"], fields["digest"])
+        if self._num_steps[node] > len(self._steps[node]):
+            self._num_repeated += 1
+        if self.repeats_exactly and known != fields["digest"]:
+            self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made again and became another")
+        if self.repeats_exactly and fields["step"] not in self._drawn[node]:
+            self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was never drawn for")
 
     def _check_draw(self, node: NodeId, fields: JsonDict) -> None:
         self._num_draws += 1
@@ -78,8 +95,16 @@ class Invariants:
     def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
         """After the run: the head step of every node, and who was killed for good."""
         for node, step in steps.items():
-            if step == 0 and node not in dead:
+            if node in dead:
+                continue
+            if step == 0:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step")
+            elif self._num_steps_before is not None and self._num_steps[node] == self._num_steps_before[node]:
+                self._violate(PROGRESS, f"{node[:8]} made no optimizer step after every fault had healed")
+
+    def healed(self) -> None:
+        """From now on no fault happens any more: every live node has to make steps until `finish`."""
+        self._num_steps_before = self._num_steps.copy()
 
     def bound(self, node: NodeId, what: str, value: float, limit: float) -> None:
         """A buffer's fill against its bound."""
@@ -94,6 +119,7 @@ class Invariants:
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
+            REPEAT: f"{self._num_repeated} steps made again",
         }
         return [
             Verdict(
@@ -101,7 +127,7 @@ class Invariants:
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
-            for name in (REUSE, AGE, ADMITTED, ONCE, PROGRESS, NO_FAILURE, BOUNDS)
+            for name in (REUSE, AGE, ADMITTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
         ]
 
     @property
@@ -114,6 +140,7 @@ REUSE = "no group consumed more often than max_reuse"
 AGE = "no group older than max_age at consumption"
 ADMITTED = "every consumed foreign group was admitted (signature, re-checked reward)"
 ONCE = "no group counted twice"
+REPEAT = "a step made again after a crash learned from the same draw"
 PROGRESS = "every live node made optimizer steps"
 NO_FAILURE = "no task or exception swallowed"
 BOUNDS = "memory and buffers within their bounds"

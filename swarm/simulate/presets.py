@@ -5,6 +5,7 @@ Invariant: a preset is plain data; every node of a simulation is an ordinary `No
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from swarm.config import (
     CoordinatorLink,
@@ -43,7 +44,7 @@ class Preset:
     max_new_tokens: int
     evaluate_every: int
     num_problems: int
-    worker: str
+    worker: Literal["process", "inline"]
     max_minutes: float
 
 
@@ -65,7 +66,7 @@ class SimulationOptions:
     latency_ms: float = 0.0
     barrier: bool = False
     deterministic: bool = False
-    foreign: str = "positive"
+    foreign: Literal["all", "positive"] = "positive"
     overrides: tuple[str, ...] = ()  # key.path=value for every node
     out: Path | None = None
 
@@ -149,7 +150,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
                 name=name,
                 run_id=f"simulate-{preset.name}",
                 seed=options.seed * 1000 + index,
-                worker=preset.worker,  # type: ignore[arg-type]
+                worker=preset.worker,
                 environments=preset.environments,
                 model=preset.model,
                 generator=GeneratorConfig(
@@ -161,7 +162,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
                     local_groups=local,
                     external_groups=external,
                     max_age_steps=preset.max_age_steps,
-                    foreign=options.foreign,  # type: ignore[arg-type]
+                    foreign=options.foreign,
                     barrier=options.barrier,
                 ),
                 learner=LearnerConfig(

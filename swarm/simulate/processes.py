@@ -64,7 +64,9 @@ class Process:
         """Raises SimulationFailed with the end of its log when it died unasked."""
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
             tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
-            raise SimulationFailed(f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}")
+            raise SimulationFailed(
+                f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}"
+            )
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the process and everything it started."""
@@ -115,7 +117,7 @@ class Process:
 async def wait_for_file(path: Path, process: Process, timeout_s: float) -> JsonDict:
     """Waits until another process has written a JSON file. Raises SimulationFailed when it dies first."""
     await wait_until(path.exists, timeout_s, f"{process.name} did not write {path.name}", process)
-    return json.loads(path.read_text())
+    return json.loads(await asyncio.to_thread(path.read_text))
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *processes: Process) -> None:

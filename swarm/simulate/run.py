@@ -164,4 +164,3 @@ async def _watch(
         tick()
         await asyncio.sleep(POLL_S)
     return first_step_s
-

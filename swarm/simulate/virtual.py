@@ -7,7 +7,7 @@ Only model, network, directory and disk are replaced; agent, door, replay, loops
 import asyncio
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +25,8 @@ from swarm.config import (
     ReplayConfig,
 )
 from swarm.exchange.admit import Door
-from swarm.exchange.checks import DoorLimits
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks import DoorLimits
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import FaultPlan
 from swarm.exchange.memory import MemoryNetwork, MemoryTransport
@@ -34,7 +34,7 @@ from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.exchange.store import MemoryGroupStore
 from swarm.identity import Identity
-from swarm.interfaces import CoordinatorClient, Environment
+from swarm.interfaces import CoordinatorClient, Environment, Result
 from swarm.loops import Worker, run_agent, run_worker
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual_loop import LoopClock
@@ -68,7 +68,9 @@ class ScriptedLearner:
 
     def __init__(self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]]) -> None:
         self._disk = disk
-        self.version, self.next_draw = disk.get("checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1))
+        self.version, self.next_draw = disk.get(
+            "checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1)
+        )
 
     def step(self, draw: Draw) -> StepReport:
         """Mixes the drawn digests into the version's digest."""
@@ -105,7 +107,9 @@ class ScriptedLearner:
 class ScriptedGenerator:
     """Answers rightly with a probability that grows with the version's step."""
 
-    def __init__(self, version: PolicyVersion, codec: ToyCodec, environments: dict[str, Environment], seed: str) -> None:
+    def __init__(
+        self, version: PolicyVersion, codec: ToyCodec, environments: Mapping[str, Environment], seed: str
+    ) -> None:
         self.version = version
         self._codec = codec
         self._environments = environments
@@ -191,7 +195,8 @@ class VirtualSwarm:
         self.log: list[tuple[float, str, str, JsonDict]] = []  # virtual seconds, node, event, fields
         self.network = MemoryNetwork(seed, plan)
         self.identities = [
-            Identity.from_seed(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
+            Identity.from_seed(hashlib.sha256(f"virtual {seed} {index}".encode()).digest())
+            for index in range(num_nodes)
         ]
         self.directory = MemoryDirectory(can_see=lambda a, b: a == b or not self.network.is_cut(a, b))
         self.environments = build_environments(VIRTUAL_ENVIRONMENTS)
@@ -199,9 +204,7 @@ class VirtualSwarm:
         self.invariants = Invariants()
         self.agents: dict[int, Agent] = {}
         self._transports: dict[int, MemoryTransport] = {}
-        self._disks = {
-            index: Disk(store=MemoryGroupStore(clock, max_bytes=64 * 2**20)) for index in range(num_nodes)
-        }
+        self._disks = {index: Disk(store=MemoryGroupStore(clock, max_bytes=64 * 2**20)) for index in range(num_nodes)}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         for identity in self.identities:
             self.network.add(identity.node_id)
@@ -210,7 +213,9 @@ class VirtualSwarm:
         """Runs every node, carries out the plan's crashes, stops all after `duration_s` virtual seconds."""
         for index in range(len(self.identities)):
             self._start(index, core)
-        crashes = [asyncio.create_task(self._crash(crash.node, crash.at_s, crash.down_s, core)) for crash in self.plan.crashes]
+        crashes = [
+            asyncio.create_task(self._crash(crash.node, crash.at_s, crash.down_s, core)) for crash in self.plan.crashes
+        ]
         try:
             await asyncio.sleep(duration_s)
         finally:
@@ -258,8 +263,8 @@ class VirtualSwarm:
             await transport.stop()
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
-        async def inline(function: object, *arguments: object) -> object:
-            return function(*arguments)  # type: ignore[operator]
+        async def inline(function: Callable[..., Result], /, *arguments: object) -> Result:
+            return function(*arguments)
 
         verifier = InlineVerifier(self.environments)
         door = Door(
@@ -292,7 +297,9 @@ class VirtualSwarm:
     def _worker(self, index: int, agent: Agent, config: NodeConfig, disk: Disk) -> Worker:
         learner = ScriptedLearner(agent.node_id, disk.learner)
         incarnation = len(self.log)
-        generator = ScriptedGenerator(learner.version, self.codec, self.environments, f"{self.seed} {index} {incarnation}")
+        generator = ScriptedGenerator(
+            learner.version, self.codec, self.environments, f"{self.seed} {index} {incarnation}"
+        )
         mixture = TaskMixture(self.environments, dict.fromkeys(self.environments, 1.0), seed=self.seed * 1000 + index)
         sampling = Sampling(temperature=1.0, max_new_tokens=config.generator.max_new_tokens)
         pace = random.Random(f"pace {self.seed} {index}").choice([0.5, 1.0, 1.0, 2.0])
@@ -314,10 +321,10 @@ class VirtualSwarm:
                 for task in tasks
             ]
 
-        async def take_time(function: object, *arguments: object) -> object:
+        async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
             seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
             await asyncio.sleep(seconds * pace)
-            return function(*arguments)  # type: ignore[operator]
+            return function(*arguments)
 
         return Worker(
             config=config,

@@ -20,7 +20,7 @@ class VirtualDeadlock(RuntimeError):
     """Nothing is ready and no timer is set, but the main coroutine is not finished: it would wait for ever."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _JumpingSelector(selectors.DefaultSelector):
     """A selector that moves the loop's clock forward instead of waiting."""
 
     loop: "VirtualLoop"
@@ -130,7 +130,7 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
     gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            result: Result = runner.run(main)  # type: ignore[arg-type]
+            result: Result = runner.run(main)  # pyright: ignore[reportArgumentType]
         gc.collect()  # a failed task reports when it is freed
     finally:
         gc.unfreeze()

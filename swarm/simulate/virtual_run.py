@@ -39,7 +39,9 @@ class VirtualRun:
     @property
     def command(self) -> str:
         """Replays this run."""
-        return f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {max(self.steps.values())} --seed {self.seed}"
+        return (
+            f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {max(self.steps.values())} --seed {self.seed}"
+        )
 
 
 def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> VirtualRun:
@@ -79,7 +81,9 @@ def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> 
 def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Console) -> bool:
     """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
     run = run_seed(seed, num_nodes, num_steps)
-    console.print(f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s")
+    console.print(
+        f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s"
+    )
     console.print(f"faults: {run.plan}", highlight=False)
     table = Table("what", "count")
     table.add_row("events", str(run.num_events))
@@ -88,6 +92,8 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
         table.add_row(name, str(count))
     console.print(table)
     for verdict in run.invariants.verdicts():
-        console.print(f"{'[green]holds[/green]' if verdict.holds else '[red]BROKEN[/red]'} {verdict.name} {verdict.detail}")
+        console.print(
+            f"{'[green]holds[/green]' if verdict.holds else '[red]BROKEN[/red]'} {verdict.name} {verdict.detail}"
+        )
     console.print(f"event log sha256 {run.log_digest}")
     return run.invariants.hold

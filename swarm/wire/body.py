@@ -200,9 +200,7 @@ def _sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
 
 
 @lru_cache(maxsize=64)  # the rollouts of a swarm share a few; a refusal is raised and not kept
-def _sampling(
-    temperature: float, top_p: float, repetition_penalty: float, top_k: int, max_new_tokens: int
-) -> Sampling:
+def _sampling(temperature: float, top_p: float, repetition_penalty: float, top_k: int, max_new_tokens: int) -> Sampling:
     floats = (temperature, top_p, repetition_penalty)
     _require(all(map(math.isfinite, floats)), RefusalReason.BAD_SAMPLING, f"not finite: {floats}")
     largest = max(top_k, max_new_tokens)
