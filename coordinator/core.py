@@ -50,6 +50,7 @@ class CoordinatorCore:
         self.guard = Guard(base_max_age_steps, limits)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
+        self.num_versions = 0  # ever recorded, of branches that were left too
         self.num_refused_versions = 0
         self._decided_s = -math.inf
         self._evaluated: dict[NodeId, dict[str, float]] = {}
@@ -60,6 +61,7 @@ class CoordinatorCore:
         remembered = await self.store.load()
         self.membership.restore(remembered.members)
         self.ledger.restore(remembered.versions)
+        self.num_versions = sum(not entry.is_rewind for entry in remembered.versions)
         for (at_s, reporter), rows in groupby(remembered.edges, key=lambda row: row[:2]):
             self.guard.report(reporter, tuple(edge for _, _, edge in rows), at_s)
         for member in remembered.members:
@@ -106,6 +108,7 @@ class CoordinatorCore:
                 except BaseException:
                     self.ledger.put_back(node_id, undo)
                     raise
+                self.num_versions += not recorded.entry.is_rewind
         if not recorded.accepted:
             self.num_refused_versions += 1
             logger.info("version refused", extra={"node": short(node_id), "reason": recorded.reason})

@@ -68,7 +68,6 @@ class Ledger:
         self._max_lineages = max_lineages
         self._max_remembered = max_remembered
         self._lineages: dict[str, Lineage] = {}
-        self.num_recorded = 0  # versions ever accepted, of branches that were left too
 
     def record(self, owner: NodeId, version: PolicyVersion, now_s: float) -> Recorded:
         """Adds a version, or says why not.
@@ -117,7 +116,6 @@ class Ledger:
             lineage.digests.popitem()  # of the branch that was left; the history keeps it
         lineage.digests[entry.version.step] = entry.version.digest
         lineage.branch, lineage.resumed_at = entry.branch, entry.version.step
-        self.num_recorded += 1
         if len(lineage.digests) > self._max_remembered:
             lineage.digests.popitem(last=False)
 
@@ -136,8 +134,6 @@ class Ledger:
 
     def put_back(self, policy_id: str, lineage: Lineage | None) -> None:
         """Undoes a record that could not be stored."""
-        if len(self.versions(policy_id, -1, self._max_remembered)) != (0 if lineage is None else len(lineage.digests)):
-            self.num_recorded -= 1
         if lineage is None:
             self._lineages.pop(policy_id, None)
         else:

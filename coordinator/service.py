@@ -117,7 +117,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         async with answering(context):
             self._caller(context)
             limit = min(request.limit or MAX_LISTED, MAX_LISTED)
-            entries = self._core.ledger.versions(request.policy_id, request.after_step, limit)
+            after_step = request.after_step if request.HasField("after_step") else -1
+            entries = self._core.ledger.versions(request.policy_id, after_step, limit)
             return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
 
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
@@ -125,7 +126,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         async with answering(context):
             self._caller(context)
             now_s = self._core.clock.now_s()
-            members = self._core.membership.all()[:MAX_LISTED]
+            members = self._core.shown_members(MAX_LISTED)
             return pb.ListMembersResponse(
                 members=[
                     pb.Member(

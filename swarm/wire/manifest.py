@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from pydantic import Field, ValidationError
 
@@ -37,16 +37,28 @@ BUILT_IN_MODELS: Final = ("smollm2", "tiny")
 _HEX_256: Final = re.compile(r"[0-9a-f]{64}")
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 _MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
 
 # Most that a stranger may ask of a machine; a node's own configuration may go beyond.
 _CEILINGS: Final = (
     ("generator.max_new_tokens", 131_072),
     ("generator.groups_per_batch", 4_096),
+    ("replay.local_groups", 4_096),
+    ("replay.external_groups", 4_096),
     ("replay.max_groups", 1_000_000),
     ("replay.max_bytes", 16 * 2**30),
     ("learner.token_budget", 4 * 2**20),
+    ("evaluation.num_problems", 100_000),
+    ("model.lora_rank", 4_096),
 )
+MAX_TEXT_CHARS: Final = 4_000  # prompt template and prefill
+MAX_PARAMS: Final = 64  # keys, or items of a list
+MAX_PARAM_CHARS: Final = 200
+MAX_PARAM_DEPTH: Final = 4
+MAX_PARAM_NUMBER: Final = 1e6  # sizes a problem's numbers, lists and grids
+_MAX_INTEGER: Final = 2**53
 
 
 class ManifestLimits(Model):
@@ -114,24 +126,61 @@ def check_manifest(manifest: RunManifest) -> None:
         ConfigError: names the field and the reason.
     """
     for index, env in enumerate(manifest.environments):
-        where = f"manifest: environments.{index} ({env.name})"
-        if env.kind == "function":
-            raise ConfigError(f"{where}.kind: unknown_environment: `function` names local code; configure it locally")
-        if env.kind == "jsonl" and not _HEX_256.fullmatch(env.digest):
-            raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
-        if env.kind != "jsonl" and not _PLAIN_NAME.fullmatch(env.dataset):
-            raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset!a} is no built-in name")
+        _check_environment(f"manifest: environments.{index} ({env.name})", env)
     if not _PLAIN_NAME.fullmatch(manifest.learner.recipe):
         raise ConfigError(f"manifest: learner.recipe: {manifest.learner.recipe!a} is no built-in recipe's plain name")
+    _check_params("manifest: learner.recipe_params", manifest.learner.recipe_params)
     _check_digest("tokenizer_digest", manifest.tokenizer_digest)
     _check_digest("model.digest", manifest.model.digest)
-    if manifest.model.source not in BUILT_IN_MODELS and not manifest.model.digest:
-        raise ConfigError(f"manifest: model.digest: needed for model.source {manifest.model.source!a}")
+    source = manifest.model.source
+    if source not in BUILT_IN_MODELS and not _HUB_ID.fullmatch(source):
+        raise ConfigError(f"manifest: model.source: {source[:200]!a} is neither built in nor a hub id like owner/name")
+    if source not in BUILT_IN_MODELS and not manifest.model.digest:
+        raise ConfigError(f"manifest: model.digest: needed for model.source {source!a}")
     for path, most in _CEILINGS:
         section, _, key = path.partition(".")
         value = getattr(getattr(manifest, section), key)
         if value > most:
             raise ConfigError(f"manifest: {path}: {value} exceeds {most}, the most a manifest may ask for")
+
+
+def _check_environment(where: str, env: EnvironmentConfig) -> None:
+    if env.kind == "function":
+        raise ConfigError(f"{where}.kind: unknown_environment: `function` names local code; configure it locally")
+    if env.kind == "jsonl":
+        if not _HEX_256.fullmatch(env.digest):
+            raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
+        if not _JSONL_PATH.fullmatch(env.dataset) or "path" in env.params:
+            raise ConfigError(f"{where}.dataset: unknown_environment: expected a relative path to a .jsonl file, no ..")
+    elif not _PLAIN_NAME.fullmatch(env.dataset):
+        raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset[:200]!a} is no built-in name")
+    for name in ("prompt", "prefill"):
+        if len(getattr(env, name)) > MAX_TEXT_CHARS:
+            raise ConfigError(f"{where}.{name}: {len(getattr(env, name))} characters exceed {MAX_TEXT_CHARS}")
+    for name in ("seed", "num_tasks"):
+        if getattr(env, name) > _MAX_INTEGER:
+            raise ConfigError(f"{where}.{name}: exceeds {_MAX_INTEGER}")
+    _check_params(f"{where}.params", env.params)
+
+
+def _check_params(where: str, value: Any, depth: int = 0) -> None:
+    """Plain data of bounded depth, number and size: it decides how large a problem every node builds."""
+    if isinstance(value, str):
+        is_bounded = len(value) <= MAX_PARAM_CHARS
+    elif isinstance(value, (int, float)):
+        is_bounded = abs(value) <= MAX_PARAM_NUMBER  # false for NaN
+    elif isinstance(value, (dict, list, tuple)):
+        items: list[Any] = list(cast("dict[str, Any]", value).items() if isinstance(value, dict) else value)
+        is_bounded = len(items) <= MAX_PARAMS and depth < MAX_PARAM_DEPTH
+        for item in items if is_bounded else ():
+            _check_params(where, item, depth + 1)
+    else:
+        is_bounded = value is None
+    if not is_bounded:
+        raise ConfigError(
+            f"{where}: a value is too large for a manifest: at most {MAX_PARAMS} items, {MAX_PARAM_CHARS} characters, "
+            f"numbers up to {MAX_PARAM_NUMBER:g}, depth {MAX_PARAM_DEPTH}"
+        )
 
 
 def _check_digest(name: str, digest: str) -> None:
