@@ -1,0 +1,60 @@
+"""The ledger under any sequence of records, against what its history alone must imply."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.ledger import Ledger, LedgerEntry
+from swarm.types import PolicyVersion
+
+ADA = "a" * 64
+CALLS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), max_size=40)
+
+
+def version(step: int, byte: int) -> PolicyVersion:
+    return PolicyVersion(policy_id=ADA, step=step, digest=bytes([byte]) * 32)
+
+
+def play(ledger: Ledger, calls: list[tuple[int, int]]) -> list[LedgerEntry]:
+    answers = [ledger.record(ADA, version(*call), float(number)) for number, call in enumerate(calls)]
+    return [answer.entry for answer in answers if answer.entry is not None]
+
+
+@given(CALLS)
+def test_no_step_has_two_digests_within_a_branch_and_a_branch_only_grows(calls: list[tuple[int, int]]) -> None:
+    history = [entry for entry in play(Ledger(), calls) if not entry.is_rewind]
+    for branch in {entry.branch for entry in history}:
+        steps = [entry.version.step for entry in history if entry.branch == branch]
+        assert steps == sorted(set(steps))
+    assert [entry.branch for entry in history] == sorted(entry.branch for entry in history)
+
+
+@given(CALLS)
+def test_a_new_branch_begins_only_after_a_recorded_rewind(calls: list[tuple[int, int]]) -> None:
+    history = play(Ledger(), calls)
+    for before, entry in itertools.pairwise(history):
+        if entry.branch > before.branch:
+            rewinds = [e for e in history[: history.index(entry)] if e.is_rewind and e.branch == before.branch]
+            assert rewinds and min(e.version.step for e in rewinds) <= entry.parent < entry.version.step
+
+
+@given(CALLS)
+def test_the_history_alone_rebuilds_the_present_branch(calls: list[tuple[int, int]]) -> None:
+    ledger, again = Ledger(), Ledger()
+    again.restore(play(ledger, calls))
+    assert again.versions(ADA, -1, 99) == ledger.versions(ADA, -1, 99)
+    assert again.head(ADA) == ledger.head(ADA)
+
+
+@given(CALLS, CALLS)
+def test_what_was_accepted_is_accepted_again_by_a_restored_ledger(
+    calls: list[tuple[int, int]], later: list[tuple[int, int]]
+) -> None:
+    ledger, again = Ledger(), Ledger()
+    again.restore(play(ledger, calls))
+    for step, byte in later:
+        if ledger.record(ADA, version(step, byte), 1.0).accepted:
+            assert again.record(ADA, version(step, byte), 1.0).accepted
+        else:
+            break

@@ -1,0 +1,181 @@
+"""The coordinator's core over both stores: what it acknowledged it still knows after a restart."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiosqlite
+import pytest
+
+from coordinator.core import CoordinatorCore
+from coordinator.ledger import LedgerEntry
+from coordinator.store import CoordinatorStore, MemoryCoordinatorStore, SqliteCoordinatorStore
+from swarm.clock import ManualClock
+from swarm.errors import StorageFull, Unauthenticated
+from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+
+ADA, BOB = "a" * 64, "b" * 64
+
+
+def v(step: int, byte: int = 1) -> PolicyVersion:
+    return PolicyVersion(policy_id=ADA, step=step, digest=bytes([byte]) * 32)
+
+
+def report(step: int = 1, accuracy: float = 0.5, ess: float = 0.2) -> NodeReport:
+    edge = EdgeReport(source=BOB, num_groups=4, age_mean_steps=2.0, ess_share=ess, mismatch_kl=0.01, reward_mean=0.5)
+    return NodeReport(
+        node_id=ADA,
+        name="ada",
+        roles=(Role.TRAINER,),
+        endpoints=("h:1",),
+        head=v(step),
+        tokens_per_s=1.5,
+        reward_mean=0.25,
+        num_local=1,
+        num_external=2,
+        num_refused=3,
+        edges=(edge,),
+        evaluations={"echo/all": accuracy},
+    )
+
+
+class Disk:
+    """Opens the same store again and again, as restarts do."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self._path = None if kind == "memory" else directory / "coordinator.sqlite"
+        self._memory = MemoryCoordinatorStore()
+        self._opened: list[CoordinatorStore] = []
+
+    async def open(self) -> CoordinatorStore:
+        store = self._memory if self._path is None else await SqliteCoordinatorStore.open(self._path)
+        self._opened.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
+    disk = Disk(request.param, tmp_path)
+    yield disk
+    await disk.close()
+
+
+async def core_on(disk: Disk, clock: ManualClock) -> CoordinatorCore:
+    core = CoordinatorCore(clock, await disk.open())
+    await core.restore()
+    return core
+
+
+async def test_a_restart_restores_members_ledger_guard_and_log(disk: Disk) -> None:
+    clock = ManualClock()
+    core = await core_on(disk, clock)
+    advice = await core.heartbeat(ADA, report())
+    for version in (v(0), v(1), v(2), v(1), v(2, 7)):
+        assert (await core.record_version(ADA, version)).accepted
+    again = await core_on(disk, clock)
+    assert again.membership.all() == core.membership.all() != []
+    assert again.ledger.lineages() == core.ledger.lineages() != {}
+    assert list(again.advice_log) == list(core.advice_log) != []
+    assert again.guard.figures(clock.now_s()) == core.guard.figures(clock.now_s()) != []
+    assert await again.heartbeat(ADA, report()) == advice
+
+
+async def test_a_report_in_another_name_is_refused(disk: Disk) -> None:
+    core = await core_on(disk, ManualClock())
+    with pytest.raises(Unauthenticated):
+        await core.heartbeat(BOB, report())
+    assert core.membership.all() == []
+
+
+async def test_an_evaluation_is_one_row_however_many_heartbeats_repeat_it(disk: Disk) -> None:
+    clock = ManualClock()
+    core = await core_on(disk, clock)
+    for accuracy in (0.5, 0.5, 0.5, 0.75):
+        await core.heartbeat(ADA, report(accuracy=accuracy))
+    again = await core_on(disk, clock)
+    await again.heartbeat(ADA, report(accuracy=0.75))
+    rows = (await again.store.load()).evaluations
+    assert [(row.name, row.accuracy) for row in rows] == [("echo/all", 0.5), ("echo/all", 0.75)]
+
+
+async def test_a_node_that_left_is_gone_after_a_restart_too(disk: Disk) -> None:
+    clock = ManualClock()
+    core = await core_on(disk, clock)
+    await core.heartbeat(ADA, report())
+    await core.leave(ADA)
+    await core.leave(BOB)
+    again = await core_on(disk, clock)
+    assert again.live_members() == [] and [m.has_left for m in again.membership.all()] == [True]
+    assert again.membership.all()[0].node_id == ADA
+
+
+async def test_the_long_gone_are_forgotten_on_disk_and_the_change_of_advice_is_kept(disk: Disk) -> None:
+    clock = ManualClock()
+    core = await core_on(disk, clock)
+    await core.heartbeat(ADA, report())
+    clock.advance(2 * 24 * 3600.0)
+    await core.tidy()
+    again = await core_on(disk, clock)
+    assert again.membership.all() == []
+    assert list(again.advice_log) == list(core.advice_log)
+    assert core.advice_log[-1].after == "1.00" and core.guard.max_age_steps is not None
+
+
+class FullDisk(MemoryCoordinatorStore):
+    """A store that is full from some point on."""
+
+    is_full = False
+
+    async def add_version(self, entry: LedgerEntry) -> None:
+        if self.is_full:
+            raise StorageFull("no room")
+        await super().add_version(entry)
+
+
+async def test_a_version_that_could_not_be_written_is_not_in_the_ledger() -> None:
+    store = FullDisk()
+    core = CoordinatorCore(ManualClock(), store)
+    await core.record_version(ADA, v(0))
+    store.is_full = True
+    with pytest.raises(StorageFull):
+        await core.record_version(ADA, v(1, 7))
+    store.is_full = False
+    assert core.ledger.head(ADA) == v(0)
+    assert (await core.record_version(ADA, v(1))).accepted
+
+
+async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.store._RINGS", (("edges", 3), ("evaluations", 2), ("advice", 1)))
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    core = CoordinatorCore(ManualClock(), store)
+    for number in range(6):
+        await core.heartbeat(ADA, report(step=number, accuracy=number / 10))
+    await core.tidy()
+    left = await store.load()
+    assert [len(left.edges), len(left.evaluations), len(left.advice)] == [3, 2, 1]
+    assert [row.accuracy for row in left.evaluations] == [0.4, 0.5]
+    await store.close()
+
+
+async def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StorageFull, match=r"c\.sqlite"):
+        await SqliteCoordinatorStore.open(path)
+
+
+async def test_an_error_of_the_disk_undoes_the_whole_heartbeat(tmp_path: Path) -> None:
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    async with aiosqlite.connect(tmp_path / "c.sqlite") as other:
+        await other.execute("DROP TABLE evaluations")
+    core = CoordinatorCore(ManualClock(), store)
+    with pytest.raises(StorageFull):
+        await core.heartbeat(ADA, replace(report(), name="lost"))
+    async with aiosqlite.connect(tmp_path / "c.sqlite") as other:
+        rows = await other.execute_fetchall("SELECT (SELECT COUNT(*) FROM members) + (SELECT COUNT(*) FROM edges)")
+    assert list(rows) == [(0,)]
+    await store.close()

@@ -1,0 +1,157 @@
+"""Join links and run manifests: signed data that can name nothing but built-ins and digests."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
+from swarm.errors import ConfigError, Unauthenticated
+from swarm.identity import DOMAIN_GROUP, DOMAIN_MANIFEST, Identity
+from swarm.wire.manifest import (
+    MAX_MANIFEST_BYTES,
+    JoinLink,
+    RunManifest,
+    check_manifest,
+    manifest_of,
+    node_config_from_manifest,
+    read_manifest,
+    write_toml,
+)
+
+FINGERPRINT = "ab" * 32
+CHAR = EnvironmentConfig(name="echo", kind="char", dataset="copy", params={"length": 3, "letters": ["a", "b"]})
+
+
+def manifest(**changes: Any) -> RunManifest:
+    values: dict[str, Any] = {"run_id": "demo", "created_at_s": 1.0, "model": ModelConfig(), "environments": (CHAR,)}
+    return RunManifest(**{**values, **changes})
+
+
+def environment(**changes: Any) -> tuple[EnvironmentConfig, ...]:
+    return (EnvironmentConfig(**{"name": "mine", "kind": "jsonl", "dataset": "data.jsonl", **changes}),)
+
+
+@pytest.mark.parametrize(
+    "text", [f"swarm://10.0.0.1:4400/demo#{FINGERPRINT}", f"swarm://a.b:1,[::1]:2/d-1#{FINGERPRINT}"]
+)
+def test_a_link_is_the_same_after_parse_and_format(text: str) -> None:
+    assert str(JoinLink.parse(f" {text}\n")) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (f"http://h:1/demo#{FINGERPRINT}", "swarm://"),
+        (f"swarm://h/demo#{FINGERPRINT}", "host:port"),
+        (f"swarm://h:0/demo#{FINGERPRINT}", "host:port"),
+        (f"swarm://h:70000/demo#{FINGERPRINT}", "host:port"),
+        (f"swarm://h:1,/demo#{FINGERPRINT}", "host:port"),
+        (f"swarm://u@h:1/demo#{FINGERPRINT}", "host:port"),
+        (f"swarm://h:1/#{FINGERPRINT}", "run ''"),
+        (f"swarm://h:1/a/b#{FINGERPRINT}", "run"),
+        (f"swarm://h:1/{'r' * 41}#{FINGERPRINT}", "run"),
+        ("swarm://h:1/demo", "fingerprint"),
+        ("swarm://h:1/demo#abcd", "fingerprint"),
+        (f"swarm://{','.join(['h:1'] * 9)}/demo#{FINGERPRINT}", "9 addresses"),
+        ("", "swarm://"),
+    ],
+)
+def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None:
+    with pytest.raises(ConfigError, match="join link") as caught:
+        JoinLink.parse(text)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"environments": environment(kind="function", dataset="os:system")}, "unknown_environment"),
+        ({"environments": environment()}, r"mine\).digest: unknown_environment"),
+        ({"environments": environment(digest="AB" * 32)}, "digest"),
+        ({"environments": environment(kind="char", dataset="os:getcwd")}, "dataset: unknown_environment"),
+        ({"environments": environment(kind="reasoning_gym", dataset="../x")}, "dataset: unknown_environment"),
+        ({"learner": LearnerConfig(recipe="my_pkg.my_file:RECIPE")}, "learner.recipe"),
+        ({"learner": LearnerConfig(recipe="./mine.py:RECIPE")}, "learner.recipe"),
+        ({"model": ModelConfig(source="someone/some-model")}, "model.digest"),
+        ({"model": ModelConfig(source="../../private")}, "model.source"),
+        ({"model": ModelConfig(source="tiny", digest="xyz")}, "model.digest"),
+        ({"tokenizer_digest": "short"}, "tokenizer_digest"),
+        ({"replay": ReplayConfig(max_bytes=2**60)}, "replay.max_bytes"),
+    ],
+)
+def test_a_manifest_that_names_code_or_unproven_data_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        check_manifest(manifest(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environments": environment(digest="ab" * 32)},
+        {"environments": environment(kind="reasoning_gym", dataset="chain_sum")},
+        {"model": ModelConfig(source="someone/some-model", digest="ab" * 32)},
+        {"model": ModelConfig(source="tiny")},
+        {"tokenizer_digest": "ab" * 32},
+    ],
+)
+def test_built_ins_and_data_with_digests_are_accepted(changes: dict[str, Any]) -> None:
+    check_manifest(manifest(**changes))
+
+
+def test_a_signed_manifest_reads_back_equal() -> None:
+    identity, original = Identity.create(), manifest()
+    data = original.to_bytes()
+    signature = identity.sign(DOMAIN_MANIFEST, data)
+    assert read_manifest(data, identity.public_key, signature, identity.node_id, "demo") == original
+
+
+def test_a_manifest_of_another_signer_domain_content_or_run_is_refused() -> None:
+    identity, other, data = Identity.create(), Identity.create(), manifest().to_bytes()
+    signature = identity.sign(DOMAIN_MANIFEST, data)
+    for key, sealed, content in (
+        (other.public_key, other.sign(DOMAIN_MANIFEST, data), data),
+        (identity.public_key, identity.sign(DOMAIN_GROUP, data), data),
+        (identity.public_key, signature, data + b" "),
+    ):
+        with pytest.raises(Unauthenticated):
+            read_manifest(content, key, sealed, identity.node_id, "demo")
+    with pytest.raises(ConfigError, match="run_id"):
+        read_manifest(data, identity.public_key, signature, identity.node_id, "other")
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"not json", "manifest"),
+        (b"{}", "run_id"),
+        (b"[" * 100_000, "manifest"),
+        (b" " * (MAX_MANIFEST_BYTES + 1), "exceed"),
+        (manifest().to_bytes().replace(b'"run_id"', b'"trust_remote_code": true, "run_id"'), "trust_remote_code"),
+        (manifest(learner=LearnerConfig(recipe="a.b:C")).to_bytes(), "learner.recipe"),
+    ],
+)
+def test_a_signature_does_not_make_a_wrong_manifest_right(data: bytes, field: str) -> None:
+    identity = Identity.create()
+    with pytest.raises(ConfigError, match=field):
+        read_manifest(data, identity.public_key, identity.sign(DOMAIN_MANIFEST, data), identity.node_id, "demo")
+
+
+def test_a_manifest_becomes_a_node_configuration_on_disk(tmp_path: Path) -> None:
+    node = NodeConfig(environments=(CHAR,), replay=ReplayConfig(max_age_steps=7), learner=LearnerConfig(recipe="grpo"))
+    made = manifest_of(node, "demo", "ab" * 32, created_at_s=5.0)
+    link = JoinLink.parse(f"swarm://a:1,b:2/demo#{FINGERPRINT}")
+    data = node_config_from_manifest(made, link, ("/ip4/127.0.0.1/tcp/1/p2p/x",), tmp_path / "node")
+    write_toml(data, tmp_path / "new" / "node.toml")
+    config = NodeConfig.model_validate(tomllib.loads((tmp_path / "new" / "node.toml").read_text()))
+    assert config.environments == (CHAR,) and config.replay.max_age_steps == 7 and config.learner.recipe == "grpo"
+    assert config.coordinator.address == "a:1,b:2" and config.coordinator.fingerprint == FINGERPRINT
+    assert config.directory.kind == "dht" and config.directory.bootstrap == ("/ip4/127.0.0.1/tcp/1/p2p/x",)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["node.toml"]
+
+
+def test_a_run_of_local_code_makes_no_manifest() -> None:
+    node = NodeConfig(environments=environment(kind="function", dataset="os:system"))
+    with pytest.raises(ConfigError, match="unknown_environment"):
+        manifest_of(node, "demo", "", created_at_s=5.0)
