@@ -47,7 +47,10 @@ class FaultPlan:
     corrupt_rate: float = 0.0  # one byte of the body is flipped
     bytes_per_s: float = math.inf  # what one node can send to all others together
     partitions: tuple[Partition, ...] = ()
-    crashes: tuple[Crash, ...] = ()  # carried out by whoever owns the nodes, not by the network
+    # Carried out by whoever owns the nodes, not by the network:
+    crashes: tuple[Crash, ...] = ()
+    coordinator_crash: Crash | None = None  # its node number means nothing
+    num_hostile: int = 0  # more nodes, numbered after the honest ones, that send whatever does harm
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
@@ -74,6 +77,8 @@ class FaultPlan:
             bytes_per_s=rng.choice([math.inf, math.inf, 1e6, 1e5]),
             partitions=tuple(_random_partition(rng, num_nodes, duration_s) for _ in range(rng.choice([0, 0, 1, 2]))),
             crashes=_random_crashes(rng, num_nodes, duration_s),
+            coordinator_crash=_random_crash(rng, -1, duration_s) if rng.random() < 0.3 else None,
+            num_hostile=rng.choice([0, 0, 1]),
         )
 
 
@@ -86,7 +91,8 @@ def _random_partition(rng: random.Random, num_nodes: int, duration_s: float) -> 
 
 def _random_crashes(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[Crash, ...]:
     crashing = rng.sample(range(num_nodes), rng.randint(0, max(1, num_nodes // 4)))
-    return tuple(
-        Crash(node=node, at_s=rng.uniform(0.0, duration_s * 0.6), down_s=rng.uniform(0.01, 0.15) * duration_s)
-        for node in crashing
-    )
+    return tuple(_random_crash(rng, node, duration_s) for node in crashing)
+
+
+def _random_crash(rng: random.Random, node: int, duration_s: float) -> Crash:
+    return Crash(node=node, at_s=rng.uniform(0.0, duration_s * 0.6), down_s=rng.uniform(0.01, 0.15) * duration_s)

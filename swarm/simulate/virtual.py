@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coordinator.core import CoordinatorCore
+from coordinator.store import MemoryCoordinatorStore
 from swarm.clock import Clock
 from swarm.config import (
     CoordinatorLink,
@@ -24,20 +25,21 @@ from swarm.config import (
     NodeConfig,
     ReplayConfig,
 )
+from swarm.errors import Unavailable
 from swarm.exchange.admit import Door
-from swarm.exchange.agent import Agent
+from swarm.exchange.agent import MAX_EDGES, MAX_PEERS, MAX_PENDING_VERSIONS, Agent
 from swarm.exchange.checks import DoorLimits
 from swarm.exchange.directory import MemoryDirectory
-from swarm.exchange.faults import FaultPlan
+from swarm.exchange.faults import Crash, FaultPlan
 from swarm.exchange.memory import MemoryNetwork, MemoryTransport
+from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
-from swarm.exchange.store import MemoryGroupStore
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Environment, Result
 from swarm.loops import Worker, run_agent, run_worker
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.virtual_loop import LoopClock
+from swarm.simulate.virtual_hostile import HostileNode
 from swarm.tasks.build import build_environments
 from swarm.tasks.inline import InlineVerifier
 from swarm.tasks.mixture import TaskMixture
@@ -60,7 +62,9 @@ from swarm.types import (
 
 GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
 STEP_S = 2.0  # virtual seconds of one optimizer step
+LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
 CHECKPOINT_EVERY = 5
+STORE_BYTES = 64 * 2**20
 
 
 class ScriptedLearner:
@@ -153,12 +157,37 @@ class ScriptedGenerator:
         return tuple(made)
 
 
-class CoreClient:
-    """The coordinator's pure core as a node calls it, without a network; unavailable while it is down."""
+class VirtualCoordinator:
+    """The coordinator's pure core; what its store holds survives a crash, the rest does not."""
 
-    def __init__(self, core: CoordinatorCore, node_id: str) -> None:
-        self._core = core
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._store = MemoryCoordinatorStore()
+        self.core: CoordinatorCore | None = CoordinatorCore(clock, self._store)
+
+    def crash(self) -> None:
+        """It answers nobody until `restart`."""
+        self.core = None
+
+    async def restart(self) -> None:
+        """A new core over the same store."""
+        core = CoordinatorCore(self._clock, self._store)
+        await core.restore()
+        self.core = core
+
+
+class CoreClient:
+    """The coordinator as a node calls it, without a network; unavailable while it is down."""
+
+    def __init__(self, coordinator: VirtualCoordinator, node_id: str) -> None:
+        self._coordinator = coordinator
         self._node_id = node_id
+
+    @property
+    def _core(self) -> CoordinatorCore:
+        if self._coordinator.core is None:
+            raise Unavailable("the coordinator is down")
+        return self._coordinator.core
 
     async def heartbeat(self, report: NodeReport) -> Advice:
         """Renews the lease."""
@@ -176,6 +205,15 @@ class CoreClient:
         """Nothing to close."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
+
+    replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
+    door: type[Door] = Door
+    store: type[MemoryGroupStore] = MemoryGroupStore
+
+
 @dataclass
 class Disk:
     """What survives a crash of one node."""
@@ -187,11 +225,12 @@ class Disk:
 class VirtualSwarm:
     """N nodes, their network, their disks, and the log of everything that happened."""
 
-    def __init__(self, num_nodes: int, num_steps: int, seed: int, plan: FaultPlan, clock: Clock) -> None:
+    def __init__(self, num_nodes: int, seed: int, plan: FaultPlan, clock: Clock, parts: Parts | None = None) -> None:
         self.clock = clock
         self.plan = plan
-        self.num_steps = num_steps
         self.seed = seed
+        self.parts = parts or Parts()
+        self.coordinator = VirtualCoordinator(clock)
         self.log: list[tuple[float, str, str, JsonDict]] = []  # virtual seconds, node, event, fields
         self.network = MemoryNetwork(seed, plan)
         self.identities = [
@@ -201,58 +240,102 @@ class VirtualSwarm:
         self.directory = MemoryDirectory(can_see=lambda a, b: a == b or not self.network.is_cut(a, b))
         self.environments = build_environments(VIRTUAL_ENVIRONMENTS)
         self.codec = ToyCodec()
-        self.invariants = Invariants()
+        self.invariants = Invariants(repeats_exactly=True)
         self.agents: dict[int, Agent] = {}
         self._transports: dict[int, MemoryTransport] = {}
-        self._disks = {index: Disk(store=MemoryGroupStore(clock, max_bytes=64 * 2**20)) for index in range(num_nodes)}
+        self._disks = {
+            index: Disk(store=self.parts.store(clock, max_bytes=STORE_BYTES, epoch=f"disk {index}"))
+            for index in range(num_nodes)
+        }
         self._tasks: dict[int, asyncio.Task[None]] = {}
         for identity in self.identities:
             self.network.add(identity.node_id)
 
-    async def run(self, core: CoordinatorCore, duration_s: float) -> None:
-        """Runs every node, carries out the plan's crashes, stops all after `duration_s` virtual seconds."""
+    async def run(self, duration_s: float) -> None:
+        """Runs every node, carries out the plan's crashes, stops all after `duration_s` virtual seconds.
+
+        The last quarter is free of faults; where it is long enough, every node has to make a step in it.
+        """
         for index in range(len(self.identities)):
-            self._start(index, core)
-        crashes = [
-            asyncio.create_task(self._crash(crash.node, crash.at_s, crash.down_s, core)) for crash in self.plan.crashes
-        ]
+            self._start(index)
+        others = [asyncio.create_task(self._crash(crash)) for crash in self.plan.crashes]
+        if self.plan.coordinator_crash is not None:
+            others.append(asyncio.create_task(self._crash_coordinator(self.plan.coordinator_crash)))
+        others += [asyncio.create_task(self._hostile(number)) for number in range(self.plan.num_hostile)]
         try:
-            await asyncio.sleep(duration_s)
+            await asyncio.sleep(0.75 * duration_s)
+            if 0.25 * duration_s >= LONGEST_STEP_S:
+                self.invariants.healed()
+            await asyncio.sleep(0.25 * duration_s)
         finally:
-            for task in (*crashes, *self._tasks.values()):
+            for task in (*others, *self._tasks.values()):
                 task.cancel()
-            results = await asyncio.gather(*crashes, *self._tasks.values(), return_exceptions=True)
+            results = await asyncio.gather(*others, *self._tasks.values(), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
         self.invariants.finish({i.node_id: self.agents[n].head.step for n, i in enumerate(self.identities)})
 
-    def _start(self, index: int, core: CoordinatorCore) -> None:
-        self._tasks[index] = asyncio.create_task(self._node(index, core))
+    def _start(self, index: int) -> None:
+        self._tasks[index] = asyncio.create_task(self._node(index))
 
-    async def _crash(self, index: int, at_s: float, down_s: float, core: CoordinatorCore) -> None:
-        await asyncio.sleep(at_s)
+    async def _crash(self, crash: Crash) -> None:
+        index = crash.node
+        await asyncio.sleep(crash.at_s)
         self._note(index, "crash", {})
         self.network.crash(self.identities[index].node_id)
         self._tasks[index].cancel()
         await asyncio.gather(self._tasks[index], return_exceptions=True)
-        await asyncio.sleep(down_s)
+        await asyncio.sleep(crash.down_s)
         self._note(index, "restart", {})
-        self._start(index, core)
+        self._start(index)
+
+    async def _crash_coordinator(self, crash: Crash) -> None:
+        await asyncio.sleep(crash.at_s)
+        self.log.append((self.clock.monotonic_s(), "coordinator", "crash", {}))
+        self.coordinator.crash()
+        await asyncio.sleep(crash.down_s)
+        self.log.append((self.clock.monotonic_s(), "coordinator", "restart", {}))
+        await self.coordinator.restart()
+
+    async def _hostile(self, number: int) -> None:
+        identity = Identity.from_seed(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
+        config = virtual_config(number, self.seed)
+        node = HostileNode(
+            identity, config, self.codec, self.environments, self.clock, lambda: [d.store for d in self._disks.values()]
+        )
+        transport = MemoryTransport(self.network, identity.node_id)
+        directory = self.directory.view(identity, config.run_id, self.clock)
+        await node.run(transport, directory)
 
     def _note(self, index: int, kind: str, fields: JsonDict) -> None:
         self.log.append((self.clock.monotonic_s(), f"n{index}", kind, fields))
         self.invariants.check(self.identities[index].node_id, kind, fields)
+        if kind == "draw":
+            self._check_bounds(self.agents[index])
 
-    async def _node(self, index: int, core: CoordinatorCore) -> None:
+    def _check_bounds(self, agent: Agent) -> None:
+        bounds = {
+            "replay fill": (agent.replay.statistics().fill, 1.0),
+            "known heads": (len(agent.heads), MAX_PEERS),
+            "delivered steps": (len(agent.delivered_steps), MAX_PEERS),
+            "edges": (len(agent.edges), MAX_EDGES),
+            "connections": (len(agent.connected), agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.fetching), agent.config.exchange.max_neighbours),
+            "versions kept": (len(agent.pending_versions), MAX_PENDING_VERSIONS),
+        }
+        for what, (value, limit) in bounds.items():
+            self.invariants.bound(agent.node_id, what, value, limit)
+
+    async def _node(self, index: int) -> None:
         identity, disk = self.identities[index], self._disks[index]
-        config = virtual_config(index, self.seed, self.num_steps)
+        config = virtual_config(index, self.seed)
         agent = self._agent(index, identity, disk, config)
         await agent.restore()
         transport = MemoryTransport(self.network, identity.node_id)
         agent.endpoints = await transport.serve(agent)
         directory = self.directory.view(identity, config.run_id, self.clock)
-        client: CoordinatorClient = CoreClient(core, identity.node_id)
+        client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         rng = random.Random(f"{self.seed} {index} {len(self.log)}")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -267,7 +350,7 @@ class VirtualSwarm:
             return function(*arguments)
 
         verifier = InlineVerifier(self.environments)
-        door = Door(
+        door = self.parts.door(
             run_id=config.run_id,
             node_id=identity.node_id,
             codec=self.codec,
@@ -284,7 +367,7 @@ class VirtualSwarm:
             config=config,
             identity=identity,
             store=disk.store,
-            replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
+            replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
             door=door,
             verifier=verifier,
             tokenizer_digest=self.codec.digest,
@@ -346,7 +429,7 @@ VIRTUAL_ENVIRONMENTS = tuple(
 )
 
 
-def virtual_config(index: int, seed: int, num_steps: int) -> NodeConfig:
+def virtual_config(index: int, seed: int) -> NodeConfig:
     """An ordinary node configuration with intervals that fit a short virtual run."""
     return NodeConfig(
         name=f"n{index}",
@@ -355,13 +438,8 @@ def virtual_config(index: int, seed: int, num_steps: int) -> NodeConfig:
         environments=VIRTUAL_ENVIRONMENTS,
         generator=GeneratorConfig(group_size=2, groups_per_batch=2, max_new_tokens=16),
         replay=ReplayConfig(local_groups=2, external_groups=2, max_groups=256),
-        learner=LearnerConfig(num_steps=num_steps, checkpoint_every=CHECKPOINT_EVERY),
+        learner=LearnerConfig(checkpoint_every=CHECKPOINT_EVERY),
         exchange=ExchangeConfig(lookup_every_s=2.0, advert_every_s=10.0, max_neighbours=4),
         coordinator=CoordinatorLink(heartbeat_s=5.0),
         evaluation=EvaluationConfig(every_steps=0),
     )
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
-    """The virtual clock of a loop."""
-    return LoopClock(loop)

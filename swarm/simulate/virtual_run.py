@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.core import CoordinatorCore
 from swarm.exchange.faults import FaultPlan
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.virtual import VirtualSwarm
+from swarm.simulate.virtual import Parts, VirtualSwarm
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes about two steps in it
@@ -26,6 +25,7 @@ class VirtualRun:
     """What one virtual swarm did."""
 
     seed: int
+    num_rounds: int  # of SECONDS_PER_STEP virtual seconds each
     invariants: Invariants
     steps: dict[str, int]  # node -> optimizer steps
     num_events: int
@@ -39,21 +39,29 @@ class VirtualRun:
     @property
     def command(self) -> str:
         """Replays this run."""
-        return (
-            f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {max(self.steps.values())} --seed {self.seed}"
-        )
+        return f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {self.num_rounds} --seed {self.seed}"
 
 
-def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> VirtualRun:
-    """One virtual swarm with the fault plan of its seed (or none)."""
+def run_seed(
+    seed: int, num_nodes: int, num_rounds: int, plan: FaultPlan | None = None, parts: Parts | None = None
+) -> VirtualRun:
+    """One virtual swarm.
+
+    Args:
+        seed: of everything that happens.
+        num_nodes: honest ones.
+        num_rounds: of SECONDS_PER_STEP virtual seconds each.
+        plan: what goes wrong; None draws a plan from the seed.
+        parts: what the nodes are built of, for mutation tests.
+    """
     began_s = time.perf_counter()
-    duration_s = num_steps * SECONDS_PER_STEP
-    plan = FaultPlan.random(seed, num_nodes, duration_s) if faults else FaultPlan()
+    duration_s = num_rounds * SECONDS_PER_STEP
+    chosen = FaultPlan.random(seed, num_nodes, duration_s) if plan is None else plan
 
     async def main() -> VirtualSwarm:
         clock = LoopClock(asyncio.get_running_loop())
-        swarm = VirtualSwarm(num_nodes, 0, seed, plan, clock)
-        await swarm.run(CoordinatorCore(clock), duration_s)
+        swarm = VirtualSwarm(num_nodes, seed, chosen, clock, parts)
+        await swarm.run(duration_s)
         return swarm
 
     swarm = run_virtual(main())
@@ -66,6 +74,7 @@ def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> 
             refusals[fields["reason"]] = refusals.get(fields["reason"], 0) + 1
     return VirtualRun(
         seed=seed,
+        num_rounds=num_rounds,
         invariants=swarm.invariants,
         steps={f"n{index}": agent.head.step for index, agent in sorted(swarm.agents.items())},
         num_events=len(swarm.log),
@@ -74,7 +83,7 @@ def run_seed(seed: int, num_nodes: int, num_steps: int, faults: bool = True) -> 
         refusals=refusals,
         virtual_s=duration_s,
         wall_s=time.perf_counter() - began_s,
-        plan=plan,
+        plan=chosen,
     )
 
 
@@ -96,4 +105,5 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
             f"{'[green]holds[/green]' if verdict.holds else '[red]BROKEN[/red]'} {verdict.name} {verdict.detail}"
         )
     console.print(f"event log sha256 {run.log_digest}")
+    console.print(f"again: {run.command}", highlight=False, soft_wrap=True)
     return run.invariants.hold
