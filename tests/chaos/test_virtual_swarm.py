@@ -1,12 +1,30 @@
 """The whole swarm under 300 seeded fault plans on virtual time: what must hold, holds; what is seeded, repeats."""
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
+import numpy as np
 import pytest
+import zstandard
+from google.protobuf.message import DecodeError
+from rich.console import Console
 
-from swarm.simulate.virtual_run import run_seed
+from swarm.clock import Clock
+from swarm.config import ReplayConfig
+from swarm.exchange.admit import Door
+from swarm.exchange.faults import Crash, FaultPlan, Partition
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.replay import ReplayBuffer, ReplayStatistics
+from swarm.interfaces import Verdict
+from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, ONCE, PROGRESS, REPEAT, REUSE
+from swarm.simulate.virtual import Parts
+from swarm.simulate.virtual_run import run_seed, run_virtual_command
+from swarm.types import Draw, NodeId, RefusalReason, Refused, RolloutGroup, SealedGroup
+from swarm.wire.body import Malformed, body_to_group
+from swarm.wire.v1 import rollout_pb2
 
 NUM_PLANS = 300
 NUM_NODES = 10
@@ -40,7 +58,108 @@ def test_other_seed_gives_another_event_log() -> None:
 
 
 def test_nodes_learn_from_each_other_on_a_perfect_network() -> None:
-    run = run_seed(5, 4, 6, faults=False)
+    run = run_seed(5, 4, 6, plan=FaultPlan())
     assert run.invariants.hold
     assert not set(run.refusals) - {"too_old", "duplicate"}
     assert min(run.steps.values()) > 0
+
+
+@pytest.mark.timeout(120)
+def test_every_node_makes_steps_again_after_all_faults_have_healed() -> None:
+    crashes = tuple(Crash(node=node, at_s=20.0 + node, down_s=5.0) for node in range(3))
+    plan = FaultPlan(
+        latency_s=0.05,
+        drop_rate=0.02,
+        crashes=crashes,
+        partitions=(Partition(start_s=10.0, end_s=40.0, island=frozenset({0, 4})),),
+        coordinator_crash=Crash(node=-1, at_s=8.0, down_s=20.0),
+    )
+    run = run_seed(2, 5, 16, plan)
+    verdicts = {verdict.name: verdict for verdict in run.invariants.verdicts()}
+    assert run.invariants.hold, run.invariants.violations
+    assert verdicts[REPEAT].detail != "0 steps made again", "no crash came between a step and its checkpoint"
+
+
+def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
+    run = run_seed(4, 4, 6, FaultPlan(num_hostile=1))
+    assert run.invariants.hold, run.invariants.violations
+    assert {"false_reward", "too_old", "low_standing"} <= set(run.refusals)
+    alone = run_seed(4, 4, 6, FaultPlan())
+    assert sum(run.steps.values()) >= 0.9 * sum(alone.steps.values())
+
+
+# --- the invariants can fail: each broken part turns its own red --------------------------------------
+
+
+class CarelessDoor(Door):
+    """Lets in whatever can be parsed."""
+
+    async def _open(self, sealed: SealedGroup) -> RolloutGroup | Refused:
+        try:
+            plain = zstandard.ZstdDecompressor().decompress(sealed.body) if sealed.is_compressed else sealed.body
+            return body_to_group(rollout_pb2.GroupBody.FromString(plain), sealed.producer)
+        except (Malformed, DecodeError, zstandard.ZstdError):
+            return Refused(reason=RefusalReason.MALFORMED)
+
+    def _check_origin(self, group: RolloutGroup, via: NodeId) -> None:
+        return None
+
+    async def _verdict(self, group: RolloutGroup) -> Verdict:
+        rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
+        verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+        return replace(verdict, rewards=rewards)
+
+
+class ForgetfulStore(MemoryGroupStore):
+    """Loses its journal of draws."""
+
+    async def record_draw(self, draw: Draw) -> None:
+        pass
+
+
+class OverfullBuffer(ReplayBuffer):
+    """Holds twice what it may, as its own figures say."""
+
+    def statistics(self) -> ReplayStatistics:
+        return replace(super().statistics(), fill=2.0)
+
+
+def _ignoring(**bounds: float) -> Callable[[ReplayConfig, str, int, Clock], ReplayBuffer]:
+    def make(config: ReplayConfig, policy_id: str, seed: int, clock: Clock) -> ReplayBuffer:
+        return ReplayBuffer(config.model_copy(update=bounds), policy_id, seed, clock)
+
+    return make
+
+
+CRASH = FaultPlan(crashes=(Crash(node=1, at_s=14.0, down_s=3.0),))
+PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozenset({1})),))
+
+
+@pytest.mark.parametrize(
+    ("parts", "plan", "broken"),
+    [
+        (Parts(replay=_ignoring(max_reuse=1000)), FaultPlan(), REUSE),
+        (Parts(replay=_ignoring(max_age_steps=1000)), PARTED, AGE),
+        (Parts(door=CarelessDoor), FaultPlan(num_hostile=1), ADMITTED),
+        (Parts(store=ForgetfulStore), CRASH, ONCE),
+        (Parts(store=ForgetfulStore), CRASH, REUSE),
+        (Parts(store=ForgetfulStore), CRASH, REPEAT),
+        (Parts(replay=OverfullBuffer), FaultPlan(), BOUNDS),
+        (Parts(replay=_ignoring(local_groups=1000)), FaultPlan(), PROGRESS),
+    ],
+    ids=["reuse", "age", "door", "journal-once", "journal-reuse", "journal-repeat", "bounds", "progress"],
+)
+def test_a_broken_part_turns_its_invariant_red(parts: Parts, plan: FaultPlan, broken: str) -> None:
+    sound = run_seed(6, 4, 8, plan)
+    assert sound.invariants.hold, sound.invariants.violations
+    run = run_seed(6, 4, 8, plan, parts)
+    assert run.invariants.violations.get(broken), run.invariants.verdicts()
+
+
+def test_the_command_of_a_run_replays_it() -> None:
+    run = run_seed(7, 3, 2)
+    assert run.command == "swarm simulate --virtual --nodes 3 --rounds 2 --seed 7"
+    console = Console(record=True, width=200)
+    assert run_virtual_command(3, 2, 7, console)
+    shown = console.export_text()
+    assert run.command in shown and run.log_digest in shown
