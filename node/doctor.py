@@ -51,7 +51,11 @@ async def examine(config_path: Path | None) -> list[Finding]:
         _port("exchange.listen", config.exchange.listen),
         _clock(),
         await _sandbox(config),
-        *[await _reachable("coordinator.address", address) for address in config.coordinator.address.split(",") if address],
+        *[
+            await _reachable("coordinator.address", address)
+            for address in config.coordinator.address.split(",")
+            if address
+        ],
         *[await _reachable("directory.bootstrap", _tcp_of(maddr)) for maddr in config.directory.bootstrap],
     ]
 
@@ -77,7 +81,11 @@ def _packages(config: NodeConfig) -> list[Finding]:
         detail = importlib.metadata.version(package) if is_ok else "not installed"
         found.append(
             Finding(
-                name=package, is_ok=is_ok, detail=detail, fix=f"pip install 'swarm-trainer[{extra}]'", is_fatal=not is_ok
+                name=package,
+                is_ok=is_ok,
+                detail=detail,
+                fix=f"pip install 'swarm-trainer[{extra}]'",
+                is_fatal=not is_ok,
             )
         )
     return found
@@ -161,7 +169,10 @@ async def _reachable(key: str, address: str) -> Finding:
         writer.close()
     except (OSError, TimeoutError, ConfigError) as error:
         return Finding(
-            name=key, is_ok=False, detail=f"{address}: {error or 'no answer'}", fix="check address, firewall and that it runs"
+            name=key,
+            is_ok=False,
+            detail=f"{address}: {error or 'no answer'}",
+            fix="check address, firewall and that it runs",
         )
     return Finding(name=key, is_ok=True, detail=f"{address} answers")
 

@@ -161,7 +161,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
                 replay=ReplayConfig(
                     local_groups=local,
                     external_groups=external,
-                    max_age_steps=preset.max_age_steps,
+                    max_age_steps=0 if options.barrier else preset.max_age_steps,  # rounds are strictly on-policy
                     foreign=options.foreign,
                     barrier=options.barrier,
                 ),
