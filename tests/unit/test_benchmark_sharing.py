@@ -1,0 +1,231 @@
+"""The sharing benchmark counts what it says: draws, tokens, silent groups, pairs of seeds, runs already made."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from swarm.interfaces import Generator
+from swarm.model import PublishedTensors
+from swarm.types import Draw, Rollout, Sampling
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
+
+from benchmarks._sharing_run import ARMS, GROUP_SIZE, MODES, Arm, Job, Outcome, Setting, Swarm, own_tasks, run  # noqa: E402
+from benchmarks._sharing_start import shipped_start, specialist_weights  # noqa: E402
+from benchmarks._sharing_table import Estimate, estimate, goal, markdown, rows, t_quantile  # noqa: E402
+from benchmarks.sharing import QUICK, append, jobs, main, measure, read  # noqa: E402
+
+MICRO = Setting(num_rounds=1, evaluate_every=1, num_problems=2, num_warm=1)
+
+
+@pytest.fixture(scope="module")
+def specialists(tmp_path_factory: pytest.TempPathFactory) -> list[PublishedTensors]:
+    """One for each of four nodes, after a step only: they learn the way, not the skill."""
+    folder = tmp_path_factory.mktemp("specialists")
+    return [specialist_weights(0, node, own_tasks(node, 4), folder, num_steps=1) for node in range(4)]
+
+
+def _swarm(mode: str, arm: str, seed: int, folder: Path, specialists: list[PublishedTensors]) -> Swarm:
+    weights = specialists if mode == "spec" else [shipped_start()] * 4
+    return Swarm(Job(setting=MICRO, mode=mode, arm=arm, seed=seed), weights, folder)
+
+
+def _count_tokens(generator: Generator) -> list[int]:
+    """Lengths of all rollouts that the generator makes from now on."""
+    lengths: list[int] = []
+    inner = generator.generate
+
+    def generate(prompts: list[list[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
+        groups = inner(prompts, num_samples, sampling)
+        lengths.extend(len(r.trace.token_ids) for group in groups for r in group if r.trace is not None)
+        return groups
+
+    generator.generate = generate  # type: ignore[method-assign]
+    return lengths
+
+
+def _tokens_to_train(draw: Draw, foreign: str) -> int:
+    total = 0
+    for drawn in draw.groups:
+        rewards = drawn.scored.rewards
+        for rollout, reward in zip(drawn.scored.group.rollouts, rewards, strict=True):
+            is_dropped = foreign == "positive" and not drawn.scored.is_local and reward < rewards.mean()
+            assert rollout.trace is not None
+            total += 0 if is_dropped else len(rollout.trace.token_ids)
+    return total
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+async def test_a_round_draws_and_counts_as_its_arm_says(
+    mode: str, arm: Arm, tmp_path: Path, specialists: list[PublishedTensors]
+) -> None:
+    for seed in range(20):  # up to one whose first round teaches something: four groups may all be silent
+        swarm = _swarm(mode, arm.name, seed, tmp_path, specialists)
+        lengths = [_count_tokens(node.generator) for node in swarm.nodes]
+        draws = await swarm.play(1)
+        signal = [node.counts.num_generated - node.counts.num_silent for node in swarm.nodes]
+        if sum(signal) > 0:
+            break
+    assert sum(signal) > 0
+    for node, draw, own_lengths in zip(swarm.nodes, draws, lengths, strict=True):
+        counts = node.counts
+        local = [drawn.scored for drawn in draw.groups if drawn.scored.is_local]
+        external = [drawn.scored for drawn in draw.groups if not drawn.scored.is_local]
+        assert all(group.group.producer == node.name for group in local)
+        assert all(group.group.producer != node.name for group in external)
+        assert all(group.has_signal for group in (*local, *external))
+        assert len({group.digest for group in (*local, *external)}) == len(draw.groups)
+        assert len(local) == counts.num_local == min(arm.num_local, signal[node.number])
+        assert len(external) == counts.num_external == min(arm.num_external, sum(signal) - signal[node.number])
+        assert counts.num_generated == arm.num_generated and len(own_lengths) == GROUP_SIZE * arm.num_generated
+        assert counts.generated_tokens == sum(own_lengths)
+        assert counts.num_silent == draw.num_silent
+        assert counts.trained_tokens == _tokens_to_train(draw, arm.foreign)
+        assert node.learner.version.step == (1 if draw.groups else 0) == 1 - counts.num_skipped
+        assert node.generator.version == node.learner.version
+        if mode == "heteroq":
+            assert {group.group.env for group in local} <= set(own_tasks(node.number, 4))
+
+
+def test_only_the_arms_without_externals_are_local() -> None:
+    assert [arm.name for arm in ARMS if arm.num_external == 0] == ["4/0", "4/0 of 12"]
+    assert {arm.num_local + arm.num_external for arm in ARMS} == {4}
+
+
+async def test_arms_of_one_seed_start_with_the_same_questions_and_answers(tmp_path: Path) -> None:
+    texts: dict[str, list[tuple[str, int, str]]] = {}
+    for arm in ("4/0", "2/2"):
+        swarm = _swarm("homo", arm, 0, tmp_path, [])
+        made = await swarm._generate(swarm.nodes[0], 1)
+        texts[arm] = [(g.group.env, g.group.task_id, r.text) for g in made for r in g.group.rollouts]
+    assert texts["2/2"] == texts["4/0"][: 2 * GROUP_SIZE]
+
+
+def test_tasks_are_dealt_without_overlap_and_without_rest() -> None:
+    dealt = [kind for node in range(4) for kind in own_tasks(node, 4)]
+    assert len(dealt) == len(set(dealt)) == 8
+
+
+def test_specialists_differ_by_node_and_are_built_once(tmp_path: Path) -> None:
+    first = specialist_weights(0, 0, own_tasks(0, 4), tmp_path, num_steps=1)
+    other = specialist_weights(0, 1, own_tasks(1, 4), tmp_path, num_steps=1)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = specialist_weights(0, 0, own_tasks(0, 4), tmp_path, num_steps=1)
+    assert len(stamps) == 2 and stamps == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert any(not np.array_equal(first[name], other[name]) for name in first)
+
+
+def test_a_run_is_reproducible_and_survives_its_file(tmp_path: Path) -> None:
+    job = Job(setting=MICRO, mode="homo", arm="2/2", seed=3)
+    first, second = run(job), run(job)
+    assert replace(first, seconds=0) == replace(second, seconds=0)
+    assert first.rounds == (0, 1) and first.tokens_at == (0, first.generated_tokens)
+    assert first.num_generated == 8 and first.trained_tokens > 0
+    assert first.final == pytest.approx(np.mean(list(first.final_by_task.values())))
+    path = tmp_path / "runs" / "sharing.jsonl"
+    append(path, first)
+    with path.open("a") as file:
+        file.write(json.dumps({"job": "cut"})[:8])  # as a kill leaves it
+    append(path, second)
+    assert read(path) == [first, second]
+
+
+def test_a_file_of_another_version_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text('{"mode": "homo"}\n')
+    with pytest.raises(ValueError, match=r"old\.jsonl:1: not a run of this version"):
+        read(path)
+
+
+@pytest.mark.timeout(90)
+def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "sharing.jsonl"
+    wanted = jobs(MICRO, 1, ["homo"], ["4/0", "2/2"])
+    append(path, _outcome("4/0", 0, [0.1, 0.2], job=wanted[0]))
+    console = Console(file=io.StringIO())
+    measure(wanted, path, 1, console)
+    kept, made = read(path)
+    assert (kept.job, kept.accuracy) == (wanted[0], (0.1, 0.2))
+    assert made.job == wanted[1] and made.num_generated == 8
+    before = path.read_bytes()
+    measure(wanted, path, 1, console)
+    assert path.read_bytes() == before
+
+
+def _outcome(arm: str, seed: int, accuracy: list[float], mode: str = "homo", job: Job | None = None) -> Outcome:
+    return Outcome(
+        job=job or Job(setting=QUICK, mode=mode, arm=arm, seed=seed),
+        rounds=tuple(range(len(accuracy))),
+        accuracy=tuple(accuracy),
+        tokens_at=tuple(100 * i for i in range(len(accuracy))),
+        final_by_task={"max": accuracy[-1]},
+        cumulative_reward=1.0,
+        generated_tokens=1000,
+        trained_tokens=500,
+        num_generated=4,
+        num_local=2,
+        num_external=0,
+        num_silent=2,
+        num_skipped=0,
+        seconds=1.0,
+    )
+
+
+def test_intervals_are_students_t() -> None:
+    # By hand: mean 2, s = 1, n = 3, t(.975, 2) = 4.303, 4.303 / sqrt(3) = 2.484.
+    three = estimate([1.0, 2.0, 3.0])
+    assert (three.mean, three.n) == (2.0, 3) and three.half_width == pytest.approx(2.484, abs=1e-3)
+    assert estimate([0.5]) == Estimate(mean=0.5, half_width=None, n=1)
+    assert t_quantile(40) == pytest.approx(2.021, abs=1e-3) and t_quantile(120) == pytest.approx(1.980, abs=1e-3)
+
+
+def test_gains_are_paired_by_seed_and_skip_seeds_without_a_partner() -> None:
+    runs = [_outcome("4/0", 0, [0.0, 0.2]), _outcome("4/0", 1, [0.0, 0.6])]
+    runs += [_outcome("2/2", 0, [0.0, 0.4]), _outcome("2/2", 1, [0.0, 0.81]), _outcome("2/2", 2, [0.0, 0.0])]
+    baseline, shared = rows(runs)
+    assert baseline.auc_gain is None and shared.auc.n == 3
+    assert shared.auc_gain is not None and shared.final_gain is not None
+    assert shared.auc_gain.n == 2 and shared.auc_gain.mean == pytest.approx(0.1025)
+    assert shared.final_gain.mean == pytest.approx(0.205)
+    # The pairs differ by .2 and .21: the luck of a seed, three times as large, is not in the interval.
+    assert shared.final_gain.is_nonzero and shared.final_gain.half_width == pytest.approx(12.706 * 0.005, abs=1e-3)
+    assert "**+0.205 ± 0.064**" in markdown([baseline, shared])
+
+
+def test_a_row_is_never_compared_with_another_mode() -> None:
+    heteroq, homo = rows([_outcome("4/0", 0, [0.1], mode="homo"), _outcome("2/2", 0, [0.9], mode="heteroq")])
+    assert heteroq.auc_gain is None and homo.auc_gain is None
+
+
+def test_the_goal_is_the_first_evaluation_at_half_and_never_when_most_runs_miss_it() -> None:
+    reached, missed = _outcome("4/0", 0, [0.4, 0.5, 0.4, 0.6]), _outcome("4/0", 1, [0.4, 0.4, 0.4, 0.49])
+    assert goal(reached) == (1, 100) and goal(missed) is None
+    (row,) = rows([reached, missed])
+    assert (row.rounds_to_goal, row.tokens_to_goal, row.num_reached) == (None, None, 1)
+    assert "never (1 of 2)" in markdown([row])
+
+
+def test_the_table_leaves_out_runs_of_another_setting_and_seeds_not_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sharing.jsonl"
+    options = ["--quick", "--table", "--json", "--seeds", "1", "--out", str(path)]
+    assert main(options) == 1  # nothing there yet
+    full = Job(setting=Setting(), mode="homo", arm="4/0", seed=0)
+    for outcome in (_outcome("4/0", 0, [0.1]), _outcome("4/0", 1, [0.3]), _outcome("4/0", 0, [0.9], job=full)):
+        append(path, outcome)
+    capsys.readouterr()
+    assert main(options) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [run["accuracy"] for run in report["runs"]] == [[0.1]] and report["rows"][0]["auc"]["n"] == 1
+    assert main([option for option in options if option != "--json"]) == 0
+    assert "30 rounds, seeds 0 on 1 warm start(s), 1 runs" in capsys.readouterr().out
