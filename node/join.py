@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError, Unauthenticated
 from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
@@ -38,7 +39,10 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         say(f"{path} exists and is used as it is; delete it to join anew")
     else:
         parsed = JoinLink.parse(link)
-        fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
+        try:
+            fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
+        except Unauthenticated as error:
+            raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
         data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
         data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
         await asyncio.to_thread(write_toml, data, path)

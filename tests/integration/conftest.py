@@ -1,0 +1,107 @@
+"""Real node and coordinator processes for tests: started from a configuration file, stopped however the test ends."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.daemon import write_config
+from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.simulate.presets import SimulationOptions, node_configs
+from swarm.simulate.processes import Process, wait_for_file, wait_until
+from swarm.types import JsonDict
+
+START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machine this takes seconds
+
+
+class Swarm:
+    """Processes of one test, by name, with their directories below one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: dict[str, Process] = {}
+
+    def configs(self, count: int, **changes: Any) -> list[NodeConfig]:
+        """Nodes of the tiny preset that run until stopped; `changes` are options of the simulation."""
+        options = SimulationOptions(preset="tiny", nodes=count, rounds=changes.pop("rounds", 100_000), **changes)
+        quick = [
+            config.evaluation.model_copy(update={"num_problems": 2, "every_steps": 0})
+            for config in node_configs(options, self.directory)
+        ]
+        return [
+            config.model_copy(update={"evaluation": evaluation})
+            for config, evaluation in zip(node_configs(options, self.directory), quick, strict=True)
+        ]
+
+    async def coordinator(self, node: NodeConfig) -> JsonDict:
+        """Starts the coordinator of a run; a later `start()` of its process comes back on the same ports."""
+        process = self.processes["coordinator"] = Process("coordinator", self.directory / "coordinator")
+        config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=node)
+        process.directory.mkdir(parents=True)
+        path = process.directory / "coordinator.toml"
+        write_config(config, path)
+        await process.start(["coordinator.cli", "start", "--config", str(path)])
+        info = await wait_for_file(process.directory / "coordinator.json", process, START_S)
+        pinned = config.model_copy(update={"listen": info["listen"], "http_listen": info["http_listen"]})
+        write_config(pinned, path)
+        return info
+
+    async def node(self, config: NodeConfig, bootstrap: tuple[str, ...] = (), info: JsonDict | None = None) -> Process:
+        """Starts a node and waits for its first status."""
+        known = tuple(info["bootstrap_peers"]) if info else bootstrap
+        changes: JsonDict = {"directory": config.directory.model_copy(update={"bootstrap": known})}
+        if info:
+            link = {"address": info["listen"], "fingerprint": info["fingerprint"]}
+            changes["coordinator"] = config.coordinator.model_copy(update=link)
+        process = self.processes[config.name] = Process(config.name, config.dir)
+        config.dir.mkdir(parents=True, exist_ok=True)
+        write_config(config.model_copy(update=changes), config.dir / "node.toml")
+        await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
+        await wait_for_file(config.dir / "status.json", process, START_S)
+        return process
+
+    async def until(self, condition: Callable[[], bool], complaint: str, timeout_s: float = 60.0) -> None:
+        """Waits for something that the running processes bring about; fails when one of them dies."""
+        await wait_until(condition, timeout_s, complaint, *self.processes.values())
+
+    async def stop(self) -> None:
+        """Ends every process and whatever it started."""
+        await asyncio.gather(*(process.stop() for process in self.processes.values()))
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
+    """Processes below the test's directory."""
+    running = Swarm(tmp_path)
+    yield running
+    await running.stop()
+
+
+Command = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Runs `python -m <arguments>` somewhere else than in the checkout; gives exit code, stdout and stderr."""
+
+    async def run(*arguments: object) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            *map(str, arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), 45.0)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    return run

@@ -1,0 +1,94 @@
+"""Two nodes as processes: they find each other and learn from each other's groups."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.identity import Identity
+from swarm.simulate.command import judge
+from swarm.simulate.presets import SimulationOptions
+from swarm.simulate.processes import Process
+from swarm.simulate.run import run_swarm
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def foreign(process: Process) -> list[str]:
+    """Digests of other nodes' groups that a node learned from so far."""
+    process.read_events()
+    draws = [event for event in process.events if event["kind"] == "draw"]
+    return [group["digest"] for draw in draws for group in draw["groups"] if not group["local"]]
+
+
+def made(process: Process) -> set[str]:
+    """Digests of the groups that a node made so far."""
+    process.read_events()
+    return {event["digest"] for event in process.events if event["kind"] == "put"}
+
+
+async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Path) -> None:
+    options = SimulationOptions(preset="tiny", nodes=2, rounds=12, overrides=("evaluation.num_problems=2",))
+    run = await run_swarm(options, tmp_path, lambda name, event: None, lambda: None)
+    verdicts = judge([run]).verdicts()
+    assert len(verdicts) == 7
+    assert [verdict for verdict in verdicts if not verdict.holds] == []
+    for node in run.nodes:
+        used = [g for event in node.events if event["kind"] == "draw" for g in event["groups"] if not g["local"]]
+        assert used, f"{node.name} learned from no foreign group"
+        assert node.status["step"] == 12
+        assert sum(event["kind"] == "finished" for event in node.events) == 1
+
+
+async def test_two_nodes_without_a_coordinator_find_each_other_through_the_dht(swarm: Any) -> None:
+    ada_config, bell_config = swarm.configs(2)
+    ada = await swarm.node(ada_config)
+    bell = await swarm.node(bell_config, bootstrap=tuple(ada.status()["dht"]))
+    await swarm.until(lambda: bool(foreign(ada) and foreign(bell)), "no node consumed a foreign group")
+    assert set(foreign(ada)) <= made(bell)
+    assert set(foreign(bell)) <= made(ada)
+    assert ada.status()["peers"] == [bell.status()["node_id"]]
+
+
+async def test_a_stranger_joins_by_link_from_a_directory_of_its_own(swarm: Any, command: Any, tmp_path: Path) -> None:
+    (ada_config,) = swarm.configs(1)
+    info = await swarm.coordinator(ada_config)
+    ada = await swarm.node(ada_config, info=info)
+    home = tmp_path / "elsewhere" / "bob"
+    home.mkdir(parents=True)
+    bob = swarm.processes["bob"] = Process("bob", home)
+    fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
+    await bob.start(["swarm.cli", "join", info["link"], "--dir", str(home), *fast])
+    await swarm.until(lambda: bool(foreign(ada) and foreign(bob)), "ada and bob did not consume each other's groups")
+    assert set(foreign(ada)) <= made(bob)
+    assert set(foreign(bob)) <= made(ada)
+    assert Identity.load(home / "identity.key").node_id not in ("", ada.status()["node_id"], info["fingerprint"])
+
+    code, out, _ = await command("swarm.cli", "status", "--dir", home, "--json")
+    assert (code, json.loads(out)["problems"]) == (0, [])
+    bob.send(signal.SIGKILL)
+    await bob.stop()
+    began_s = time.monotonic()
+    code, out, _ = await command("swarm.cli", "status", "--dir", home, "--json")
+    assert code == 1
+    assert "does not run" in json.loads(out)["problems"][0]
+    assert time.monotonic() - began_s < 15.0  # known at once, not after the file has become old
+
+
+async def test_a_link_with_another_fingerprint_is_refused_with_exit_code_2(
+    swarm: Any, command: Any, tmp_path: Path
+) -> None:
+    (config,) = swarm.configs(1)
+    info = await swarm.coordinator(config)
+    wrong = info["link"].rpartition("#")[0] + "#" + Identity.create().node_id
+    code, out, err = await command("swarm.cli", "join", wrong, "--dir", tmp_path / "bob", "--only-write")
+    assert code == 2, out + err
+    assert "fingerprint" in err or "another key" in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "bob" / "node.toml").exists()
+    code, out, err = await command("swarm.cli", "join", info["link"], "--dir", tmp_path / "bob", "--only-write")
+    assert code == 0, out + err
+    assert (tmp_path / "bob" / "node.toml").exists()
