@@ -13,6 +13,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.service import CoordinatorServicer
@@ -79,7 +81,7 @@ class CoordinatorDaemon:
     async def _start(self) -> None:
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
-        (config.dir / "coordinator.json").unlink(missing_ok=True)  # left by a kill -9
+        before = _take_info(config.dir)
         key = config.dir / "identity.key"
         if not key.exists():
             Identity.create().save(key)
@@ -98,7 +100,7 @@ class CoordinatorDaemon:
         servicer = CoordinatorServicer(
             self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap()
         )
-        server, port = await start_server(config.listen, sessions, [servicer.register])
+        server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._start_directory(identity)
@@ -163,6 +165,27 @@ def read_info(directory: Path) -> JsonDict:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no coordinator was started in {directory}") from None
+
+
+def _take_info(directory: Path) -> JsonDict:
+    """What the last run wrote, moved aside until this one answers; empty for the first."""
+    with contextlib.suppress(FileNotFoundError):
+        (directory / "coordinator.json").replace(directory / "coordinator.last.json")
+    try:
+        return dict(json.loads((directory / "coordinator.last.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+async def _listen_again(
+    listen: str, before: object, sessions: Sessions, servicer: CoordinatorServicer
+) -> tuple[grpc.aio.Server, int]:
+    """With port 0 the port of the last run, where it is free: nodes and links still point there."""
+    host, _, port = listen.rpartition(":")
+    if port == "0" and isinstance(before, str) and before.rpartition(":")[0] == host and before != listen:
+        with contextlib.suppress(ConfigError):
+            return await start_server(before, sessions, [servicer.register])
+    return await start_server(listen, sessions, [servicer.register])
 
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:

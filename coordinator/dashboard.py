@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from coordinator.core import CoordinatorCore
 from swarm.errors import ConfigError
 from swarm.telemetry import Telemetry
-from swarm.types import EdgeReport, JsonDict
+from swarm.types import EdgeReport, JsonDict, short
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Dashboard:
             "link": self._link(),
             "guard": core.guard.guard,
             "max_age_steps": core.guard.max_age_steps,
-            "num_versions": sum(len(lineage.digests) for lineage in core.ledger.lineages().values()),
+            "num_versions": core.num_versions,
             "members": [
                 {
                     "node_id": member.node_id,
@@ -82,7 +82,7 @@ class Dashboard:
                     "num_refused": member.report.num_refused,
                     "evaluations": dict(member.report.evaluations),
                 }
-                for member in core.membership.all()[:MAX_SHOWN_MEMBERS]
+                for member in core.shown_members(MAX_SHOWN_MEMBERS)
             ],
             "edges": [
                 {
@@ -97,7 +97,7 @@ class Dashboard:
             "advice": [
                 {
                     "at": datetime.fromtimestamp(change.at_s, UTC).strftime("%H:%M:%S"),
-                    "text": f"{change.what}: {change.before} -> {change.after} ({change.reason})",
+                    "text": change.sentence(),
                 }
                 for change in list(core.advice_log)[-20:]
             ],
@@ -149,8 +149,9 @@ class Dashboard:
         self._telemetry.gauge("coordinator/live_nodes", len(core.membership.live(now_s)))
         self._telemetry.total("coordinator/heartbeats_total", core.num_heartbeats)
         self._telemetry.total("coordinator/refused_versions_total", core.num_refused_versions)
-        versions = sum(len(lineage.digests) for lineage in core.ledger.lineages().values())
-        self._telemetry.total("coordinator/versions_total", versions)
+        self._telemetry.total("coordinator/versions_total", core.num_versions)
+        for figures in core.guard.figures(now_s):
+            self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))
         return generate_latest(self._telemetry.registry)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,14 +165,17 @@ class Dashboard:
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
             logger.debug("request dropped", extra={"error": type(error).__name__})
+            writer.transport.abort()  # close() would wait for a client that does not read
         finally:
             self._num_open -= 1
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
+        if method == b"HEAD":
+            return self._answer(b"GET " + rest).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method not in (b"GET", b"HEAD"):
+        if method != b"GET":
             return _response(405, "text/plain", b"read-only\n")
         if path == b"/healthz":
             return _response(200, "text/plain", b"ok\n")

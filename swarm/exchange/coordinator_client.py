@@ -64,6 +64,7 @@ class GrpcCoordinatorClient:
         self._channel: AuthenticatedChannel | None = None
         self._stub: Any = None
         self._connecting = asyncio.Lock()
+        self._calling = asyncio.Lock()  # a failed call drops the connection: no other may be under way on it
         self._failures = 0
         self._retry_at_s = 0.0
         self._is_closed = False
@@ -96,7 +97,11 @@ class GrpcCoordinatorClient:
         await self._drop()
 
     async def _call(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
-        """One call within the deadline, on a connection that is made when there is none."""
+        """One call within the deadline, on a connection that is made when there is none; one at a time."""
+        async with self._calling:
+            return await self._call_alone(what, method, request)
+
+    async def _call_alone(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
                 channel = await self._connected()
