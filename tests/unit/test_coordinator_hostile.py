@@ -1,0 +1,61 @@
+"""What strangers can make the coordinator do: nothing beyond their one vote, and no local path of a joiner."""
+
+from typing import Any
+
+import pytest
+
+from coordinator.advice import Guard
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
+from swarm.errors import ConfigError
+from swarm.types import EdgeReport
+from swarm.wire.manifest import manifest_of
+
+IDS = [f"{number:064x}" for number in range(100)]
+
+
+def late(source: str, ess: float) -> EdgeReport:
+    return EdgeReport(source=source, num_groups=8, age_mean_steps=2.0, ess_share=ess, mismatch_kl=0.01, reward_mean=0.5)
+
+
+def test_one_learner_that_invents_sources_has_one_vote_on_the_age_bound() -> None:
+    guard = Guard(base_max_age_steps=4)
+    for reporter, source in ((0, 1), (1, 2), (2, 0)):
+        guard.report(IDS[reporter], (late(IDS[source], 0.9),), 0.0)
+    guard.report(IDS[3], tuple(late(source, 0.0) for source in IDS[10:74]), 0.0)
+    guard.decide(0.0)
+    assert guard.guard == "ok" and guard.max_age_steps is None
+
+
+def test_a_learner_holds_no_more_edges_than_its_newest_report() -> None:
+    guard = Guard(base_max_age_steps=4)
+    for first in range(1, 90):
+        guard.report(IDS[0], (late(IDS[first], 0.9),), 0.0)
+    assert [figures.source for figures in guard.figures(0.0)] == [IDS[89]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"params": {"max_digits": 10**9}}, "params"),
+        ({"params": {"max_digits": float("nan")}}, "params"),
+        ({"params": {str(number): 1 for number in range(100)}}, "params"),
+        ({"params": {"a": [[[[[[1]]]]]]}}, "params"),
+        ({"kind": "jsonl", "digest": "0" * 64, "dataset": "/etc/passwd.jsonl"}, "dataset"),
+        ({"kind": "jsonl", "digest": "0" * 64, "dataset": "data/../../x.jsonl"}, "dataset"),
+        ({"kind": "jsonl", "digest": "0" * 64, "dataset": "x.jsonl", "params": {"path": "/y.jsonl"}}, "dataset"),
+        ({"prompt": "{question}" + "x" * 10_000}, "prompt"),
+        ({"seed": 2**60}, "seed"),
+    ],
+)
+def test_a_manifest_cannot_name_a_local_path_or_a_problem_without_bound(changes: dict[str, Any], field: str) -> None:
+    env = EnvironmentConfig(**{"name": "sums", "kind": "reasoning_gym", "dataset": "chain_sum", **changes})
+    with pytest.raises(ConfigError, match=field):
+        manifest_of(NodeConfig(environments=(env,)), "run", "", 0.0)
+
+
+def test_a_manifest_cannot_name_a_directory_as_its_model_nor_unbounded_recipe_params() -> None:
+    model = ModelConfig(source="/home/someone/model", digest="0" * 64)
+    with pytest.raises(ConfigError, match=r"model[.]source"):
+        manifest_of(NodeConfig(model=model), "run", "", 0.0)
+    with pytest.raises(ConfigError, match="recipe_params"):
+        manifest_of(NodeConfig(learner=LearnerConfig(recipe_params={"low": 1e30})), "run", "", 0.0)
