@@ -241,9 +241,11 @@ def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-r
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("name", "acronym", "title", "source", "scope", "verification")
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column == "title" else None)
     for row in rows:
-        table.add_row(row["name"], row["acronym"], row["title"], row["arxiv"] or "", row["scope"], row["verification"])
+        table.add_row(*row.values())
     console.print(table)
 
 
