@@ -242,10 +242,10 @@ def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-r
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None)
-    for column in columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column == "title" else None)
+    for column in (*(name for name in columns if name != "title"), "title"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=0 if column == "title" else 8)
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(text for column, text in row.items() if column != "title"), row["title"])
     console.print(table)
 
 
