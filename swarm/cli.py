@@ -236,16 +236,17 @@ def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-r
     """List the built-in objectives."""
     from swarm.recipes import list_recipes, load_recipe
 
-    columns = ("name", "acronym", "title", "arxiv", "scope", "verification")
+    columns = ("name", "acronym", "arxiv", "scope", "verification", "title")
     rows = [{column: str(getattr(load_recipe(name), column)) for column in columns} for name in list_recipes()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
+    width = max(len(row["name"]) for row in rows)
     table = Table(box=None)
-    for column in (*(name for name in columns if name != "title"), "title"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=0 if column == "title" else 8)
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=width if column == "name" else None)
     for row in rows:
-        table.add_row(*(text for column, text in row.items() if column != "title"), row["title"])
+        table.add_row(*row.values())
     console.print(table)
 
 

@@ -46,7 +46,8 @@ def _aggregate(losses: Tensor, batch: Batch, params: Params) -> Tensor:
 
 RECIPE = Recipe(
     name="balanced_clip",
-    title="BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via Balanced Policy Optimization with Adaptive Clipping",
+    title="BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via "
+    "Balanced Policy Optimization with Adaptive Clipping",
     acronym="BAPO",
     arxiv="2510.18927",
     row="S075",
