@@ -1,0 +1,157 @@
+"""Processes killed with -9 and terminated: what comes back, what is kept, and what is left behind."""
+
+import asyncio
+import signal
+import sqlite3
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swarm.simulate.command import judge
+from swarm.simulate.presets import SimulationOptions
+from swarm.simulate.processes import Process
+from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
+
+pytestmark = pytest.mark.timeout(120)
+
+SHORT_STEP_S = 1.0
+"""Floor of the median gap. A tiny step takes tens of milliseconds, and three times that is less than what one
+evaluation, one fsync or the start of another Python on the same two cores may take."""
+
+
+def of(process_events: Any, kind: str) -> list[Any]:
+    """Events of one kind, in order."""
+    return [event for event in process_events if event["kind"] == kind]
+
+
+def stored(directory: Path) -> set[str]:
+    """Digests of every group in a node's store."""
+    with sqlite3.connect(f"file:{directory / 'groups.sqlite'}?mode=ro", uri=True) as database:
+        return {row[0].hex() for row in database.execute("SELECT digest FROM groups")}
+
+
+async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Path) -> None:
+    every = 5
+    quick = ("evaluation.num_problems=2", f"learner.checkpoint_every={every}", "faults.slow_factor=3")
+    options = SimulationOptions(preset="tiny", nodes=2, rounds=40, kill=(("ada", 2.0),), restart=True, overrides=quick)
+    seen: list[tuple[str, str]] = []
+    kept: set[str] = set()
+
+    def watch(name: str, event: Any) -> None:
+        seen.append((name, event["kind"]))
+        if (name, event["kind"]) == ("ada", "killed"):
+            kept.update(stored(tmp_path / "ada"))
+
+    run = await run_swarm(options, tmp_path, watch, lambda: None)
+    ada, bell = run.nodes
+    assert ("ada", "killed") in seen
+    assert ada.num_starts == 2
+    assert [verdict for verdict in judge([run]).verdicts() if not verdict.holds] == []
+    assert kept
+    assert kept <= stored(tmp_path / "ada"), "a stored group was lost"
+    _check_repeats(ada, every)
+    _check_pace(bell, run)
+
+
+def _check_repeats(node: NodeRun, checkpoint_every: int) -> None:
+    second_start_s = of(node.events, "started")[1]["at_s"]
+    steps = of(node.events, "step")
+    before = [event["step"] for event in steps if event["at_s"] < second_start_s]
+    after = [event["step"] for event in steps if event["at_s"] >= second_start_s]
+    assert before
+    assert after[-1] == node.status["step"] == 40
+    repeated = set(before) & set(after)
+    assert len(repeated) <= checkpoint_every
+    assert after == list(range(after[0], 41)), "a step was left out"
+    digests = {event["step"]: event["digest"] for event in steps if event["at_s"] < second_start_s}
+    for event in steps:
+        if event["step"] in repeated and event["at_s"] >= second_start_s:
+            assert event["digest"] == digests[event["step"]], "a repeated step led to other weights"
+
+
+def _check_pace(node: NodeRun, run: SwarmRun) -> None:
+    at_s = [event["at_s"] for event in of(node.events, "step")]
+    gaps_s = [later - earlier for earlier, later in pairwise(at_s)]
+    median_s = statistics.median(gaps_s)
+    assert max(gaps_s) < 3 * max(median_s, SHORT_STEP_S), (max(gaps_s), median_s)
+    assert run.first_step_at_s <= at_s[0]
+
+
+async def test_the_ledger_is_complete_after_the_coordinator_was_killed(swarm: Any) -> None:
+    first, second = swarm.configs(2)
+    info = await swarm.coordinator(first)
+    nodes = [await swarm.node(first, info=info), await swarm.node(second, info=info)]
+    coordinator: Process = swarm.processes["coordinator"]
+    await swarm.until(lambda: all(node.status()["step"] >= 3 for node in nodes), "no node made 3 steps")
+    coordinator.send(signal.SIGKILL)
+    killed_s = time.time()
+    at_kill = [node.status()["step"] for node in nodes]
+    path = coordinator.directory / "coordinator.sqlite"
+    await swarm.until(
+        lambda: all(node.status()["step"] >= step + 5 for node, step in zip(nodes, at_kill, strict=True)),
+        "a node stopped without a coordinator",
+    )
+    (coordinator.directory / "coordinator.json").unlink()
+    await coordinator.start()
+    target = [node.status()["step"] for node in nodes]
+
+    def is_complete() -> bool:
+        return all(
+            recorded(path, node.status()["node_id"]).keys() >= set(range(step + 1))
+            for node, step in zip(nodes, target, strict=True)
+        )
+
+    await swarm.until(is_complete, "the ledger lacks versions")
+    await asyncio.gather(*(node.stop() for node in nodes))  # a drain hands in the newest ones
+    for node in nodes:
+        node.read_events()
+        assert any(event["at_s"] > killed_s for event in of(node.events, "step"))
+        versions = recorded(path, node.status()["node_id"])
+        published = {event["step"]: event["digest"] for event in of(node.events, "step")}
+        assert {step: versions.get(step) for step in published} == published
+        assert of(node.events, "failure") == []
+
+
+def recorded(path: Path, node_id: str) -> dict[int, str]:
+    """Step -> digest of every version of a node in the coordinator's database."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT step, digest FROM versions WHERE policy_id = ? AND NOT is_rewind", (node_id,))
+        return {step: digest.hex()[:16] for step, digest in rows}
+
+
+@pytest.mark.parametrize("worker", ["inline", "process"])
+async def test_sigterm_drains_and_leaves_nothing_running(swarm: Any, worker: str) -> None:
+    (config,) = swarm.configs(1)
+    process = await swarm.node(config.model_copy(update={"worker": worker}))
+    await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
+    daemon = psutil.Process(process.status()["pid"])
+    children = daemon.children(recursive=True)
+    names = " ".join(" ".join(child.cmdline()) for child in children)
+    assert "p2pd" in names
+    assert ("node.worker" in names) == (worker == "process")
+    began_s = time.monotonic()
+    daemon.send_signal(signal.SIGTERM)
+    process.is_expected_dead = True
+    await swarm.until(lambda: not process.is_alive, "the daemon goes on after SIGTERM", 15.0)
+    assert time.monotonic() - began_s < 10.0
+    assert process._process is not None
+    assert process._process.returncode == 0
+    _, alive = psutil.wait_procs(children, timeout=2.0)
+    assert alive == []
+
+
+async def test_a_killed_daemon_takes_its_worker_and_its_dht_peer_along(swarm: Any) -> None:
+    (config,) = swarm.configs(1)
+    process = await swarm.node(config.model_copy(update={"worker": "process"}))
+    await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
+    daemon = psutil.Process(process.status()["pid"])
+    children = daemon.children(recursive=True)
+    process.is_expected_dead = True
+    daemon.kill()  # this one process alone, as the system does when memory is short
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 15.0)
+    assert [child.cmdline() for child in alive] == []
