@@ -256,6 +256,7 @@ def load_or_create_identity(path: Path) -> Identity:
     """The node's key; made on first start. Raises ConfigError for a damaged file."""
     if path.exists():
         return Identity.load(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     identity = Identity.create()
     identity.save(path)
     return identity

@@ -32,10 +32,9 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
     from node.daemon import load_or_create_identity, run_daemon
     from swarm.telemetry import setup_logging
 
-    directory.mkdir(parents=True, exist_ok=True)
-    identity = load_or_create_identity(directory / "identity.key")
     path = directory / "node.toml"
-    if path.exists():
+    identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
+    if await asyncio.to_thread(path.exists):
         say(f"{path} exists and is used as it is; delete it to join anew")
     else:
         parsed = JoinLink.parse(link)

@@ -241,10 +241,10 @@ def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-r
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    width = max(len(row["name"]) for row in rows)
     table = Table(box=None)
     for column in columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=width if column == "name" else None)
+        width = 20 if column == "title" else max(len(row[column]) for row in rows)
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=width)
     for row in rows:
         table.add_row(*row.values())
     console.print(table)
