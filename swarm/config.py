@@ -132,7 +132,8 @@ class LearnerConfig(Model):
     checkpoint_every: NotNegative = 10
     """Steps between checkpoints; 0 writes one at the end only."""
     deterministic: bool = False
-    """Generate, step, generate, step: one after the other, bit-for-bit reproducible across a kill."""
+    """Generate, step, generate, step, one after the other: equal seeds and keys give equal weights, bit for bit. After
+    a kill the steps since the checkpoint are repeated exactly; later ones may ask other questions."""
 
 
 class ExchangeConfig(Model):

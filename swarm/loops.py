@@ -345,10 +345,27 @@ async def deterministic_loop(worker: Worker, learner: Learner) -> None:
     for draw in await worker.exchange.redraw(learner.next_draw):
         await _step(worker, learner, draw_seconds=0.0, draw=draw)
     while not _is_done(worker, learner):
-        await _generate(worker, await worker.exchange.capacity())
+        await _generate_until_drawn(worker, learner)
         await _draw_and_step(worker, learner)
         await _checkpoint_and_evaluate(worker, learner)
     await worker.offload(learner.save)
+
+
+async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
+    """Generates what is missing; again when a draw used up groups without signal and waits for more."""
+    drawing = asyncio.ensure_future(worker.exchange.draw(learner.version))
+    try:
+        while True:
+            room = asyncio.ensure_future(worker.exchange.wait_capacity())
+            try:
+                await asyncio.wait({drawing, room}, return_when=asyncio.FIRST_COMPLETED)
+                if drawing.done():
+                    return
+                await _generate(worker, min(room.result(), worker.config.replay.local_groups))
+            finally:
+                room.cancel()
+    finally:
+        drawing.cancel()
 
 
 def _is_done(worker: Worker, learner: Learner) -> bool:

@@ -125,6 +125,7 @@ class Agent:
         self._num_putting = 0
         self._next_draw = 1
         self._pending_draw: Draw | None = None
+        self._has_drawn = False  # a draw was made and its step is not yet reported
         self._reward_mean = 0.0
         self._reward_std = 0.0
         self._log_head = Cursor()  # newest entry of the store's log
@@ -147,12 +148,12 @@ class Agent:
 
     async def capacity(self) -> int:
         """Groups that may be started now without becoming too old to use."""
-        return self.replay.capacity(self.head.step, running=0)
+        return self._capacity()
 
     async def wait_capacity(self) -> int:
         """Waits until `capacity()` is positive and returns it."""
-        await self._changed.until(lambda: self.replay.capacity(self.head.step, running=0) > 0)
-        return self.replay.capacity(self.head.step, running=0)
+        await self._changed.until(lambda: self._capacity() > 0)
+        return self._capacity()
 
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
@@ -191,7 +192,9 @@ class Agent:
             self.replay.limit_age(self.advice.max_age_steps)
             draw = self.replay.draw(self._next_draw, head, self.heads.get, self._source_weights())
             if draw is None:
+                self._changed.fire()  # what was used up or too old makes room for the generator
                 await self._changed.wait()
+        self._has_drawn = True
         await self.store.record_draw(draw)
         self._next_draw = draw.step + 1
         self.counters.num_local_used += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
@@ -213,7 +216,7 @@ class Agent:
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
-        self._pending_draw = None
+        self._pending_draw, self._has_drawn = None, False
         self.last_step_at_s = self.clock.now_s()
         for edge in report.edges:
             keep_newest(self.edges, edge.source, edge, MAX_EDGES)
@@ -375,6 +378,11 @@ class Agent:
         self._log_grew.fire()
         if scored.is_local:
             self._own_log_grew.fire()
+
+    def _capacity(self) -> int:
+        if self.config.learner.deterministic and self._has_drawn:
+            return 0  # strictly in turn: the step comes first
+        return self.replay.capacity(self.head.step, running=0)
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
         self._fresh[scored.digest] = _Fresh(scored.group.producer, via, scored.group.oldest_step)

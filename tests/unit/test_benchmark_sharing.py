@@ -201,6 +201,14 @@ def test_gains_are_paired_by_seed_and_skip_seeds_without_a_partner() -> None:
     assert "**+0.205 ± 0.064**" in markdown([baseline, shared])
 
 
+def test_each_arm_is_also_held_against_the_filter_alone() -> None:
+    runs = [_outcome("4/0", 0, [0.1]), _outcome("2/2", 0, [0.4]), _outcome("4/0 of 12", 0, [0.5])]
+    baseline, shared, filtered = rows(runs)
+    assert shared.auc_over_filter is not None and shared.auc_over_filter.mean == pytest.approx(-0.1)
+    assert baseline.auc_over_filter is None and filtered.auc_over_filter is None
+    assert filtered.auc_gain is not None and filtered.auc_gain.mean == pytest.approx(0.4)
+
+
 def test_a_row_is_never_compared_with_another_mode() -> None:
     heteroq, homo = rows([_outcome("4/0", 0, [0.1], mode="homo"), _outcome("2/2", 0, [0.9], mode="heteroq")])
     assert heteroq.auc_gain is None and homo.auc_gain is None

@@ -198,7 +198,6 @@ def test_kubernetes_manifests_run_an_installed_command_without_privileges(name: 
 
 def test_arguments_of_the_kubernetes_manifests_are_accepted():
     from coordinator.cli import app as coordinator_app
-
     from swarm.cli import app
 
     arguments = documents("coordinator.yaml")[1]["spec"]["template"]["spec"]["containers"][0]["args"]
