@@ -90,8 +90,8 @@ def goal(outcome: Outcome) -> tuple[int, int] | None:
 def markdown(table: Sequence[Row]) -> str:
     """The rows as a markdown table."""
     lines = [
-        "| mode | local/external | n | AUC | final | AUC - 4/0 | final - 4/0 | AUC - 4/0 of 12 | rounds to .5 | tokens to .5 "
-        "| generated tokens | groups learned: own + others' | cumulative reward |",
+        "| mode | local/external | n | AUC | final | AUC - 4/0 | final - 4/0 | AUC - 4/0 of 12 | rounds to .5 "
+        "| tokens to .5 | generated tokens | groups learned: own + others' | cumulative reward |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table:
