@@ -56,7 +56,7 @@ $(VENV)/installed: $(BIN)/python constraints.txt pyproject.toml
 	@touch $@
 
 .PHONY: simulate
-simulate: env ## Two SmolLM2 learners share what they experience: 10 minutes on 2 cores, then a report
+simulate: env ## Two SmolLM2 learners share what they experience: about 6 minutes on 2 cores, then a report
 	$(BIN)/swarm simulate --preset smollm $(ARGS)
 
 .PHONY: simulate-tiny

@@ -54,7 +54,7 @@ def test_a_manifest_cannot_name_a_local_path_or_a_problem_without_bound(changes:
 
 
 def test_a_manifest_cannot_name_a_directory_as_its_model_nor_unbounded_recipe_params() -> None:
-    model = ModelConfig(source="/home/someone/model", digest="0" * 64)
+    model = ModelConfig(source="/srv/model", digest="0" * 64)
     with pytest.raises(ConfigError, match=r"model[.]source"):
         manifest_of(NodeConfig(model=model), "run", "", 0.0)
     with pytest.raises(ConfigError, match="recipe_params"):
