@@ -31,10 +31,10 @@ from swarm.exchange.standing import Standing
 from swarm.exchange.store import SqliteGroupStore
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
-from swarm.loops import hand_in_versions, run_agent, run_worker
+from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
-from swarm.types import JsonDict, short
+from swarm.types import Correction, JsonDict, short
 
 if TYPE_CHECKING:
     from swarm.exchange.dht import HivemindDirectory
@@ -109,6 +109,7 @@ class Daemon:
         verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(verifier.close)
         standing = Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute)
+        usable = await asyncio.to_thread(_usable_corrections, config)
         door = Door(
             run_id=config.run_id,
             node_id=identity.node_id,
@@ -121,6 +122,7 @@ class Daemon:
             environments=frozenset(env.name for env in config.environments),
             standing=standing,
             offload=asyncio.to_thread,
+            usable=usable,
         )
         self.agent = Agent(
             config=config,
@@ -186,6 +188,7 @@ class Daemon:
         await asyncio.to_thread(write_config, self.config, resolved)
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
         try:
+            backoff = Backoff(random.Random(self.agent.node_id), first_s=1.0, longest_s=60.0)
             while True:
                 arguments = ["-m", "node.worker", "--config", str(resolved), "--socket", str(socket)]
                 process = await asyncio.create_subprocess_exec(
@@ -203,7 +206,8 @@ class Daemon:
                     raise ConfigError(said.decode(errors="replace").strip())
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit("worker_died", {"exit_code": code})
-                await asyncio.sleep(1.0)
+                self.agent.num_failures += 1
+                await backoff.wait()
         finally:
             await server.stop()
 
@@ -298,6 +302,14 @@ def stop_on_signal(task: "asyncio.Task[object]") -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+
+def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
+    """What the recipe may learn from: anything else is refused before it can reach the learner."""
+    from swarm.recipes import load_recipe
+
+    recipe = load_recipe(config.learner.recipe, config.learner.recipe_params)
+    return frozenset(correction for correction in Correction if recipe.accepts(correction))
 
 
 def _load_codec(config: NodeConfig) -> TextCodec:

@@ -84,5 +84,5 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     if status["num_failures"]:
         found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
     if status["guard"] == "frozen":
-        found.append("the off-policy guard froze the learner")
+        found.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
     return found

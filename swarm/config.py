@@ -163,7 +163,7 @@ class DirectoryConfig(Model):
     """Discovery through the hivemind DHT."""
 
     kind: Literal["dht", "none"] = "dht"
-    """`none` runs alone or with `peers` only."""
+    """`none` runs alone."""
     listen: str = "/ip4/127.0.0.1/tcp/0"
     """Multiaddress that the DHT listens on (TCP only)."""
     bootstrap: tuple[str, ...] = ()
@@ -261,6 +261,17 @@ class NodeConfig(Model):
     sandbox: SandboxConfig = SandboxConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     faults: FaultConfig = FaultConfig()
+
+    @model_validator(mode="after")
+    def _roles_can_work(self) -> "NodeConfig":
+        if Role.TRAINER not in self.roles:
+            raise ValueError(
+                "roles: a node without the trainer role would need another node's weights; nobody publishes any yet; "
+                'add "trainer"'
+            )
+        if Role.GENERATOR not in self.roles and self.replay.local_groups > 0:
+            raise ValueError("roles: without the generator role there are no own groups; set replay.local_groups to 0")
+        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> "NodeConfig":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
+from swarm.errors import NotHeld, RolloutFailed, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent, keep_newest
 from swarm.interfaces import (
     CoordinatorClient,
@@ -33,13 +33,14 @@ from swarm.interfaces import (
     TextCodec,
     Transport,
 )
-from swarm.types import Advert, Cursor, Draw, Evaluation, NodeId, RolloutGroup, SealedGroup, Task, short
+from swarm.types import Advert, Cursor, Draw, Evaluation, NodeId, Role, RolloutGroup, SealedGroup, Task, short
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 10.0
 TIDY_EVERY_S = 30.0
+KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
 FETCH_TIMEOUT_S = 30.0
 
 
@@ -121,7 +122,8 @@ async def tidy_loop(agent: Agent) -> None:
     while True:
         await asyncio.sleep(TIDY_EVERY_S)
         replay = agent.config.replay
-        await agent.store.forget(agent.clock.now_s() - 10 * replay.max_age_s, agent.config.exchange.store_bytes)
+        kept_bytes = int(KEPT_SHARE * agent.config.exchange.store_bytes)
+        await agent.store.forget(agent.clock.now_s() - 10 * replay.max_age_s, kept_bytes)
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
@@ -131,7 +133,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
         now_s = agent.clock.monotonic_s()
         rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.counters.tokens_generated, now_s
-        agent.advice = await coordinator.heartbeat(agent.node_report(rate))
+        agent.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
         await hand_in_versions(agent, coordinator)
         await asyncio.sleep(agent.config.coordinator.heartbeat_s)
 
@@ -152,7 +154,7 @@ def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> lis
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and follows a few peers; one that moved or vanished is let go."""
     cursors: dict[NodeId, Cursor] = {}
-    followed: dict[PeerAddress, asyncio.Task[None]] = {}
+    followed: dict[tuple[PeerAddress, bool], asyncio.Task[None]] = {}  # (peer, with notices of others' groups)
     limit = agent.config.exchange.max_neighbours
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -163,13 +165,13 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             else:
                 agent.hear(adverts)
                 chosen = choose_neighbours(agent.node_id, adverts, limit)
-                wanted = {PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]) for a in chosen}
-                for gone in [address for address in followed if address not in wanted]:
-                    followed.pop(gone).cancel()
                 relay = len(adverts) - 1 > limit
-                for address in sorted(wanted - followed.keys(), key=lambda a: a.node_id):
-                    follow = Follow(agent, transport, address, relay, cursors, rng)
-                    followed[address] = tasks.create_task(
+                wanted = {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen}
+                for gone in [key for key in followed if key not in wanted]:
+                    followed.pop(gone).cancel()
+                for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
+                    follow = Follow(agent, transport, address, relayed, cursors, rng)
+                    followed[address, relayed] = tasks.create_task(
                         supervise(f"follow {short(address.node_id)}", follow.run, agent, rng)
                     )
             await asyncio.sleep(agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2))
@@ -311,10 +313,12 @@ async def run_worker(worker: Worker) -> None:
         await deterministic_loop(worker, worker.learner)
         return
     async with asyncio.TaskGroup() as tasks:
-        generating = tasks.create_task(generate_loop(worker), name="generate")
+        generates = Role.GENERATOR in worker.config.roles
+        generating = tasks.create_task(generate_loop(worker), name="generate") if generates else None
         if worker.learner is not None:
             await learn_loop(worker, worker.learner)
-            generating.cancel()
+            if generating is not None:
+                generating.cancel()
 
 
 async def generate_loop(worker: Worker) -> None:
@@ -419,7 +423,11 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
         answers = await worker.offload(worker.evaluate, tasks)
         num_right, references = 0.0, list[str]()
         for task, answer in zip(tasks, answers, strict=True):
-            verdict = await worker.exchange.score(env, task.task_id, [answer])
+            try:
+                verdict = await worker.exchange.score(env, task.task_id, [answer])
+            except RolloutFailed as error:
+                logger.warning("an answer could not be scored and counts as wrong", extra={"error": str(error)})
+                continue
             num_right += float(verdict.rewards[0] >= 1.0)
             references.append(verdict.reference)
         commonest = max((references.count(reference) for reference in set(references)), default=0)

@@ -235,6 +235,7 @@ class RefusalReason(StrEnum):
     BAD_VERSION = "bad_version"  # spans out of order, or steps beyond the producer's signed head
     FALSE_REWARD = "false_reward"
     VERIFIER_FAILED = "verifier_failed"
+    UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
     LOW_STANDING = "low_standing"
     OVER_QUOTA = "over_quota"
     NO_ROOM = "no_room"
@@ -353,6 +354,7 @@ class StepReport:
     ages_steps: tuple[int, ...] = ()  # one per group consumed
     num_local: int = 0
     num_external: int = 0
+    draw_step: int = 0  # Draw.step that it learned from; 0 settles any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

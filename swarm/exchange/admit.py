@@ -28,6 +28,7 @@ from swarm.exchange.standing import UNPROVEN, Standing
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, TextCodec, Verdict, Verifier
 from swarm.types import (
+    Correction,
     Digest,
     FloatArray,
     NodeId,
@@ -63,6 +64,7 @@ class Door:
         environments: names this node can rebuild.
         standing: what is known of each peer.
         offload: runs a blocking function off the event loop.
+        usable: what this node's recipe may learn from; a group of another correction is refused.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Door:
         environments: frozenset[str],
         standing: Standing,
         offload: Offload,
+        usable: frozenset[Correction] = frozenset(Correction),
     ) -> None:
         self._run_id = run_id
         self._node_id = node_id
@@ -91,6 +94,7 @@ class Door:
         self._environments = environments
         self._standing = standing
         self._offload = offload
+        self._usable = usable
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._in_flight: set[Digest] = set()
         self.num_admitted = 0
@@ -222,6 +226,9 @@ class Door:
 
     async def _keep(self, group: RolloutGroup, sealed: SealedGroup, verdict: Verdict) -> ScoredGroup | Refused:
         scored = self._scored(clamp_logprobs(group), sealed, verdict.rewards, is_local=False)
+        if scored.correction not in self._usable:
+            detail = f"correction {scored.correction}, usable: {', '.join(sorted(self._usable))}"
+            return _refused((RefusalReason.UNUSABLE_CORRECTION, detail), sealed)
         try:
             await self._store.put(scored, sealed)
         except StorageFull as error:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.errors import NotHeld, StorageFull
+from swarm.errors import NotHeld, RolloutFailed, StorageFull, TooLarge
 from swarm.exchange.admit import Door
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.signal import Signal
@@ -106,7 +106,7 @@ class Agent:
         self.connected: set[NodeId] = set()
         self.fetching: set[Digest] = set()  # notices being fetched from some neighbour: no second copy
         self.head = PolicyVersion(policy_id=self.node_id, step=0)
-        self.advice = Advice()
+        self._advice, self._advice_ends_s = Advice(), 0.0
         self.pending_versions: list[PolicyVersion] = []
         self.edges: dict[NodeId, EdgeReport] = {}
         self.evaluations: dict[str, float] = {}
@@ -140,6 +140,8 @@ class Agent:
         self.replay.restore(await self.store.uses(), groups)
         for scored in groups:
             self._remember(scored, via=self.node_id)
+            if not scored.is_local:
+                self._learn_head(scored.group)  # so that ages are counted as before the restart
         self._log_head = await self.store.head()
         if groups:
             self._emit("restored", {"groups": len(groups), "draws": len(journal)})
@@ -164,6 +166,10 @@ class Agent:
         except StorageFull as error:
             logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
             self._emit("storage_full", {"error": str(error)})
+            return float("nan")
+        except (RolloutFailed, TooLarge) as error:
+            logger.warning("a rollout group of ours could not be scored", extra={"error": str(error)})
+            self._emit("unscored", {"error": str(error), "env": group.env})
             return float("nan")
         finally:
             self._num_putting -= 1
@@ -216,7 +222,8 @@ class Agent:
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
-        self._pending_draw, self._has_drawn = None, False
+        if self._pending_draw is not None and report.draw_step in (0, self._pending_draw.step):
+            self._pending_draw, self._has_drawn = None, False
         self.last_step_at_s = self.clock.now_s()
         for edge in report.edges:
             keep_newest(self.edges, edge.source, edge, MAX_EDGES)
@@ -241,6 +248,17 @@ class Agent:
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         """The sandboxed verifier."""
         return await self._verifier.score(env, task_id, answers)
+
+    # --- coordinator ------------------------------------------------------------------------------
+
+    @property
+    def advice(self) -> Advice:
+        """The coordinator's newest advice; no opinion once its lease ran out."""
+        return self._advice if self.clock.monotonic_s() < self._advice_ends_s else Advice()
+
+    def take_advice(self, advice: Advice) -> None:
+        """A heartbeat was answered."""
+        self._advice, self._advice_ends_s = advice, self.clock.monotonic_s() + advice.lease_s
 
     # --- peers: receiving ------------------------------------------------------------------------
 

@@ -191,6 +191,7 @@ class PolicyLearner:
             ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
             num_local=num_local,
             num_external=len(draw.groups) - num_local,
+            draw_step=draw.step,
         )
 
     def _backward(self, batch: Batch, plan: Sequence[PackedRows], scores: _Scores, seconds: dict[str, float]) -> None:

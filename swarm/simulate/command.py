@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from swarm.errors import ConfigError
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.live import LiveProgress
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
@@ -32,6 +33,8 @@ def run_command(options: SimulationOptions, directory: Path, compare_silo: bool,
     Returns:
         Whether every invariant held, in both runs.
     """
+    if (directory / "swarm").exists():
+        raise ConfigError(f"--out {directory}: holds an earlier run; delete it or name another directory")
     directory.mkdir(parents=True, exist_ok=True)
     prepare_model(options, directory, console)
     run = _run(options, directory / "swarm", console)

@@ -14,11 +14,12 @@ from pathlib import Path
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, load_config
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
-from swarm.simulate.processes import POLL_S, Process, wait_for_file
+from swarm.simulate.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.types import JsonDict
 
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
+FIRST_STEP_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
     Args:
         options: what to run.
-        directory: state of every process goes below it; an existing state is resumed.
+        directory: state of every process goes below it; without that of an earlier run.
         watch: called with every event of every node as it appears.
         tick: called now and then, event or not.
 
@@ -161,6 +162,8 @@ async def _watch(
             watch(name, {"kind": "restarted", "at_s": time.time()})
         if first_step_s and elapsed_s > limit_s:
             break
+        if not first_step_s and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:
+            raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
         tick()
         await asyncio.sleep(POLL_S)
     return first_step_s

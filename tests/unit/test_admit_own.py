@@ -10,10 +10,10 @@ from swarm.exchange.admit import Door, DoorLimits
 from swarm.exchange.standing import Standing
 from swarm.exchange.store import MemoryGroupStore
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
-from swarm.types import Correction, ScoredGroup
+from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
 
 
-def make_door(number: int) -> tuple[Door, MemoryGroupStore]:
+def make_door(number: int, usable: frozenset[Correction] = frozenset(Correction)) -> tuple[Door, MemoryGroupStore]:
     clock = ManualClock()
     store = MemoryGroupStore(clock, 10**7)
     door = Door(
@@ -28,6 +28,7 @@ def make_door(number: int) -> tuple[Door, MemoryGroupStore]:
         environments=frozenset({TOY_ENV}),
         standing=Standing(clock, 6000),
         offload=asyncio.to_thread,
+        usable=usable,
     )
     return door, store
 
@@ -51,3 +52,13 @@ async def test_a_verifier_that_fails_on_our_answers_is_told_to_the_caller() -> N
     with pytest.raises(RolloutFailed):
         await door.own(make_group(identity.node_id, texts=["CRASH"] * 8), identity)
     assert (await store.head()).sequence == 0
+
+
+async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_the_door() -> None:
+    ours, _ = make_door(1)
+    theirs, store = make_door(2, usable=frozenset({Correction.NO_LOGPROBS}))
+    identity = make_identity(1)
+    _, sealed = await ours.own(make_group(identity.node_id, texts=["7", "8"] * 4), identity)
+    refused = await theirs.admit(sealed, identity.node_id)
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
+    assert await store.get(sealed.digest) is None
