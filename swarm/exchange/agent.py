@@ -144,7 +144,9 @@ class Agent:
                 self._learn_head(scored.group)  # so that ages are counted as before the restart
         self._log_head = await self.store.head()
         if groups:
-            self._emit("restored", {"groups": len(groups), "draws": len(journal)})
+            # a kill can fall between a group's storage and its event: what is held is told again
+            held = [[scored.digest.hex(), scored.is_local] for scored in groups]
+            self._emit("restored", {"groups": len(groups), "draws": len(journal), "held": held})
 
     # --- own worker: LocalExchange ---------------------------------------------------------------
 

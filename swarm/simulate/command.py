@@ -20,6 +20,8 @@ from swarm.simulate.report import render_summary, write_report
 from swarm.simulate.result import SimulationResult, SwarmResult, node_result
 from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
 
+KNOWN_FIRST = ("put", "restored")  # what exists; fed before what was done with it
+
 
 def run_command(options: SimulationOptions, directory: Path, compare_silo: bool, console: Console) -> bool:
     """Runs a simulation (and its silo twin), writes the report, prints the summary.
@@ -104,10 +106,10 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
         ids = [node.node_id for node in run.nodes]
         events = [(node_id, event) for node_id, node in zip(ids, run.nodes, strict=True) for event in node.events]
         for node_id, event in events:
-            if event["kind"] == "put":
-                invariants.check(node_id, "put", event)
+            if event["kind"] in KNOWN_FIRST:
+                invariants.check(node_id, event["kind"], event)
         for node_id, event in sorted(events, key=lambda pair: pair[1]["at_s"]):
-            if event["kind"] != "put":
+            if event["kind"] not in KNOWN_FIRST:
                 invariants.check(node_id, event["kind"], event)
         dead = {name for name, _ in run.options.kill if not run.options.restart} | {
             name for name, _ in run.options.stop

@@ -42,6 +42,9 @@ class Invariants:
         """One event of one node."""
         if kind == "put":
             self._put[node].add(fields["digest"])
+        elif kind == "restored":
+            for digest, is_local in fields["held"]:
+                (self._put if is_local else self._admitted)[node].add(digest)
         elif kind == "admitted":
             self._admitted[node].add(fields["digest"])
         elif kind == "draw":
