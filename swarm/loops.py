@@ -310,7 +310,7 @@ class Worker:
 async def run_worker(worker: Worker) -> None:
     """Runs generation and learning until `learner.num_steps` are made, or until cancelled."""
     if worker.learner is not None and worker.config.learner.deterministic:
-        await deterministic_loop(worker, worker.learner)
+        await learn_loop(worker, worker.learner)
         return
     async with asyncio.TaskGroup() as tasks:
         generates = Role.GENERATOR in worker.config.roles
@@ -329,27 +329,18 @@ async def generate_loop(worker: Worker) -> None:
 
 
 async def learn_loop(worker: Worker, learner: Learner) -> None:
-    """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal."""
+    """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal.
+
+    With `learner.deterministic` it also generates, strictly in turn, and no other loop does.
+    """
     await worker.exchange.publish(learner.version)
     if learner.version.step == 0:
         await _evaluate(worker, learner)
     for draw in await worker.exchange.redraw(learner.next_draw):
         await _step(worker, learner, draw_seconds=0.0, draw=draw)
     while not _is_done(worker, learner):
-        await _draw_and_step(worker, learner)
-        await _checkpoint_and_evaluate(worker, learner)
-    await worker.offload(learner.save)
-
-
-async def deterministic_loop(worker: Worker, learner: Learner) -> None:
-    """The same work strictly in turn: generate I groups, take a step with them, and so on."""
-    await worker.exchange.publish(learner.version)
-    if learner.version.step == 0:
-        await _evaluate(worker, learner)
-    for draw in await worker.exchange.redraw(learner.next_draw):
-        await _step(worker, learner, draw_seconds=0.0, draw=draw)
-    while not _is_done(worker, learner):
-        await _generate_until_drawn(worker, learner)
+        if worker.config.learner.deterministic:
+            await _generate_until_drawn(worker, learner)
         await _draw_and_step(worker, learner)
         await _checkpoint_and_evaluate(worker, learner)
     await worker.offload(learner.save)
