@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from swarm.config import CoordinatorConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
+from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.manifest import JoinLink, manifest_of
@@ -35,7 +35,7 @@ TIDY_EVERY_S = 10.0
 STOP_GRACE_S = 2.0
 
 
-class CoordinatorDaemon:
+class CoordinatorDaemon(Service):
     """One running coordinator.
 
     Example:
@@ -45,24 +45,13 @@ class CoordinatorDaemon:
     """
 
     def __init__(self, config: CoordinatorConfig) -> None:
+        super().__init__()
         self.config = config
         self.clock = SystemClock()
         self.link = ""
         self.info: JsonDict = {}
-        self._exit = contextlib.AsyncExitStack()
         self._directory: Discovery | None = None
         self._bootstrap: Callable[[], tuple[str, ...]] = tuple  # asked at every call: a rebuilt peer moves
-
-    async def __aenter__(self) -> "CoordinatorDaemon":
-        try:
-            await self._start()
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit.aclose()
 
     async def run(self) -> None:
         """Maintains state until cancelled."""
@@ -81,11 +70,10 @@ class CoordinatorDaemon:
     async def _start(self) -> None:
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
+        self._exit.callback(os.close, lock_directory(config.dir))
         before = _take_info(config.dir)
         key = config.dir / "identity.key"
-        if not key.exists():
-            Identity.create().save(key)
-        identity = Identity.load(key)
+        identity = load_or_create_identity(key)
         everyone = config.node.model_copy(
             update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
         )
@@ -118,7 +106,7 @@ class CoordinatorDaemon:
             "fingerprint": identity.node_id,
             "bootstrap_peers": list(self._bootstrap()),
         }
-        await asyncio.to_thread(_write_json, config.dir / "coordinator.json", self.info)
+        await asyncio.to_thread(write_json, config.dir / "coordinator.json", self.info)
         logger.info("coordinator started", extra={"node": short(identity.node_id), "listen": listen, "http": http})
 
     async def _start_directory(self, identity: Identity) -> None:
@@ -136,25 +124,14 @@ class CoordinatorDaemon:
 
 async def run_coordinator(config: CoordinatorConfig) -> None:
     """Runs until SIGTERM or Ctrl-C; a second Ctrl-C forces. Prints the join link once it answers."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    asked: list[bool] = []
 
-    def stop() -> None:
-        if asked:
-            os._exit(130)
-        asked.append(True)
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
+    async def run() -> None:
         async with CoordinatorDaemon(config) as daemon:
             logger.info("others join with: swarm join '%s'", daemon.link)
             logger.info("status page: http://%s/", daemon.info["http_listen"])
             await daemon.run()
-    except asyncio.CancelledError:
+
+    if await run_until_signal(run()):
         logger.info("coordinator stopped")
 
 
@@ -197,9 +174,3 @@ def _tokenizer_digest(config: CoordinatorConfig) -> str:
     except (ConfigError, ImportError) as error:
         logger.info("manifest without tokenizer digest", extra={"reason": str(error)})
         return ""
-
-
-def _write_json(path: Path, data: JsonDict) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data, indent=2), encoding="utf-8")
-    temporary.replace(path)

@@ -6,17 +6,13 @@ Invariant: whatever was started is stopped, also when a later part fails to star
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import random
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.status import lock_directory
 from node.worker import EXIT_CONFIG, build_worker, only_cause
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
@@ -32,9 +28,11 @@ from swarm.exchange.store import SqliteGroupStore
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
 from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
+from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, short
+from swarm.wire.manifest import write_toml
 
 if TYPE_CHECKING:
     from swarm.exchange.dht import HivemindDirectory
@@ -46,7 +44,7 @@ DRAIN_TIMEOUT_S = 20.0
 LEAVE_TIMEOUT_S = 3.0
 
 
-class Daemon:
+class Daemon(Service):
     """One running node.
 
     Example:
@@ -55,22 +53,11 @@ class Daemon:
     """
 
     def __init__(self, config: NodeConfig) -> None:
+        super().__init__()
         self.config = config
         self.clock = SystemClock()
-        self._exit = contextlib.AsyncExitStack()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
-
-    async def __aenter__(self) -> "Daemon":
-        try:
-            await self._start()
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit.aclose()
 
     async def run(self) -> None:
         """Runs every loop until cancelled.
@@ -222,7 +209,7 @@ class Daemon:
         while True:
             status = self.status()
             self.telemetry.snapshot(status)
-            await asyncio.to_thread(_write_json, path, status)
+            await asyncio.to_thread(write_json, path, status)
             await asyncio.sleep(STATUS_EVERY_S)
 
     def status(self) -> JsonDict:
@@ -256,52 +243,20 @@ class Daemon:
         }
 
 
-def load_or_create_identity(path: Path) -> Identity:
-    """The node's key; made on first start. Raises ConfigError for a damaged file."""
-    if path.exists():
-        return Identity.load(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    identity = Identity.create()
-    identity.save(path)
-    return identity
-
-
 def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
     """Writes a configuration as TOML, so that it can be read back equal."""
-    import tomlkit
-
-    data = json.loads(config.model_dump_json(exclude_none=True))
-    path.write_text(tomlkit.dumps(data), encoding="utf-8")
+    write_toml(config.model_dump(mode="json"), path)
 
 
-async def run_daemon(config: NodeConfig, started: Callable[[Daemon], None] | None = None) -> None:
+async def run_daemon(config: NodeConfig) -> None:
     """Runs a node until SIGTERM or Ctrl-C; a second Ctrl-C forces."""
-    task = asyncio.current_task()
-    assert task is not None
-    stop_on_signal(task)
-    try:
+
+    async def run() -> None:
         async with Daemon(config) as daemon:
-            if started is not None:
-                started(daemon)
             await daemon.run()
-    except asyncio.CancelledError:
+
+    if await run_until_signal(run()):
         logger.info("node stopped")
-
-
-def stop_on_signal(task: "asyncio.Task[object]") -> None:
-    """First SIGTERM or SIGINT cancels `task` (drain); the second ends the process at once."""
-    loop = asyncio.get_running_loop()
-    asked = False
-
-    def stop() -> None:
-        nonlocal asked
-        if asked:
-            os._exit(130)
-        asked = True
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
 
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
@@ -316,12 +271,6 @@ def _load_codec(config: NodeConfig) -> TextCodec:
     from swarm.model import load_codec
 
     return load_codec(config.model)
-
-
-def _write_json(path: Path, data: JsonDict) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data), encoding="utf-8")
-    temporary.replace(path)
 
 
 async def _leave(client: CoordinatorClient, agent: Agent) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError, Unauthenticated
+from swarm.process import load_or_create_identity
 from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
@@ -29,7 +30,7 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         ConfigError: the link or the manifest cannot be used; names the field.
         Unavailable: no address of the link answered.
     """
-    from node.daemon import load_or_create_identity, run_daemon
+    from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
     path = directory / "node.toml"

@@ -1,51 +1,16 @@
 """Reading a node's status file, and saying what is wrong with it.
 
-Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`,
-and asks the kernel whether a process holds `<dir>/lock`.
+Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`
+and is told whether a process holds the directory (`swarm.process.is_running`).
 """
 
-import fcntl
 import json
-import os
 from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.types import JsonDict
 
-LOCK = "lock"  # held by the daemon as long as it lives, however it ends
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
-
-
-def lock_directory(directory: Path) -> int:
-    """Takes a node's directory for this process, until the returned descriptor is closed or the process ends.
-
-    Raises:
-        ConfigError: another node runs there.
-    """
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(f"{directory}: a node runs there already; stop it, or give this one another dir") from None
-    return descriptor
-
-
-def is_running(directory: Path) -> bool:
-    """Whether a process holds the directory; True as well where that cannot be told (another user's file)."""
-    try:
-        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def read_status(directory: Path) -> JsonDict:

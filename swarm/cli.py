@@ -137,7 +137,8 @@ def status(
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
-    from node.status import is_running, problems, read_status
+    from node.status import problems, read_status
+    from swarm.process import is_running
 
     with _errors():
         figures = read_status(dir)

@@ -112,6 +112,13 @@ async def test_a_fork_is_refused_a_rewind_is_not_and_all_of_it_survives_a_restar
         await client.close()
 
 
+async def test_two_coordinators_never_share_a_directory(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path)) as first:
+        with pytest.raises(ConfigError, match="runs there already"):
+            await CoordinatorDaemon(config_in(tmp_path)).__aenter__()
+        assert json.loads((tmp_path / "coordinator.json").read_text())["listen"] == first.info["listen"]
+
+
 async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, Identity.create())

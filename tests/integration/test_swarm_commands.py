@@ -69,4 +69,4 @@ async def test_a_directory_has_one_node(swarm: Any, command: Any) -> None:
     await swarm.node(alone)
     code, _, err = await command("node.cli", "start", "--config", config.dir / "node.toml")
     assert code == 2
-    assert "a node runs there already" in err
+    assert "a process runs there already" in err

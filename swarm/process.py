@@ -1,0 +1,130 @@
+"""What every long-running process of a swarm does: own a directory, start in order, end on a signal.
+
+Invariant: whatever was started is stopped, in reverse order, also when a later part fails to start; the
+first signal drains, the second ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.types import JsonDict
+
+LOCK = "lock"  # held by a daemon for as long as it lives, however it ends
+EXIT_FORCED = 130  # a second signal did not wait for the drain
+
+
+class Service:
+    """A part that starts on entry and stops on exit. A subclass implements `_start` and fills `_exit` as it goes.
+
+    Example:
+        async with Daemon(config) as daemon:
+            await daemon.run()
+    """
+
+    def __init__(self) -> None:
+        self._exit = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    async def _start(self) -> None:
+        """Starts every part; what has to be undone goes to `_exit` at once."""
+        raise NotImplementedError
+
+
+async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
+    """Awaits `work`; the first SIGTERM or SIGINT cancels it (drain), the second ends the process at once.
+
+    Returns:
+        True when a signal ended it, False when it returned by itself.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    is_asked = False
+
+    def stop() -> None:
+        nonlocal is_asked
+        if is_asked:
+            os._exit(EXIT_FORCED)
+        is_asked = True
+        task.cancel()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not is_asked:
+            raise
+        task.uncancel()
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+    return is_asked
+
+
+def lock_directory(directory: Path) -> int:
+    """Takes a directory for this process, until the returned descriptor is closed or the process ends.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(f"{directory}: a process runs there already; stop it, or give this one another dir") from None
+    return descriptor
+
+
+def is_running(directory: Path) -> bool:
+    """Whether a process holds the directory; True as well where that cannot be told (another user's file)."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def load_or_create_identity(path: Path) -> Identity:
+    """The key in a file; made on first use. Raises ConfigError for a damaged file."""
+    if path.exists():
+        return Identity.load(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    identity = Identity.create()
+    identity.save(path)
+    return identity
+
+
+def write_json(path: Path, data: JsonDict) -> None:
+    """Replaces a file as a whole, so that a reader never sees half of it."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(data), encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,127 @@
+"""What every daemon shares: undone starts, an end by signal, a directory of its own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.process import (
+    EXIT_FORCED,
+    Service,
+    is_running,
+    load_or_create_identity,
+    lock_directory,
+    run_until_signal,
+    write_json,
+)
+
+STUBBORN = """
+import asyncio, sys
+from swarm.process import run_until_signal
+
+async def work():
+    print("ready", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("draining", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(run_until_signal(work()))
+"""
+
+
+class Parts(Service):
+    """Starts two parts, and fails at the third when told to."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails = fails
+        self.stopped: list[int] = []
+
+    async def _start(self) -> None:
+        for number in (1, 2):
+            self._exit.callback(self.stopped.append, number)
+        if self.fails:
+            raise ConfigError("the third part cannot start")
+
+
+async def test_what_was_started_is_stopped_in_reverse_also_when_a_later_part_fails() -> None:
+    works, fails = Parts(fails=False), Parts(fails=True)
+    async with works:
+        assert works.stopped == []
+    with pytest.raises(ConfigError, match="third part"):
+        async with fails:
+            raise AssertionError("it never ran")
+    assert works.stopped == fails.stopped == [2, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_lets_the_work_clean_up(number: signal.Signals) -> None:
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("done")
+
+    assert await run_until_signal(work())
+    assert cleaned == ["done"]
+    await asyncio.sleep(0)  # nothing of the signal is left to cancel us here
+
+
+async def test_work_that_ends_by_itself_was_not_asked_to() -> None:
+    assert not await run_until_signal(asyncio.sleep(0))
+
+
+async def test_a_cancellation_that_is_no_signal_passes_through() -> None:
+    running = asyncio.create_task(run_until_signal(asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def test_the_second_signal_does_not_wait_for_the_drain() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == EXIT_FORCED
+
+
+def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    assert not is_running(tmp_path)
+    held = lock_directory(tmp_path)
+    assert is_running(tmp_path)
+    with pytest.raises(ConfigError, match="runs there already"):
+        lock_directory(tmp_path)
+    os.close(held)
+    assert not is_running(tmp_path)
+    os.close(lock_directory(tmp_path))
+
+
+def test_a_key_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "node" / "identity.key"
+    assert load_or_create_identity(path).node_id == load_or_create_identity(path).node_id
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    write_json(path, {"step": 1})
+    with path.open() as before:
+        write_json(path, {"step": 2})
+        assert before.read() == '{"step": 1}'
+    assert path.read_text() == '{"step": 2}'
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
