@@ -17,7 +17,7 @@ import grpc
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.service import CoordinatorServicer
-from coordinator.store import SqliteCoordinatorStore
+from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig
 from swarm.errors import ConfigError, SwarmError

@@ -1,15 +1,19 @@
 """The coordinator's core over both stores: what it acknowledged it still knows after a restart."""
 
+import ast
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiosqlite
 import pytest
 
 from coordinator.core import CoordinatorCore
 from coordinator.ledger import LedgerEntry
-from coordinator.store import CoordinatorStore, MemoryCoordinatorStore, SqliteCoordinatorStore
+from coordinator.sqlite_store import SqliteCoordinatorStore
+from coordinator.store import CoordinatorStore, MemoryCoordinatorStore
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull, Unauthenticated
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
@@ -149,7 +153,7 @@ async def test_a_version_that_could_not_be_written_is_not_in_the_ledger() -> Non
 
 
 async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.store._RINGS", (("edges", 3), ("evaluations", 2), ("advice", 1)))
+    monkeypatch.setattr("coordinator.sqlite_store._RINGS", (("edges", 3), ("evaluations", 2), ("advice", 1)))
     store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
     core = CoordinatorCore(ManualClock(), store)
     for number in range(6):
@@ -179,3 +183,59 @@ async def test_an_error_of_the_disk_undoes_the_whole_heartbeat(tmp_path: Path) -
         rows = await other.execute_fetchall("SELECT (SELECT COUNT(*) FROM members) + (SELECT COUNT(*) FROM edges)")
     assert list(rows) == [(0,)]
     await store.close()
+
+
+async def rows_in(path: Path) -> list[int]:
+    counts = ", ".join(f"(SELECT COUNT(*) FROM {table})" for table in ("members", "edges", "evaluations"))
+    async with aiosqlite.connect(path) as other:
+        rows = await other.execute_fetchall(f"SELECT {counts}")
+    return list(next(iter(rows)))
+
+
+@pytest.mark.parametrize("cancelled_at", [1, 2, 3])
+async def test_a_heartbeat_that_is_cancelled_anywhere_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled_at: int
+) -> None:
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    executemany = aiosqlite.Connection.executemany
+    calls: list[str] = []
+
+    async def cancelling(self: aiosqlite.Connection, sql: str, rows: Any) -> Any:
+        calls.append(sql)
+        if len(calls) == cancelled_at:
+            writing.cancel()
+        return await executemany(self, sql, rows)
+
+    monkeypatch.setattr(aiosqlite.Connection, "executemany", cancelling)
+    writing = asyncio.create_task(CoordinatorCore(ManualClock(), store).heartbeat(ADA, report()))
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert await rows_in(tmp_path / "c.sqlite") == [0, 0, 0]
+    await CoordinatorCore(ManualClock(), store).heartbeat(ADA, report())
+    assert await rows_in(tmp_path / "c.sqlite") == [1, 1, 1]
+    await store.close()
+
+
+async def test_writes_at_once_never_mix_their_transactions(tmp_path: Path) -> None:
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    core = CoordinatorCore(ManualClock(), store)
+    member, _ = core.membership.renew(report(), 0.0)
+    await asyncio.gather(*(store.put_member(member, report().edges, []) for _ in range(20)))
+    assert await rows_in(tmp_path / "c.sqlite") == [1, 20, 0]
+    await store.close()
+
+
+def test_the_daemons_use_no_private_name_of_a_library() -> None:
+    root = Path(__file__).parents[2]
+    found = [
+        f"{path.relative_to(root)}:{node.lineno} {node.attr}"
+        for package in ("coordinator", "node")
+        for path in sorted((root / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and node.attr != "_exit"  # os._exit has no other name
+    ]
+    assert not found, found

@@ -1,0 +1,209 @@
+"""The coordinator's state in SQLite (WAL): see `coordinator.store` for what it holds.
+
+Invariant: every write is one transaction, carried through or undone as a whole, whoever is cancelled.
+"""
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from coordinator.advice import AdviceChange
+from coordinator.ledger import LedgerEntry
+from coordinator.membership import Member
+from coordinator.store import MAX_ADVICE_ROWS, MAX_EDGE_ROWS, MAX_EVALUATION_ROWS, EvaluationRow, Remembered
+from swarm.errors import ConfigError, StorageFull
+from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
+
+SCHEMA_VERSION: Final = 1
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS versions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, policy_id TEXT NOT NULL, branch INTEGER NOT NULL, step INTEGER NOT NULL,
+    digest BLOB NOT NULL, parent INTEGER NOT NULL, at_s REAL NOT NULL, is_rewind INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS versions_of ON versions (policy_id, branch, step);
+CREATE TABLE IF NOT EXISTS edges (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, reporter TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS evaluations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, node_id TEXT NOT NULL, step INTEGER NOT NULL,
+    name TEXT NOT NULL, accuracy REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS advice (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, record TEXT NOT NULL);
+"""
+_RINGS: Final = (("edges", MAX_EDGE_ROWS), ("evaluations", MAX_EVALUATION_ROWS), ("advice", MAX_ADVICE_ROWS))
+
+Statements = list[tuple[str, list[tuple[Any, ...]]]]  # SQL, and the rows it is run for
+
+
+class SqliteCoordinatorStore:
+    """The database of one run. Example: `store = await SqliteCoordinatorStore.open(dir / "coordinator.sqlite3")`."""
+
+    def __init__(self, database: aiosqlite.Connection) -> None:
+        self._database = database
+        self._writing = asyncio.Lock()  # of two transactions on one connection the later waits
+
+    @classmethod
+    async def open(cls, path: Path) -> "SqliteCoordinatorStore":
+        """Opens or creates the database.
+
+        Raises:
+            StorageFull: the file cannot be opened or written.
+            ConfigError: a newer program wrote it.
+        """
+        try:
+            database = await aiosqlite.connect(path, isolation_level=None)
+        except aiosqlite.Error as error:
+            raise StorageFull(f"{path}: {error}") from error
+        try:
+            # FULL: an acknowledged version survives the loss of power too, not only kill -9.
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000"):
+                await database.execute(f"PRAGMA {pragma}")
+            await _require_readable(database, path)
+            await database.executescript(_SCHEMA)
+            await database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except aiosqlite.Error as error:
+            await database.close()
+            raise StorageFull(f"{path}: {error}") from error
+        except ConfigError:
+            await database.close()
+            raise
+        return cls(database)
+
+    async def load(self) -> Remembered:
+        """What was stored."""
+        members = await self._database.execute_fetchall("SELECT record FROM members")
+        versions = await self._database.execute_fetchall(
+            "SELECT policy_id, step, digest, branch, parent, at_s, is_rewind FROM versions ORDER BY number"
+        )
+        edges = await self._database.execute_fetchall("SELECT at_s, reporter, record FROM edges ORDER BY number")
+        evaluations = await self._database.execute_fetchall(
+            "SELECT at_s, node_id, step, name, accuracy FROM evaluations ORDER BY number"
+        )
+        advice = await self._database.execute_fetchall("SELECT record FROM advice ORDER BY number")
+        return Remembered(
+            members=[_member_of(row[0]) for row in members],
+            versions=[_entry_of(row) for row in versions],
+            edges=[(row[0], row[1], EdgeReport(**json.loads(row[2]))) for row in edges],
+            evaluations=[
+                EvaluationRow(at_s=row[0], node_id=row[1], step=row[2], name=row[3], accuracy=row[4])
+                for row in evaluations
+            ],
+            advice=[AdviceChange(**json.loads(row[0])) for row in advice],
+        )
+
+    async def add_version(self, entry: LedgerEntry) -> None:
+        """Makes a line of the ledger durable before it returns. Raises StorageFull."""
+        version = entry.version
+        values = (
+            version.policy_id,
+            entry.branch,
+            version.step,
+            version.digest,
+            entry.parent,
+            entry.at_s,
+            entry.is_rewind,
+        )
+        await self._write(
+            [
+                (
+                    "INSERT INTO versions (policy_id, branch, step, digest, parent, at_s, is_rewind) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    [values],
+                )
+            ]
+        )
+
+    async def put_member(
+        self,
+        member: Member,
+        edges: tuple[EdgeReport, ...],
+        evaluations: list[EvaluationRow],
+    ) -> None:
+        """Stores one heartbeat in one transaction. Raises StorageFull."""
+        record = json.dumps(asdict(member), default=bytes.hex)
+        await self._write(
+            [
+                (
+                    "INSERT OR REPLACE INTO members VALUES (?, ?)",
+                    [(member.node_id, record)],
+                ),
+                (
+                    "INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)",
+                    [(member.last_seen_s, member.node_id, json.dumps(asdict(edge))) for edge in edges],
+                ),
+                (
+                    "INSERT INTO evaluations (at_s, node_id, step, name, accuracy) VALUES (?, ?, ?, ?, ?)",
+                    [(row.at_s, row.node_id, row.step, row.name, row.accuracy) for row in evaluations],
+                ),
+            ]
+        )
+
+    async def add_advice(self, changes: list[AdviceChange]) -> None:
+        """Appends to the log of what the guard changed. Raises StorageFull."""
+        rows: list[tuple[Any, ...]] = [(change.at_s, json.dumps(asdict(change))) for change in changes]
+        await self._write([("INSERT INTO advice (at_s, record) VALUES (?, ?)", rows)])
+
+    async def forget_members(self, node_ids: list[NodeId]) -> None:
+        """Deletes members that are long gone. Raises StorageFull."""
+        await self._write([("DELETE FROM members WHERE node_id = ?", [(node_id,) for node_id in node_ids])])
+
+    async def trim(self) -> None:
+        """Cuts the rings of reports back to their bounds. Raises StorageFull."""
+        await self._write(
+            [
+                (f"DELETE FROM {table} WHERE number <= (SELECT MAX(number) FROM {table}) - ?", [(most,)])
+                for table, most in _RINGS
+            ]
+        )
+
+    async def close(self) -> None:
+        """Flushes and closes."""
+        await self._database.close()
+
+    async def _write(self, statements: Statements) -> None:
+        """All or nothing, also when the caller is cancelled between two statements."""
+        try:
+            async with self._writing:
+                try:
+                    await self._database.execute("BEGIN IMMEDIATE")
+                    for statement, rows in statements:
+                        if rows:
+                            await self._database.executemany(statement, rows)
+                    await self._database.commit()
+                except BaseException:
+                    await asyncio.shield(self._database.rollback())  # queued behind whatever was cancelled
+                    raise
+        except aiosqlite.Error as error:
+            raise StorageFull(f"coordinator database: {error}") from error
+
+
+async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:
+    rows = await database.execute_fetchall("PRAGMA user_version")
+    found = int(next(iter(rows))[0])
+    if found > SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema {found}, this program knows {SCHEMA_VERSION}; use the newer program")
+
+
+def _entry_of(row: Any) -> LedgerEntry:
+    return LedgerEntry(
+        version=PolicyVersion(policy_id=row[0], step=row[1], digest=row[2]),
+        branch=row[3],
+        parent=row[4],
+        at_s=row[5],
+        is_rewind=bool(row[6]),
+    )
+
+
+def _member_of(record: str) -> Member:
+    data = json.loads(record)
+    report = data.pop("report")
+    head = report.pop("head")
+    report["head"] = PolicyVersion(policy_id=head["policy_id"], step=head["step"], digest=bytes.fromhex(head["digest"]))
+    report["roles"] = tuple(Role(role) for role in report["roles"])
+    report["endpoints"] = tuple(report["endpoints"])
+    report["edges"] = tuple(EdgeReport(**edge) for edge in report["edges"])
+    return Member(report=NodeReport(**report), **data)
