@@ -39,7 +39,7 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
     from swarm.rollout.produce import evaluate, produce
     from swarm.rollout.transformers_engine import TransformersGenerator
     from swarm.tasks.build import build_environments
-    from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+    from swarm.tasks.mixture import SPACING, TaskMixture, evaluation_tasks
 
     torch.set_num_threads(config.num_threads)
     clock = SystemClock()
@@ -66,18 +66,20 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
     evaluator = TransformersGenerator(network=loaded.network, codec=codec, version=version, seed=config.seed)
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     weights = dict(config.generator.asks) or dict.fromkeys(environments, 1.0)
-    mixture = TaskMixture(environments, weights, seed=config.seed)
+    waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
+    mixture = TaskMixture(environments, weights, seed=config.seed, spacing=max(SPACING, waiting))
 
-    def produce_groups(tasks: Sequence[Task]) -> list[RolloutGroup]:
+    def produce_groups(first_number: int, count: int) -> list[RolloutGroup]:
         return produce(
             generator,
             codec,
-            tasks,
+            mixture.tasks(first_number, count),
             config.generator.group_size,
             sampling,
             run_id=config.run_id,
             producer=node_id,
             clock=clock,
+            first_number=first_number,
         )
 
     def greedy_answers(tasks: Sequence[Task]) -> list[str]:
@@ -90,7 +92,6 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
         generator=generator,
         produce=produce_groups,
         evaluate=greedy_answers,
-        next_tasks=lambda count: [mixture.next_task() for _ in range(count)],
         learner=learner,
         codec=codec,
         evaluation_tasks={

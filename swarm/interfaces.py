@@ -126,8 +126,18 @@ class Generator(Protocol):
         """The weights that the next token comes from."""
         ...
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
-        """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN.
+
+        With `numbers` (one per prompt: how many questions this node asked before it) the samples depend on
+        nothing but seed, weights, prompt and number, so that a restarted node makes them again.
+        """
         ...
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
@@ -316,6 +326,13 @@ class LocalExchange(Protocol):
 
     async def wait_capacity(self) -> int:
         """Waits until `capacity()` is positive and returns it."""
+        ...
+
+    async def num_asked(self) -> int:
+        """Questions this node asked before, also before a restart: the number of the next one.
+
+        A node alone counts its groups exactly; in a swarm a restart may skip numbers, and never goes back.
+        """
         ...
 
     async def put(self, group: RolloutGroup) -> float:

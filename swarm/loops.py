@@ -282,7 +282,7 @@ class Overlap:
             self.seconds["both"] += elapsed_s
 
 
-Produce = Callable[[Sequence[Task]], list[RolloutGroup]]  # blocking
+Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
 Evaluate = Callable[[Sequence[Task]], list[str]]  # blocking; greedy answers of the newest version
 
 
@@ -295,7 +295,6 @@ class Worker:
     generator: Generator
     produce: Produce
     evaluate: Evaluate
-    next_tasks: Callable[[int], Sequence[Task]]
     learner: Learner | None
     codec: TextCodec
     evaluation_tasks: dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> tasks
@@ -325,7 +324,8 @@ async def generate_loop(worker: Worker) -> None:
     """Generates whenever admission capacity allows, always with the newest weights."""
     while True:
         capacity = await worker.exchange.wait_capacity()
-        await _generate(worker, min(capacity, worker.config.generator.groups_per_batch))
+        count = min(capacity, worker.config.generator.groups_per_batch)
+        await _generate(worker, await worker.exchange.num_asked(), count)
 
 
 async def learn_loop(worker: Worker, learner: Learner) -> None:
@@ -356,7 +356,8 @@ async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
                 await asyncio.wait({drawing, room}, return_when=asyncio.FIRST_COMPLETED)
                 if drawing.done():
                     return
-                await _generate(worker, min(room.result(), worker.config.replay.local_groups))
+                room.result()
+                await _generate_round(worker)
             finally:
                 room.cancel()
     finally:
@@ -368,17 +369,23 @@ def _is_done(worker: Worker, learner: Learner) -> bool:
     return num_steps > 0 and learner.version.step >= num_steps
 
 
-async def _generate(worker: Worker, num_groups: int) -> None:
-    if num_groups <= 0:
-        return
+async def _generate_round(worker: Worker) -> None:
+    """The groups of one draw. After a kill in the middle all are made again, so that each has the batch it had
+    (another batch means other low bits), and those that are stored already are left out."""
+    count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
+    await _generate(worker, number - number % count, count, num_stored=number % count)
+
+
+async def _generate(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
+    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups."""
     learner, began_s = worker.learner, worker.clock.monotonic_s()
     with worker.overlap.doing("generate"):
         if learner is not None and learner.version != worker.generator.version:
             version, weights = learner.snapshot()
             await worker.offload(worker.generator.load, version, weights)
-        groups = await worker.offload(worker.produce, worker.next_tasks(num_groups))
+        groups = await worker.offload(worker.produce, first, count)
         await _slow_down(worker, began_s)
-    for group in groups:
+    for group in groups[num_stored:]:
         await worker.exchange.put(group)
 
 

@@ -123,6 +123,7 @@ class Agent:
         self._fresh: dict[Digest, _Fresh] = {}  # of the newest groups in the log
         self._arriving: Counter[Digest] = Counter()  # on their way through the door
         self._num_putting = 0
+        self._num_asked = 0  # groups of ours, tried or stored, since the store began
         self._next_draw = 1
         self._pending_draw: Draw | None = None
         self._has_drawn = False  # a draw was made and its step is not yet reported
@@ -143,6 +144,7 @@ class Agent:
             if not scored.is_local:
                 self._learn_head(scored.group)  # so that ages are counted as before the restart
         self._log_head = await self.store.head()
+        self._num_asked = self._log_head.sequence  # exact alone; with groups of others in the log it only skips numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
             held = [[scored.digest.hex(), scored.is_local] for scored in groups]
@@ -159,8 +161,13 @@ class Agent:
         await self._changed.until(lambda: self._capacity() > 0)
         return self._capacity()
 
+    async def num_asked(self) -> int:
+        """Questions asked so far, restarts included: the number of the next one."""
+        return self._num_asked
+
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
+        self._num_asked += 1  # also when it cannot be stored: it is not asked again
         self._num_putting += 1
         try:
             scored, _ = await self._door.own(group, self.identity)
@@ -400,9 +407,12 @@ class Agent:
             self._own_log_grew.fire()
 
     def _capacity(self) -> int:
-        if self.config.learner.deterministic and self._has_drawn:
+        if self.config.learner.deterministic and (self._has_drawn or self._can_draw()):
             return 0  # strictly in turn: the step comes first
         return self.replay.capacity(self.head.step, running=0)
+
+    def _can_draw(self) -> bool:
+        return self.replay.num_local >= self.config.replay.local_groups
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
         self._fresh[scored.digest] = _Fresh(scored.group.producer, via, scored.group.oldest_step)

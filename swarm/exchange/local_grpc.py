@@ -126,10 +126,10 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return task
 
     async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
-        """Admission capacity, now or once it is positive."""
+        """Admission capacity, now or once it is positive, and how many questions were asked before."""
         async with answering(context):
             count = await (self._local.wait_capacity() if request.wait else self._local.capacity())
-            return pb.CapacityResponse(num_groups=count)
+            return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
         raise AssertionError("answering() ends the call")
 
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
@@ -215,6 +215,11 @@ class LocalClient:
         """Waits until `capacity()` is positive and returns it."""
         response = await self._call("Capacity", pb.CapacityRequest(wait=True), timeout_s=None)
         return response.num_groups
+
+    async def num_asked(self) -> int:
+        """Questions asked so far: the number of the next one."""
+        response = await self._call("Capacity", pb.CapacityRequest(wait=False))
+        return response.num_asked
 
     async def put(self, group: RolloutGroup) -> float:
         """Hands over one of our groups; returns its mean reward."""

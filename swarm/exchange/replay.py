@@ -113,6 +113,11 @@ class ReplayBuffer:
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
     @property
+    def num_local(self) -> int:
+        """Own groups held, fresh or not."""
+        return len(self._local)
+
+    @property
     def max_age_steps(self) -> int:
         """The age bound in force, steps."""
         return self._max_age_steps

@@ -1,7 +1,7 @@
 """An exact generator over any Hugging Face causal language model.
 
 Invariant: the log-probability of a token is that of its own row, whatever else is in the batch, and so is the
-random number that chose it: a rollout depends on (seed, version, prompt, which time it is asked, sample).
+random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
 
 Shape letters: B prompts, R rows (B x samples, finished ones dropped), P longest prompt, V vocabulary.
 """
@@ -69,8 +69,20 @@ class TransformersGenerator:
         """The weights that the next token comes from."""
         return self._version
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
         """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
+
+        Args:
+            prompts: token ids, none empty.
+            num_samples: rollouts of each.
+            sampling: how tokens are drawn.
+            numbers: of each prompt among all that the node asks; None: how often it was asked of these weights.
 
         Raises:
             ConfigError: a temperature of 0 or a repetition penalty, which this engine does not apply.
@@ -82,7 +94,7 @@ class TransformersGenerator:
             )
         with self._lock:
             self._cancelled.clear()
-            uniforms = self._uniforms(prompts, num_samples, sampling.max_new_tokens)
+            uniforms = self._uniforms(prompts, num_samples, sampling.max_new_tokens, numbers)
             groups: list[list[Rollout]] = [[] for _ in prompts]
             for indices in self._chunks(prompts, num_samples):
                 chosen = uniforms[indices].reshape(len(indices) * num_samples, sampling.max_new_tokens)
@@ -121,16 +133,18 @@ class TransformersGenerator:
         """Ends the call in progress at its next token (from any thread); unfinished rollouts come back ABORTED."""
         self._cancelled.set()
 
-    def _uniforms(self, prompts: Sequence[Sequence[int]], num_samples: int, num_tokens: int) -> np.ndarray[Any, Any]:
+    def _uniforms(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, num_tokens: int, numbers: Sequence[int] | None
+    ) -> np.ndarray[Any, Any]:
         """[B, samples, tokens] float64 in [0, 1), each row from a key of its own."""
         lineage = f"{self._seed}/{self._version.policy_id}/{self._version.step}".encode()
         uniforms = np.empty((len(prompts), num_samples, num_tokens))
         for index, prompt in enumerate(prompts):
             key = hashlib.sha256(lineage + b"\0" + np.asarray(prompt, dtype="<i8").tobytes()).digest()
-            asked = self._asked[key]
+            number = self._asked[key] if numbers is None else numbers[index]
             self._asked[key] += 1
             for sample in range(num_samples):
-                row = hashlib.sha256(key + struct.pack("<QQ", asked, sample)).digest()
+                row = hashlib.sha256(key + struct.pack("<QQ", number, sample)).digest()
                 uniforms[index, sample] = np.random.default_rng(int.from_bytes(row[:16], "little")).random(num_tokens)
         return uniforms
 

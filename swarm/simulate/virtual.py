@@ -123,7 +123,13 @@ class ScriptedGenerator:
         """Takes the version."""
         self.version = version
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
         """Never called: `group` knows the task, a prompt alone does not tell the right answer."""
         raise AssertionError("the scripted generator answers tasks, not prompts")
 
@@ -387,7 +393,7 @@ class VirtualSwarm:
         sampling = Sampling(temperature=1.0, max_new_tokens=config.generator.max_new_tokens)
         pace = random.Random(f"pace {self.seed} {index}").choice([0.5, 1.0, 1.0, 2.0])
 
-        def produce(tasks: Sequence[Task]) -> list[RolloutGroup]:
+        def produce(first_number: int, count: int) -> list[RolloutGroup]:
             return [
                 RolloutGroup(
                     run_id=config.run_id,
@@ -401,7 +407,7 @@ class VirtualSwarm:
                     verifier="unscored",
                     created_at_s=self.clock.now_s(),
                 )
-                for task in tasks
+                for task in mixture.tasks(first_number, count)
             ]
 
         async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
@@ -415,7 +421,6 @@ class VirtualSwarm:
             generator=generator,
             produce=produce,
             evaluate=lambda tasks: [],
-            next_tasks=lambda count: [mixture.next_task() for _ in range(count)],
             learner=learner,
             codec=self.codec,
             evaluation_tasks={},

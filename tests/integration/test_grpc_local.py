@@ -90,6 +90,9 @@ class ScriptedAgent:
     async def wait_capacity(self) -> int:
         return await self.room.get()
 
+    async def num_asked(self) -> int:
+        return 17
+
     async def put(self, group: RolloutGroup) -> float:
         if self.error is not None:
             raise self.error
@@ -201,6 +204,7 @@ async def test_redraw_brings_every_draw_even_an_empty_one(bench: Bench):
 
 async def test_capacity_answers_at_once_or_waits(bench: Bench):
     assert await bench.client.capacity() == 4
+    assert await bench.client.num_asked() == 17
     waiting = asyncio.ensure_future(bench.client.wait_capacity())
     await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()

@@ -1,6 +1,6 @@
 """Held-out split, mixture and evaluation sets."""
 
-import json
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +11,13 @@ from swarm.errors import ConfigError
 from swarm.tasks.build import build_environment, build_environments
 from swarm.tasks.char import KINDS
 from swarm.tasks.held_out import is_held_out
-from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+from swarm.tasks.mixture import SPACING, TaskMixture, evaluation_tasks
+from swarm.types import Task
 
 ENVIRONMENTS = build_environments(
     EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000) for kind in KINDS
 )
+ENVIRONMENTS_FEW = build_environment(EnvironmentConfig(name="few", kind="char", dataset="binary", num_tasks=20))
 
 
 @given(st.text())
@@ -48,16 +50,53 @@ def test_training_never_sees_a_held_out_question_nor_an_environment_without_weig
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), before=st.integers(0, 40))
-def test_a_restored_mixture_continues_the_same_sequence(seed: int, before: int) -> None:
-    mixture = TaskMixture(ENVIRONMENTS, {}, seed)
-    for _ in range(before):
-        mixture.next_task()
-    state = json.loads(json.dumps(mixture.state()))
-    expected = [mixture.next_task() for _ in range(10)]
-    other = TaskMixture(ENVIRONMENTS, {}, seed + 1)
-    other.restore(state)
-    assert [other.next_task() for _ in range(10)] == expected
+@given(seed=st.integers(0, 2**32), first=st.integers(0, 1000), start=st.integers(0, 1000))
+def test_the_question_of_a_number_does_not_depend_on_where_one_began_to_ask(seed: int, first: int, start: int) -> None:
+    expected = [TaskMixture(ENVIRONMENTS, {}, seed).task(number) for number in range(first, first + 10)]
+    other = TaskMixture(ENVIRONMENTS, {}, seed)
+    other.tasks(start, 3)
+    assert other.tasks(first, 10) == expected
+
+
+def test_next_task_walks_the_numbers() -> None:
+    mixture = TaskMixture(ENVIRONMENTS, {}, 3)
+    assert [mixture.next_task() for _ in range(300)] == TaskMixture(ENVIRONMENTS, {}, 3).tasks(0, 300)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["reverse", "binary"]))
+def test_no_question_comes_twice_within_the_spacing(seed: int, kind: str) -> None:
+    tasks = TaskMixture(ENVIRONMENTS, {kind: 1.0}, seed).tasks(0, 10 * SPACING)
+    assert shortest_distance(tasks) >= SPACING
+
+
+def shortest_distance(tasks: list[Task]) -> int:
+    """Between two appearances of one question."""
+    last: dict[tuple[object, ...], int] = {}
+    distances = [len(tasks)]
+    for number, task in enumerate(tasks):
+        key = (task.env, task.messages)
+        distances.append(number - last.get(key, -len(tasks)))
+        last[key] = number
+    return min(distances)
+
+
+def test_with_fewer_questions_than_the_spacing_each_comes_about_equally_often() -> None:
+    config = EnvironmentConfig(name="few", kind="char", dataset="binary", num_tasks=20)
+    mixture = TaskMixture(build_environments([config]), {}, 0)
+    tasks = mixture.tasks(0, 400)
+    counts = Counter(task.messages for task in tasks)
+    num_questions = len({q for i in range(20) if not is_held_out(q := ENVIRONMENTS_FEW.problem(i).question)})
+    assert len(counts) == num_questions < SPACING
+    assert min(counts.values()) > 0.7 * 400 / num_questions
+    assert shortest_distance(tasks) >= num_questions // 2
+
+
+def test_a_long_sequence_asks_nearly_every_training_question() -> None:
+    asked = {task.messages[0].content for task in TaskMixture(ENVIRONMENTS, {"binary": 1.0}, 1).tasks(0, 2000)}
+    training = {q for i in range(5000) if not is_held_out(q := ENVIRONMENTS["binary"].problem(i).question)}
+    assert asked <= training
+    assert len(asked) >= 0.99 * len(training)
 
 
 def test_weights_are_followed() -> None:
@@ -66,13 +105,11 @@ def test_weights_are_followed() -> None:
     assert abs(names.count("max") / 2000 - 0.75) < 0.05
 
 
-def test_wrong_weights_and_wrong_states_are_config_errors() -> None:
+def test_wrong_weights_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="unknown environment 'x'"):
         TaskMixture(ENVIRONMENTS, {"x": 1.0}, 0)
     with pytest.raises(ConfigError, match="positive sum"):
         TaskMixture(ENVIRONMENTS, {"max": 0.0}, 0)
-    with pytest.raises(ConfigError, match="not a saved state"):
-        TaskMixture(ENVIRONMENTS, {}, 0).restore({"version": 3})
 
 
 @settings(max_examples=10, deadline=None)

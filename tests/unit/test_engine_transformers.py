@@ -89,6 +89,17 @@ def test_samples_of_a_prompt_asked_again_differ_until_the_generator_is_rebuilt()
     assert [tokens_of(r) for r in first[0]] != [tokens_of(r) for r in other_seed[0]]
 
 
+def test_a_number_fixes_the_samples_whatever_was_asked_before() -> None:
+    generator = engine()
+    generator.generate(PROMPTS, 4, WARM, [5, 6, 7, 8])
+    again = generator.generate(PROMPTS[1:3], 4, WARM, [6, 7])
+    fresh = engine().generate(PROMPTS, 4, WARM, [5, 6, 7, 8])
+    for group, same in zip(again, fresh[1:3], strict=True):
+        assert [tokens_of(r) for r in group] == [tokens_of(r) for r in same]
+    other = engine().generate(PROMPTS[1:2], 4, WARM, [9])
+    assert [tokens_of(r) for r in other[0]] != [tokens_of(r) for r in fresh[1]]
+
+
 def test_greedy_equals_generate_of_transformers() -> None:
     network = noisy_network()
     expected = []

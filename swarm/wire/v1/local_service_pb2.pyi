@@ -15,10 +15,12 @@ class CapacityRequest(_message.Message):
     def __init__(self, wait: bool = ...) -> None: ...
 
 class CapacityResponse(_message.Message):
-    __slots__ = ("num_groups",)
+    __slots__ = ("num_groups", "num_asked")
     NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ASKED_FIELD_NUMBER: _ClassVar[int]
     num_groups: int
-    def __init__(self, num_groups: _Optional[int] = ...) -> None: ...
+    num_asked: int
+    def __init__(self, num_groups: _Optional[int] = ..., num_asked: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("body", "producer")
