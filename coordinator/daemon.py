@@ -18,6 +18,7 @@ from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.service import CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
+from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig
 from swarm.errors import ConfigError, SwarmError
@@ -92,7 +93,7 @@ class CoordinatorDaemon(Service):
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._start_directory(identity)
-        address = config.advertise or listen
+        address = await asyncio.to_thread(advertised, config.advertise, listen)
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
         dashboard = Dashboard(self.core, config.run_id, lambda: self.link, Telemetry("coordinator"))
         http = await dashboard.start(config.http_listen)

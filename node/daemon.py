@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.worker import EXIT_CONFIG, build_worker, only_cause
+from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
@@ -123,7 +124,9 @@ class Daemon(Service):
             emit=self._emit,
         )
         await self.agent.restore()
-        self.transport = GrpcTransport(identity, config.run_id, config.exchange, self.clock)
+        others_dial = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
+        exchange = config.exchange.model_copy(update={"advertise": others_dial})
+        self.transport = GrpcTransport(identity, config.run_id, exchange, self.clock)
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent)
         self.directory = await self._start_directory(identity)

@@ -1,11 +1,12 @@
 """`swarm doctor`: what on this machine would keep a node from working, each finding with its fix.
 
-Invariant: changes nothing, and every check is bounded in time.
+Invariant: changes nothing (a port is opened for the moment of one check), and every check is bounded in time.
 """
 
 import asyncio
 import importlib.metadata
 import importlib.util
+import secrets
 import shutil
 import socket
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from swarm.addresses import endpoint_of
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
+from swarm.process import is_running
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.types import JsonDict
 
@@ -48,7 +51,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_packages(config),
         _disk(config),
         _memory(config),
-        _port("exchange.listen", config.exchange.listen),
+        _port(config),
         _clock(),
         await _sandbox(config),
         *[
@@ -56,7 +59,8 @@ async def examine(config_path: Path | None) -> list[Finding]:
             for address in config.coordinator.address.split(",")
             if address
         ],
-        *[await _reachable("directory.bootstrap", _tcp_of(maddr)) for maddr in config.directory.bootstrap],
+        *[await _reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
+        *await _announced(config),
     ]
 
 
@@ -117,8 +121,11 @@ def _memory(config: NodeConfig) -> Finding:
     )
 
 
-def _port(key: str, listen: str) -> Finding:
+def _port(config: NodeConfig) -> Finding:
+    key, listen = "exchange.listen", config.exchange.listen
     host, _, port = listen.rpartition(":")
+    if is_running(config.dir):
+        return Finding(name=key, is_ok=True, detail=f"{listen}: a node runs in {config.dir}")
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -165,7 +172,7 @@ async def _reachable(key: str, address: str) -> Finding:
         if not port.isdigit():
             raise ConfigError(f"{address!r} is not host:port")
         async with asyncio.timeout(DIAL_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
     except (OSError, TimeoutError, ConfigError) as error:
         return Finding(
@@ -177,8 +184,58 @@ async def _reachable(key: str, address: str) -> Finding:
     return Finding(name=key, is_ok=True, detail=f"{address} answers")
 
 
-def _tcp_of(maddr: str) -> str:
-    """host:port of a multiaddress such as /ip4/10.0.0.1/tcp/4001/p2p/..."""
-    parts = maddr.strip("/").split("/")
-    fields = dict(zip(parts[::2], parts[1::2], strict=False))
-    return f"{fields.get('ip4') or fields.get('ip6') or fields.get('dns4', '')}:{fields.get('tcp', '')}"
+async def _announced(config: NodeConfig) -> list[Finding]:
+    """Whether what others are told to dial leads to this machine."""
+    told: list[tuple[str, str, str]] = []  # key, where we listen, what others dial
+    if config.exchange.advertise:
+        told.append(("exchange.advertise", config.exchange.listen, config.exchange.advertise))
+    if config.directory.kind == "dht":
+        listen = endpoint_of(config.directory.listen)
+        told += [("directory.announce", listen, endpoint_of(maddr)) for maddr in config.directory.announce]
+    if is_running(config.dir):
+        return [await _reachable(key, address) for key, _, address in told]
+    return [await _leads_here(key, listen, address) for key, listen, address in told]
+
+
+async def _leads_here(key: str, listen: str, address: str) -> Finding:
+    """Listens for a moment where the node will, dials what others will, and compares what arrives."""
+    port = listen.rpartition(":")[2]
+    if address.endswith(":0"):
+        return Finding(name=key, is_ok=True, detail=f"{address}: the port is known once the node listens")
+    if port == "0":
+        return Finding(
+            name=key,
+            is_ok=False,
+            detail=f"others dial {address}, but the node listens on another port after each start",
+            fix=f"set a fixed port in {key.split('.')[0]}.listen and forward to that one",
+        )
+    word = secrets.token_bytes(16)
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(word)
+        writer.close()
+
+    heard, problem = b"", f"nothing answers within {DIAL_TIMEOUT_S:.0f} s"
+    try:
+        async with await asyncio.start_server(answer, listen.rpartition(":")[0].strip("[]") or None, int(port)):
+            heard = await _hear(address, len(word))
+    except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
+        problem = str(error) or problem
+    if heard == word:
+        return Finding(name=key, is_ok=True, detail=f"{address} leads to this machine")
+    return Finding(
+        name=key,
+        is_ok=False,
+        detail=f"{address}: {'something else answers there' if heard else problem}",
+        fix=f"forward that port (TCP) to port {port} of this machine; some routers can only be tried from outside",
+    )
+
+
+async def _hear(address: str, size: int) -> bytes:
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(DIAL_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        try:
+            return await reader.readexactly(size)
+        finally:
+            writer.close()

@@ -5,12 +5,15 @@ it can name only built-in tasks and recipes.
 """
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 
+from swarm.addresses import own_address
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.process import load_or_create_identity
+from swarm.types import JsonDict
 from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
@@ -45,6 +48,8 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
             raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
         data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
         data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
+        own = await asyncio.to_thread(own_address, parsed.addresses[0].rpartition(":")[0])
+        say(listen_towards(data, own))
         await asyncio.to_thread(write_toml, data, path)
         say(f"joined run {parsed.run_id}; configuration in {path}")
     config = load_config(NodeConfig, path, overrides)
@@ -52,3 +57,21 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)
+
+
+def listen_towards(data: JsonDict, own: str) -> str:
+    """Makes a joining node listen where the others are; says in a sentence who can dial it.
+
+    Args:
+        data: plain data of node.toml; changed in place.
+        own: this machine's address on the way to the coordinator.
+    """
+    if ipaddress.ip_address(own.strip("[]")).is_loopback:
+        return "the coordinator is on this machine: only nodes on it can dial this one"
+    kind, host = ("ip6", "[::]") if own.startswith("[") else ("ip4", "0.0.0.0")
+    data["exchange"] |= {"listen": f"{host}:0", "advertise": f"{own}:0"}
+    data["directory"] |= {"listen": f"/{kind}/{own.strip('[]')}/tcp/0"}
+    return (
+        f"other nodes dial {own}; where that is behind NAT, fix the ports in exchange.listen and directory.listen, "
+        "forward them, and set exchange.advertise and directory.announce"
+    )

@@ -8,14 +8,18 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from swarm.addresses import dialable_endpoint, dialable_multiaddress
 from swarm.errors import ConfigError
 from swarm.types import Role
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
+Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 
 
 class Model(BaseModel):
@@ -141,8 +145,8 @@ class ExchangeConfig(Model):
 
     listen: str = "127.0.0.1:0"
     """host:port of the exchange service; port 0 picks a free one."""
-    advertise: str = ""
-    """host:port that others should dial; empty uses the listening address."""
+    advertise: Endpoint = ""
+    """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
     max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
     """Peers whose groups are streamed."""
     max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20
@@ -166,6 +170,9 @@ class DirectoryConfig(Model):
     """`none` runs alone."""
     listen: str = "/ip4/127.0.0.1/tcp/0"
     """Multiaddress that the DHT listens on (TCP only)."""
+    announce: tuple[Multiaddress, ...] = ()
+    """Multiaddresses that others should dial (a mapped port, a public name) such as /dns4/example.org/tcp/7701; empty
+    announces the listening addresses. The peer id is added."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddresses of known DHT peers; several, in case one is gone."""
     shards: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -299,7 +306,7 @@ class CoordinatorConfig(Model):
     """host:port of the gRPC service."""
     http_listen: str = "127.0.0.1:0"
     """host:port of /metrics, /healthz and the status page."""
-    advertise: str = ""
+    advertise: Endpoint = ""
     """host:port in the join link; empty uses the listening address."""
     lease_s: PositiveFloat = 30.0
     """A node without a heartbeat for this long is gone."""

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from swarm.addresses import dialable_multiaddress
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
@@ -176,7 +177,7 @@ class HivemindDirectory:
         if peer is not None:
             await peer.stop()
         self._peer = await node_module.DhtPeer.start(
-            self._identity, self._run_id, self._config.listen, self._config.shards, self._checker, self._clock
+            self._identity, self._run_id, self._config, self._checker, self._clock
         )
 
     async def _rejoin(self) -> None:
@@ -245,16 +246,11 @@ async def _deadline(seconds: float, what: str) -> AsyncGenerator[None, None]:
 
 def _is_dialable(address: str) -> bool:
     """A TCP multiaddress with a port and a peer id."""
-    parts = address.split("/")
-    return (
-        len(address) <= _MAX_ADDRESS_CHARS
-        and len(parts) == 7
-        and parts[1] in ("ip4", "ip6", "dns4", "dns6", "dns")
-        and parts[3] == "tcp"
-        and parts[4].isdecimal()
-        and parts[4] != "0"
-        and parts[5] == "p2p"
-    )
+    base, _, peer = address.rpartition("/p2p/")
+    try:
+        return len(address) <= _MAX_ADDRESS_CHARS and peer.isalnum() and bool(dialable_multiaddress(base))
+    except ValueError:
+        return False
 
 
 def _read_cache(path: Path | None) -> list[str]:

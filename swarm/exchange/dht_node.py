@@ -1,7 +1,7 @@
-"""One hivemind DHT peer inside our own event loop; the only module that imports hivemind.
+"""One hivemind DHT peer inside our own event loop; with `dht_storage` the only module that imports hivemind.
 
 Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with
-us. Nothing is stored here but checked adverts of our run, and never more than a shelf per shard.
+us.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -18,19 +18,17 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
-from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.clock import Clock
+from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
-from swarm.exchange.dht_records import MAX_REPLY_BYTES, RecordChecker, Shelf, shard_key
+from swarm.exchange.dht_records import RecordChecker
+from swarm.exchange.dht_storage import AdvertsOnly, Shelves, records_in
 from swarm.identity import Identity
 
 logger = logging.getLogger(__name__)
@@ -46,13 +44,12 @@ _PROBE_TIMEOUT_S = 3.0
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
-_SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
 
 
 class DhtPeer:
     """A running DHT peer: who is near a key, what they hold, and how to store there."""
 
-    def __init__(self, node: DHTNode, shelves: "_Shelves", addresses: tuple[str, ...]) -> None:
+    def __init__(self, node: DHTNode, shelves: Shelves, addresses: tuple[str, ...]) -> None:
         self._node = node
         self._p2p = _inside(node).p2p
         self._shelves = shelves
@@ -60,7 +57,7 @@ class DhtPeer:
 
     @classmethod
     async def start(
-        cls, identity: Identity, run_id: str, listen: str, shards: int, checker: RecordChecker, clock: Clock
+        cls, identity: Identity, run_id: str, config: DirectoryConfig, checker: RecordChecker, clock: Clock
     ) -> "DhtPeer":
         """Starts p2pd and a DHT node that knows nobody yet; its peer id follows from the identity.
 
@@ -69,8 +66,9 @@ class DhtPeer:
         """
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
+        listen = config.listen
         is_local = listen.startswith(("/ip4/127.", "/ip6/::1/"))
-        shelves = _Shelves(run_id, shards, clock)
+        shelves = Shelves(run_id, config.shards, clock)
         await _wait_for_port(listen)
         async with _key_file(identity, run_id) as key_path:
             try:
@@ -83,8 +81,9 @@ class DhtPeer:
                     cache_nearest=0,
                     cache_on_store=False,
                     cache_size=1,
-                    record_validator=_Validator(shelves.shard_by_key, checker),
+                    record_validator=AdvertsOnly(shelves.shard_by_key, checker),
                     host_maddrs=[listen],
+                    announce_maddrs=list(config.announce) or None,
                     identity_path=str(key_path),
                     check_if_identity_free=False,
                     nat_port_map=not is_local,
@@ -94,7 +93,7 @@ class DhtPeer:
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
         node.protocol.storage = shelves
-        node.protocol.cache = _Shelves(run_id, 0, clock)  # strangers may ask us to cache: we do not
+        node.protocol.cache = Shelves(run_id, 0, clock)  # strangers may ask us to cache: we do not
         addresses = tuple(str(address) for address in await _inside(node).p2p.get_visible_maddrs())
         return cls(node, shelves, addresses)
 
@@ -149,7 +148,7 @@ class DhtPeer:
         try:
             async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
                 response = await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
-            return _records_in(response)
+            return records_in(response)
         except Exception:  # whatever a stranger's answer breaks ends here
             logger.debug("a DHT peer gave no usable answer", extra={"peer": str(peer)}, exc_info=True)
             return []
@@ -204,81 +203,6 @@ class DhtPeer:
 def _inside(node: DHTNode) -> Any:
     """hivemind's node untyped, for parts of its P2P that have no public way to them: child, client, socket paths."""
     return cast(Any, node)
-
-
-class _Shelves(DHTLocalStorage):
-    """hivemind's local storage, bounded: one shelf per shard of the run, and no other key."""
-
-    def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-        self.keys = [DHTID.generate(source=shard_key(run_id, shard)) for shard in range(shards)]
-        self.shard_by_key = {key.to_bytes(): shard for shard, key in enumerate(self.keys)}
-        self._shelves = {key: Shelf() for key in self.keys}
-
-    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Only sub-keys are kept."""
-        return False if subkey is None else self.store_subkey(key, subkey, value, expiration_time)
-
-    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        """Keeps a record that the validator has passed."""
-        shelf = self._shelves.get(key)
-        return shelf is not None and shelf.put(subkey, value, expiration_time, self._clock.now_s())
-
-    def records(self, key: DHTID) -> list[tuple[bytes, bytes, float]]:
-        """Sub-key, value and expiry of what is held under a key."""
-        return [(author, r.data, r.expires_at_s) for author, r in self._shelves[key].items(self._clock.now_s())]
-
-    def get(self, key: Any) -> Any:
-        """The records of a key as hivemind sends them, or None."""
-        records = self.records(key) if key in self._shelves else []
-        if not records:
-            return None
-        dictionary = DictionaryDHTValue()
-        for author, data, expires_at_s in records:
-            dictionary.store(author, data, expires_at_s)
-        return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
-
-    def items(self) -> Iterator[Any]:
-        """Every key with its records (hivemind hands them to new nodes near the key)."""
-        return ((key, value) for key in self.keys if (value := self.get(key)) is not None)
-
-    def __contains__(self, key: Any) -> bool:
-        return self.get(key) is not None
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.items())
-
-    def __bool__(self) -> bool:
-        return len(self) > 0
-
-
-class _Validator(RecordValidatorBase):
-    """Lets nothing into storage, and nothing out of an answer, but adverts of our run."""
-
-    def __init__(self, shard_by_key: dict[bytes, int], checker: RecordChecker) -> None:
-        self._shard_by_key, self._checker = shard_by_key, checker
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Whether a record may be stored or believed."""
-        shard = self._shard_by_key.get(record.key)
-        if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
-            return False
-        public_key = record.subkey[len(_SUBKEY_HEAD) :]
-        return self._checker.open(shard, public_key, record.value, record.expiration_time) is not None
-
-
-def _records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
-    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first."""
-    (result,) = response.results
-    if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
-        return []
-    dictionary = cast(Any, MSGPackSerializer.loads(result.value))
-    if not isinstance(dictionary, DictionaryDHTValue):
-        return []
-    with dictionary.freeze():
-        entries = [(author, data, until_s) for author, (data, until_s) in dictionary.items()]
-    return [e for e in entries if isinstance(e[0], bytes) and isinstance(e[1], bytes) and isinstance(e[2], float)]
 
 
 @asynccontextmanager

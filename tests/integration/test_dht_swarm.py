@@ -1,9 +1,11 @@
 """Real DHT peers on loopback find each other, survive deaths and heal."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -334,3 +336,57 @@ async def test_after_a_partition_one_round_of_maintenance_on_one_node_heals_the_
         return await steps() == {5}
 
     assert await until(is_healed, 10.0) < 5.0
+
+
+class PortMapping:
+    """A router's port mapping: connections to `port` go to another port of this machine."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.num_used = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_used += 1
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.inside)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy(reader, inner_writer))
+                tasks.create_task(self._copy(inner_reader, writer))
+        finally:
+            writer.close()
+            inner_writer.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+async def test_a_node_behind_a_mapped_port_is_found_at_the_address_that_it_announces(swarm: Swarm) -> None:
+    mapping = PortMapping()
+    outside = await mapping.start()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        mapping.inside = probe.getsockname()[1]
+    identity = Identity.create()
+    config = DirectoryConfig(listen=f"/ip4/127.0.0.1/tcp/{mapping.inside}", announce=(f"/ip4/127.0.0.1/tcp/{outside}",))
+    behind = await HivemindDirectory.start(identity, RUN, config, SystemClock(), None)
+    swarm.members.append((identity, behind))
+    (address,) = behind.visible_maddrs()
+    assert address.startswith(f"/ip4/127.0.0.1/tcp/{outside}/p2p/")
+    await swarm.join(address)
+    assert mapping.num_used > 0
+    await swarm.announce_all()
+    assert {advert.node_id for advert in await swarm.members[1][1].lookup()} == swarm.ids()
+    mapping.stop()

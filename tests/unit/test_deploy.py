@@ -205,7 +205,8 @@ def test_arguments_of_the_kubernetes_manifests_are_accepted():
     load_config(CoordinatorConfig, DEPLOY / "configs" / "coordinator.toml", overrides_of(arguments))
     container = documents("node.yaml")[1]["spec"]["template"]["spec"]["containers"][0]
     assert_options_exist(app, container["args"])
-    load_config(NodeConfig, DEPLOY / "configs" / "node.toml", overrides_of(container["args"]))
+    arguments = [argument.replace("$(POD_NAME)", "swarm-node-0") for argument in container["args"]]
+    load_config(NodeConfig, DEPLOY / "configs" / "node.toml", overrides_of(arguments))
     assert_options_exist(app, container["livenessProbe"]["exec"]["command"][1:])
 
 

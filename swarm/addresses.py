@@ -1,0 +1,89 @@
+"""Addresses that others can dial: host:port for gRPC, TCP multiaddresses for the DHT.
+
+Invariant: what passes here names one host and one port; a wildcard such as 0.0.0.0 never does.
+"""
+
+import ipaddress
+import re
+import socket
+
+_WILDCARDS = ("", "0.0.0.0", "::", "[::]")
+_FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like the rest of the world, and nobody is there
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+
+
+def dialable_endpoint(text: str) -> str:
+    """The host:port itself. Port 0 stands for the port that is listened on; IPv6 addresses are in brackets.
+
+    Raises:
+        ValueError: others could not dial it.
+    """
+    host, _, port = text.rpartition(":")
+    is_host = _is_ip(host[1:-1], 6) if host.startswith("[") and host.endswith("]") else _HOST.fullmatch(host)
+    if not is_host or host in _WILDCARDS or not _is_port(port, least=0):
+        raise ValueError("is no host:port that others could dial, such as example.org:7700")
+    return text
+
+
+def dialable_multiaddress(text: str) -> str:
+    """The TCP multiaddress itself, without a peer id, for instance /dns4/example.org/tcp/7701.
+
+    Raises:
+        ValueError: others could not dial it.
+    """
+    start, _, rest = text.partition("/")
+    kind, host, transport, port = (rest.split("/") + 4 * [""])[:4]
+    if kind in ("ip4", "ip6"):
+        is_host = _is_ip(host, int(kind[2])) and host not in _WILDCARDS
+    else:
+        is_host = kind in ("dns", "dns4", "dns6") and _HOST.fullmatch(host)
+    if start or not is_host or transport != "tcp" or not _is_port(port) or rest.count("/") != 3:
+        raise ValueError("is no multiaddress that others could dial, such as /dns4/example.org/tcp/7701")
+    return text
+
+
+def endpoint_of(multiaddress: str) -> str:
+    """host:port of a TCP multiaddress, with or without a peer id; an empty host or port where it names none."""
+    parts = multiaddress.strip("/").split("/")
+    fields = dict(zip(parts[::2], parts[1::2], strict=False))
+    host = f"[{fields['ip6']}]" if "ip6" in fields else ""
+    host = next((fields[kind] for kind in ("ip4", "dns4", "dns", "dns6") if kind in fields), host)
+    return f"{host}:{fields.get('tcp', '')}"
+
+
+def is_wildcard(listen: str) -> bool:
+    """Whether a host:port listens on every interface: nothing that others could dial."""
+    return listen.rpartition(":")[0] in _WILDCARDS
+
+
+def own_address(towards: str = _FAR_AWAY) -> str:
+    """This machine's address on the way to a host, IPv6 in brackets; 127.0.0.1 where there is none.
+
+    Asks the routing table and the resolver (blocking); no packet goes to the host.
+    """
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(towards.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+    return f"[{address}]" if ":" in address else address
+
+
+def advertised(advertise: str, listen: str) -> str:
+    """The host:port that others dial: what is configured, else where we listen, with this machine's address."""
+    if advertise or not is_wildcard(listen):
+        return advertise or listen
+    return f"{own_address()}:{listen.rpartition(':')[2]}"
+
+
+def _is_port(text: str, least: int = 1) -> bool:
+    return text.isascii() and text.isdecimal() and least <= int(text) < 65536 and len(text) <= 5
+
+
+def _is_ip(text: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == version
+    except ValueError:
+        return False

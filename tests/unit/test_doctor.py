@@ -1,0 +1,121 @@
+"""`swarm doctor` tells whether what a node announces leads to it."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import doctor
+from node.doctor import Finding, examine
+from node.join import listen_towards
+from swarm.config import NodeConfig, parse_config
+from swarm.process import lock_directory
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def findings(tmp_path: Path, text: str) -> dict[str, Finding]:
+    path = tmp_path / "node.toml"
+    path.write_text(f'dir = "{tmp_path / "node"}"\n{text}')
+    return {finding.name: finding for finding in await examine(path)}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sandbox(config: NodeConfig) -> Finding:
+        return Finding(name="sandbox", is_ok=True, detail="not looked at here")
+
+    monkeypatch.setattr(doctor, "_sandbox", sandbox)
+    monkeypatch.setattr(doctor, "DIAL_TIMEOUT_S", 0.5)
+
+
+@pytest.fixture
+async def forwarded() -> AsyncIterator[tuple[int, int]]:
+    """A mapped port and the one that it leads to."""
+    inside = free_port()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, inner_writer = await asyncio.open_connection("127.0.0.1", inside)
+        writer.write(await inner.read(100))
+        inner_writer.close()
+        writer.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as server:
+        yield int(server.sockets[0].getsockname()[1]), inside
+
+
+async def test_a_mapped_port_that_leads_here_is_found_to_do_so(tmp_path: Path, forwarded: tuple[int, int]) -> None:
+    outside, inside = forwarded
+    found = await findings(
+        tmp_path,
+        f'[exchange]\nlisten = "127.0.0.1:{inside}"\nadvertise = "127.0.0.1:{outside}"\n'
+        f'[directory]\nlisten = "/ip4/127.0.0.1/tcp/{inside}"\nannounce = ["/ip4/127.0.0.1/tcp/{outside}"]\n',
+    )
+    assert found["exchange.advertise"].is_ok, found["exchange.advertise"]
+    assert found["directory.announce"].is_ok, found["directory.announce"]
+
+
+async def test_an_announced_address_where_nobody_or_somebody_else_answers_is_a_finding(tmp_path: Path) -> None:
+    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example.org\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stranger, "127.0.0.1", 0) as server:
+        other = server.sockets[0].getsockname()[1]
+        found = await findings(
+            tmp_path,
+            f'[exchange]\nlisten = "127.0.0.1:{free_port()}"\nadvertise = "127.0.0.1:{other}"\n'
+            f'[directory]\nlisten = "/ip4/127.0.0.1/tcp/{free_port()}"\n'
+            f'announce = ["/ip4/127.0.0.1/tcp/{free_port()}"]\n',
+        )
+    assert "something else" in found["exchange.advertise"].detail
+    assert not found["directory.announce"].is_ok and "forward" in found["directory.announce"].fix
+    assert not found["directory.announce"].is_fatal  # a router may only be tried from outside
+
+
+async def test_a_port_that_changes_cannot_be_mapped(tmp_path: Path) -> None:
+    found = await findings(tmp_path, '[exchange]\nlisten = "127.0.0.1:0"\nadvertise = "127.0.0.1:7700"\n')
+    assert not found["exchange.advertise"].is_ok and "exchange.listen" in found["exchange.advertise"].fix
+
+
+async def test_a_node_that_runs_is_dialled_and_its_port_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    held = lock_directory(tmp_path / "node")
+    async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = f'[exchange]\nlisten = "127.0.0.1:{port}"\nadvertise = "127.0.0.1:{port}"\n'
+        found = await findings(tmp_path, text)
+    os.close(held)
+    assert found["exchange.listen"].is_ok and found["exchange.advertise"].is_ok
+
+
+@pytest.mark.parametrize(
+    ("own", "listen", "advertise", "directory"),
+    [
+        ("10.1.2.3", "0.0.0.0:0", "10.1.2.3:0", "/ip4/10.1.2.3/tcp/0"),
+        ("[2001:db8::1]", "[::]:0", "[2001:db8::1]:0", "/ip6/2001:db8::1/tcp/0"),
+    ],
+)
+def test_a_node_that_joins_over_a_network_can_be_dialled_there(
+    own: str, listen: str, advertise: str, directory: str
+) -> None:
+    data: dict[str, Any] = {"exchange": {"max_group_bytes": 4096}, "directory": {"kind": "dht"}}
+    assert own in listen_towards(data, own)
+    config = parse_config(NodeConfig, data, "test")
+    assert (config.exchange.listen, config.exchange.advertise) == (listen, advertise)
+    assert config.directory.listen == directory and config.exchange.max_group_bytes == 4096
+
+
+def test_a_node_that_joins_on_the_coordinators_machine_stays_on_it() -> None:
+    data: dict[str, Any] = {"exchange": {}, "directory": {}}
+    assert "on this machine" in listen_towards(data, "127.0.0.1")
+    assert data == {"exchange": {}, "directory": {}}
