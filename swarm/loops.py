@@ -229,10 +229,12 @@ class Follow:
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
         if item.sealed is not None:
-            return item.sealed
+            return item.sealed if self._agent.takes_from(self._address.node_id) else None
         limit = self._agent.config.exchange.max_group_bytes
         fetching = self._agent.fetching
         if item.size_bytes > limit or item.digest in fetching or await self._agent.store.contains(item.digest):
+            return None
+        if not self._agent.takes_from(self._address.node_id):
             return None
         fetching.add(item.digest)
         try:

@@ -16,6 +16,7 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld, RolloutFailed, StorageFull, TooLarge
 from swarm.exchange.admit import Door
+from swarm.exchange.appetite import Appetite
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.signal import Signal
 from swarm.identity import Identity
@@ -116,6 +117,7 @@ class Agent:
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
         self._emit = emit
+        self._appetite = Appetite(config.replay, clock)
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
         self._log_grew = Signal()  # what relaying streams wait for
         self._own_log_grew = Signal()  # what all other streams wait for
@@ -216,6 +218,7 @@ class Agent:
         self.counters.num_external_used += sum(not d.scored.is_local for d in draw.groups)
         self._emit("draw", _draw_fields(draw, self.config))
         self._changed.fire()  # room for the generator
+        self._appetite.drew()
         return draw
 
     async def redraw(self, from_step: int) -> list[Draw]:
@@ -297,6 +300,10 @@ class Agent:
             "admitted", {**_group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s}
         )
         return result
+
+    def takes_from(self, peer: NodeId) -> bool:
+        """Whether our draws still have use for a group that this neighbour offers; asked once for each."""
+        return self._appetite.take(peer, max(1, len(self.connected)), self.replay.num_external)
 
     def hear(self, adverts: Sequence[Advert]) -> None:
         """Takes the newest signed head of each peer from the directory."""

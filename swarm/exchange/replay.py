@@ -122,6 +122,11 @@ class ReplayBuffer:
         """The age bound in force, steps."""
         return self._max_age_steps
 
+    @property
+    def num_external(self) -> int:
+        """Other nodes' groups held."""
+        return len(self._all) - len(self._local)
+
     # --- drawing -------------------------------------------------------------------------------
 
     def draw(
