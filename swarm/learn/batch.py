@@ -5,8 +5,9 @@ also in a part of it, so that summing over micro-batches gives the one big batch
 Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +36,23 @@ class Batch:
     age_steps: Tensor  # int64 [N]
     is_foreign: Tensor  # bool [N]
     temperature: Tensor  # float32 [N], > 0
+    length: Tensor  # int64 [N], trained tokens before any member was dropped
+    max_new_tokens: Tensor  # int64 [N], what the generator was allowed
+    is_truncated: Tensor  # bool [N], ended by that limit
     corrections: tuple[Correction, ...]  # N
+    texts: tuple[str, ...]  # N responses
     prompts: tuple[Tensor, ...]  # M tensors int64 [P]
     sources: tuple[str, ...]  # M producers
+    task_keys: tuple[str, ...]  # M names of the prompts, equal for equal tasks
     step_tokens: int  # trained tokens of the whole step, before any member was dropped
     step_rollouts: int
     step_groups: int
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
+    baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
+    reference_rewards: Tensor | None = None  # float32 [N], of as many responses of the reference policy
+    reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -52,9 +62,10 @@ class Batch:
             assert getattr(self, name).shape == shape, name
         for name in ("proximal_logprobs", "reference_logprobs"):
             assert getattr(self, name) is None or getattr(self, name).shape == shape, name
-        for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature"):
+        for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature", "length", "max_new_tokens"):
             assert getattr(self, name).shape == shape[:1], name
-        assert len(self.corrections) == shape[0] and len(self.prompts) == len(self.sources)
+        assert self.is_truncated.shape == shape[:1] and len(self.texts) == len(self.corrections) == shape[0]
+        assert len(self.prompts) == len(self.sources) == len(self.task_keys)
         assert bool((self.temperature > 0).all()), "temperature must be positive"
         is_illegal = torch.isnan(self.behavior_logprobs) & (~self.mask | self.has_logprobs[:, None])
         assert not bool(is_illegal.any()), "NaN log-probs off the mask or on an EXACT rollout"
@@ -82,9 +93,17 @@ class Batch:
         """The part with these rollouts, in this order; groups, L and the totals of the step stay."""
         index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
         per_rollout: dict[str, Tensor] = {
-            field.name: value[index] for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)
+            each.name: value[index]
+            for each in fields(self)
+            if isinstance(value := getattr(self, each.name), Tensor) and each.name != "baseline_rewards"
         }
-        return replace(self, corrections=tuple(self.corrections[i] for i in rollouts), **per_rollout)
+        return replace(
+            self,
+            corrections=tuple(self.corrections[i] for i in rollouts),
+            texts=tuple(self.texts[i] for i in rollouts),
+            reward_parts={name: values[index] for name, values in self.reward_parts.items()},
+            **per_rollout,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +137,7 @@ def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu")
         prompts.append(torch.from_numpy(group.prompt_ids.astype(np.int64)).to(device))
         responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
-    temperatures = [_temperature(rollout) for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
+    rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
@@ -136,10 +155,15 @@ def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu")
         group_index=tensor(np.array(group_index, dtype=np.int64)),
         age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
         is_foreign=tensor(_per_rollout(draw.groups, [not d.scored.is_local for d in draw.groups], np.bool_)),
-        temperature=tensor(np.array(temperatures, np.float32)),
+        temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
+        length=tensor(mask.sum(axis=1).astype(np.int64)),
+        max_new_tokens=tensor(np.array([rollout.sampling.max_new_tokens for rollout in rollouts], np.int64)),
+        is_truncated=tensor(np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts], np.bool_)),
         corrections=tuple(response.correction for response in responses),
         prompts=tuple(prompts),
+        texts=tuple(rollout.text for rollout in rollouts),
         sources=tuple(drawn.scored.group.producer for drawn in draw.groups),
+        task_keys=tuple(f"{drawn.scored.group.env}/{drawn.scored.group.task_id}" for drawn in draw.groups),
         step_tokens=int(mask.sum()),
         step_rollouts=len(responses),
         step_groups=len(draw.groups),

@@ -19,9 +19,11 @@ from swarm.interfaces import TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
-from swarm.learn.objective import Coefficients, Recipe, Scope, coefficients, with_advantages
+from swarm.learn.objective import Coefficients, coefficients, with_advantages
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows, pack, padding_share
+from swarm.learn.part import Scope
+from swarm.learn.recipe import Recipe
 from swarm.learn.score import token_logprobs
 from swarm.model import snapshot, weights_digest
 from swarm.types import Draw, PolicyVersion, StepReport

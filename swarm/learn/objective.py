@@ -5,84 +5,16 @@ autograd on a detached leaf. Micro-batches give the gradient of the one big batc
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.types import Correction
-
-Params = Mapping[str, Any]
-
-AdvantagePart = Callable[[Batch, Params], Tensor]
-"""Advantages [N] or [N, L] from rewards and groups of the whole step."""
-RatioPart = Callable[[Tensor, Batch, Params], Tensor]
-"""(log-probs [N, L], batch, params) -> log-ratio [N, L], 0 off the mask."""
-WeightPart = Callable[[Tensor, Tensor, Batch, Params], tuple[Tensor, Tensor]]
-"""(log-probs, log-ratio, batch, params) -> token losses [N, L] and bool [N, L]: was bounded by the rule."""
-AggregatePart = Callable[[Tensor, Batch, Params], Tensor]
-"""(token losses [N, L], batch, params) -> scalar that adds up over micro-batches."""
-TermPart = Callable[[Tensor, Tensor, Batch, Params], Tensor]
-"""(log-probs [N, L], entropy [N, L], batch, params) -> scalar added to the loss."""
-
-
-class Scope(StrEnum):
-    """What a coefficient c_t depends on; beyond a rollout the step is scored before its first backward."""
-
-    TOKEN = "token"
-    ROLLOUT = "rollout"
-    GROUP = "group"
-    STEP = "step"
-
-
-BEHAVIOR_LOGPROBS = "behavior_logprobs"  # in `needs`: every rollout must be EXACT
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """A published method as a choice of parts.
-
-    Example: see `swarm/recipes/grpo.py`.
-    """
-
-    name: str
-    title: str  # of the paper
-    acronym: str
-    arxiv: str
-    row: str  # row of the systems table, or ""
-    verification: Literal["code", "paper", "secondary", "ours"]  # where the formula was read
-    advantage: AdvantagePart
-    ratio: RatioPart
-    weight: WeightPart
-    aggregate: AggregatePart
-    terms: tuple[TermPart, ...] = ()
-    scope: Scope = Scope.TOKEN
-    needs: frozenset[str] = frozenset()
-    params: Params = field(default_factory=dict[str, Any])  # named constants and their defaults
-
-    def accepts(self, correction: Correction) -> bool:
-        """True where this recipe may learn from rollouts of that correction."""
-        return correction is Correction.EXACT or BEHAVIOR_LOGPROBS not in self.needs
-
-    def with_params(self, overrides: Params) -> "Recipe":
-        """The recipe with some constants replaced. Raises ConfigError on an unknown name or another type."""
-        for name, value in overrides.items():
-            if name not in self.params:
-                known = ", ".join(sorted(self.params)) or "none"
-                raise ConfigError(
-                    f"learner.recipe_params.{name}: recipe {self.name} has no such constant; known: {known}"
-                )
-            default = self.params[name]
-            is_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            if type(value) is not type(default) and not is_number:
-                expected = type(default).__name__
-                raise ConfigError(f"learner.recipe_params.{name}: expected {expected}, got {value!r}")
-        return replace(self, params={**self.params, **overrides})
+from swarm.learn.part import Scored
+from swarm.learn.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +22,11 @@ class Coefficients:
     """What the backward pass needs of a recipe."""
 
     logprobs: Tensor  # [N, L], d(loss)/d(log pi_t), 0 off the mask
-    entropy: Tensor | None  # [N, L], d(loss)/d(entropy_t); None where no term uses entropy
+    entropy: Tensor | None  # [N, L], d(loss)/d(entropy_t); None where no part uses it with gradient
     loss: float
     log_ratio: Tensor  # [N, L], detached, as the recipe formed it
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
+    factor: Tensor  # [N, L], product of the corrections; 0 where a token was dropped
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
         """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
@@ -109,6 +42,7 @@ class Coefficients:
             loss=self.loss,
             log_ratio=place(self.log_ratio),
             bounded=place(self.bounded),
+            factor=place(self.factor),
         )
 
 
@@ -124,7 +58,7 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
 
 
 def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "positive"]) -> Batch:
-    """The whole step with advantages; under `positive`, foreign tokens with a negative one are masked.
+    """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
 
     The group's statistics include the dropped members and the step totals keep counting them, so that
     the step size does not depend on how many were dropped.
@@ -133,15 +67,43 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
         ConfigError: the recipe needs behaviour log-probs that a rollout lacks.
     """
     check_legal(recipe, batch)
-    advantages = recipe.advantage(batch, recipe.params)
+    for part in recipe.rewards:
+        batch = replace(batch, rewards=part(batch))
+    advantages = recipe.advantage(batch)
     if advantages.dim() == 1:
         advantages = advantages[:, None].expand(batch.mask.shape)
     mask = batch.mask
     if foreign == "positive":
         mask = mask & ~(batch.is_foreign[:, None] & (advantages < 0))
-    zeros = torch.zeros_like(advantages)
-    behavior = torch.where(mask, batch.behavior_logprobs, torch.zeros_like(batch.behavior_logprobs))
-    return replace(batch, advantages=torch.where(mask, advantages, zeros), mask=mask, behavior_logprobs=behavior)
+    return replace(
+        batch,
+        mask=mask,
+        advantages=_on(mask, advantages),
+        behavior_logprobs=_on(mask, batch.behavior_logprobs),
+        proximal_logprobs=None if batch.proximal_logprobs is None else _on(mask, batch.proximal_logprobs),
+        reference_logprobs=None if batch.reference_logprobs is None else _on(mask, batch.reference_logprobs),
+    )
+
+
+def scored(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Scored:
+    """The batch as the recipe's parts see it: advantages shaped, ratio formed.
+
+    Args:
+        recipe: whose shapers and ratio.
+        batch: with advantages.
+        logprobs: [N, L] nats; what is off the mask is ignored.
+        entropy: [N, L] nats.
+    """
+    seen = Scored(
+        batch=batch,
+        logprobs=_on(batch.mask, logprobs),
+        entropy=_on(batch.mask, entropy),
+        advantages=batch.advantages.to(logprobs.dtype),
+        log_ratio=torch.zeros_like(logprobs),
+    )
+    for part in recipe.shapers:
+        seen = replace(seen, advantages=_on(batch.mask, part(seen).detach()))
+    return replace(seen, log_ratio=recipe.ratio(seen))
 
 
 def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Coefficients:
@@ -153,21 +115,31 @@ def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor
         logprobs: [N, L] nats under the policy being optimised; what is off the mask is ignored.
         entropy: [N, L] nats.
     """
-    zeros = torch.zeros_like(logprobs)
-    leaf = torch.where(batch.mask, logprobs.detach(), zeros).requires_grad_()
-    entropy_leaf = torch.where(batch.mask, entropy.detach(), zeros).requires_grad_()
+    leaf = _on(batch.mask, logprobs.detach()).requires_grad_()
+    entropy_leaf = _on(batch.mask, entropy.detach()).requires_grad_()
     with torch.enable_grad():
-        log_ratio = recipe.ratio(leaf, batch, recipe.params)
-        losses, bounded = recipe.weight(leaf, log_ratio, batch, recipe.params)
-        loss = recipe.aggregate(torch.where(batch.mask, losses, zeros), batch, recipe.params)
+        seen = scored(recipe, batch, leaf, entropy_leaf)
+        tokens = recipe.weight(seen)
+        factor = torch.ones_like(leaf, requires_grad=False)
+        for part in recipe.corrections:
+            factor = factor * part(seen).detach()
+        loss = recipe.aggregate(_on(batch.mask, tokens.losses * factor), seen)
         for term in recipe.terms:
-            loss = loss + term(leaf, entropy_leaf, batch, recipe.params)
-        found = torch.autograd.grad(loss, (leaf, entropy_leaf), allow_unused=True)
+            loss = loss + term(seen)
+        found = (
+            torch.autograd.grad(loss, (leaf, entropy_leaf), allow_unused=True) if loss.requires_grad else (None,) * 2
+        )
     by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
     return Coefficients(
-        logprobs=zeros if by_logprob is None else torch.where(batch.mask, by_logprob, zeros),
-        entropy=None if by_entropy is None else torch.where(batch.mask, by_entropy, zeros),
+        logprobs=torch.zeros_like(logprobs) if by_logprob is None else _on(batch.mask, by_logprob),
+        entropy=None if by_entropy is None else _on(batch.mask, by_entropy),
         loss=float(loss.detach()),
-        log_ratio=log_ratio.detach(),
-        bounded=bounded & batch.mask & (batch.advantages != 0),
+        log_ratio=seen.log_ratio.detach(),
+        bounded=tokens.bounded & batch.mask & (seen.advantages != 0),
+        factor=_on(batch.mask, factor),
     )
+
+
+def _on(mask: Tensor, values: Tensor) -> Tensor:
+    """`values` on the mask, 0 elsewhere, whatever stands there."""
+    return torch.where(mask, values, torch.zeros_like(values))

@@ -1,0 +1,155 @@
+"""A published method as a choice of parts, with every constant addressable by name.
+
+Invariant: what a recipe needs and how far its coefficients reach follow from its parts; nobody declares
+them a second time.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
+
+from swarm.errors import ConfigError
+from swarm.learn.part import (
+    AdvantagePart,
+    AggregatePart,
+    CorrectionPart,
+    Memory,
+    Need,
+    Part,
+    RatioPart,
+    RewardPart,
+    Scope,
+    Scored,
+    ShapePart,
+    TermPart,
+    WeightPart,
+)
+from swarm.types import Correction
+
+_SCORED_SLOTS = ("shapers", "ratio", "weight", "corrections", "aggregate", "terms")
+_SLOTS = ("rewards", "advantage", *_SCORED_SLOTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A method: loss = aggregate(corrections * weight(ratio, shaped advantages)) + terms.
+
+    Example: `swarm/recipes/grpo.py` is a whole one.
+    """
+
+    name: str
+    title: str  # of the paper
+    acronym: str
+    arxiv: str  # id, or "" where there is none
+    verification: Literal["code", "paper", "secondary", "ours"]  # where the formula was read
+    advantage: AdvantagePart
+    ratio: RatioPart
+    weight: WeightPart
+    aggregate: AggregatePart
+    rewards: tuple[RewardPart, ...] = ()
+    shapers: tuple[ShapePart, ...] = ()
+    corrections: tuple[CorrectionPart, ...] = ()
+    terms: tuple[TermPart, ...] = ()
+    row: str = ""  # row of the systems table, or ""
+    url: str = ""  # where there is no arXiv id
+
+    @property
+    def parts(self) -> tuple[tuple[str, Part], ...]:
+        """Every part with its address, such as ("weight", ...) or ("terms.kl", ...), in the order of use."""
+        return tuple(self._addressed(_SLOTS))
+
+    @property
+    def scope(self) -> Scope:
+        """How far a token's coefficient reaches, advantages (which are computed first) aside."""
+        return max((part.scope for _, part in self._addressed(_SCORED_SLOTS)), key=lambda scope: scope.reach)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What a run must supply."""
+        return frozenset[Need]().union(*(part.needs for _, part in self.parts))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Address -> value of every constant, such as {"weight.low": 0.2}."""
+        return {
+            f"{address}.{field.name}": getattr(part, field.name)
+            for address, part in self.parts
+            for field in fields(cast(Any, part))
+        }
+
+    def accepts(self, correction: Correction) -> bool:
+        """True where this recipe may learn from rollouts of that correction."""
+        return correction is Correction.EXACT or Need.BEHAVIOR_LOGPROBS not in self.needs
+
+    def with_params(self, overrides: Mapping[str, Any]) -> "Recipe":
+        """The recipe with some constants replaced.
+
+        Args:
+            overrides: address -> value, flat ("weight.low") or nested ({"weight": {"low": 0.1}}).
+
+        Raises:
+            ConfigError: an unknown address, another type, or a value that the part refuses.
+        """
+        known, recipe = self.constants, self
+        for address, value in _flat(overrides):
+            if address not in known:
+                raise ConfigError(
+                    f"learner.recipe_params.{address}: recipe {self.name} has no such constant; "
+                    f"known: {', '.join(sorted(known)) or 'none'}"
+                )
+            recipe = recipe._with_constant(address, _checked(address, known[address], value))
+        return recipe
+
+    def initial_memory(self) -> dict[str, Memory]:
+        """What the parts remember before the first step."""
+        return {type(part).__name__: memory for _, part in self.parts if (memory := part.initial())}
+
+    def observe(self, scored: Scored) -> dict[str, Memory]:
+        """What the parts remember after a step."""
+        seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for _, part in self.parts}
+        return {name: memory for name, memory in seen.items() if memory}
+
+    def _addressed(self, slots: tuple[str, ...]) -> Iterator[tuple[str, Part]]:
+        for slot in slots:
+            chosen = getattr(self, slot)
+            if isinstance(chosen, tuple):
+                for part in cast("tuple[Part, ...]", chosen):
+                    yield f"{slot}.{part_name(part)}", part
+            else:
+                yield slot, cast(Part, chosen)
+
+    def _with_constant(self, address: str, value: Any) -> "Recipe":
+        place, _, name = address.rpartition(".")
+        slot, _, _ = place.partition(".")
+
+        def changed(part: Part, at: str) -> Part:
+            return replace(cast(Any, part), **{name: value}) if at == place else part
+
+        chosen = getattr(self, slot)
+        if isinstance(chosen, tuple):
+            parts = cast("tuple[Part, ...]", chosen)
+            return replace(self, **{slot: tuple(changed(part, f"{slot}.{part_name(part)}") for part in parts)})
+        return replace(self, **{slot: changed(chosen, slot)})
+
+
+def part_name(part: Part) -> str:
+    """Its class in snake case: `TruncatedRatio` is truncated_ratio."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(part).__name__).lower()
+
+
+def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _flat(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _checked(address: str, default: Any, value: Any) -> Any:
+    """`value` as the type of `default`. Raises ConfigError where it is of another."""
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigError(f"learner.recipe_params.{address}: expected {type(default).__name__}, got {value!r}")
+    return value

@@ -1,0 +1,46 @@
+"""Statistics of rollouts by their group, in float64.
+
+Invariant: every function sees all members of each group, dropped ones included.
+Shape letters: N rollouts, M groups.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupStatistics:
+    """Of one value for each rollout, spread back to the rollouts of the group."""
+
+    count: Tensor  # [N]
+    mean: Tensor  # [N]
+    std: Tensor  # [N], unbiased; 0 for a group of one
+    largest: Tensor  # [N]
+    smallest: Tensor  # [N]
+
+    @property
+    def has_signal(self) -> Tensor:
+        """bool [N]: not all values of the group are equal."""
+        return self.largest > self.smallest
+
+
+def group_statistics(values: Tensor, group_index: Tensor) -> GroupStatistics:
+    """Args: values [N]; group_index int64 [N], >= 0."""
+    values = values.to(torch.float64)
+    num_groups = int(group_index.max()) + 1
+    zeros = torch.zeros(num_groups, dtype=torch.float64, device=values.device)
+    count = zeros.index_add(0, group_index, torch.ones_like(values))
+    mean = zeros.index_add(0, group_index, values) / count.clamp(min=1)
+    squares = zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    largest = zeros.scatter_reduce(0, group_index, values, "amax", include_self=False)
+    smallest = zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
+    spread = (statistic[group_index] for statistic in (count, mean, std, largest, smallest))
+    return GroupStatistics(**dict(zip(("count", "mean", "std", "largest", "smallest"), spread, strict=True)))
+
+
+def where_signal(advantages: Tensor, statistics: GroupStatistics, rewards: Tensor) -> Tensor:
+    """Advantages in the dtype of `rewards`, exactly 0 in groups whose values are all equal."""
+    return torch.where(statistics.has_signal, advantages, torch.zeros_like(advantages)).to(rewards.dtype)

@@ -1,0 +1,54 @@
+"""Ratios of a token together with the tokens before it.
+
+Invariant: a token's own ratio carries the gradient; what comes from its prefix is constant.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.learn.part import Need, RatioPart, Scope, Scored
+from swarm.parts.ratio.token import Against, against, check_against, log_ratio, needs_of
+
+
+def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
+    """Smallest log-ratio of the trained tokens strictly before each token; 0 where there are none.
+
+    Args:
+        ratios: log-ratios [N, L].
+        mask: bool [N, L].
+
+    Returns:
+        [N, L], detached. May be positive: the empty prefix counts for the first trained token only.
+    """
+    infinite = torch.full_like(ratios, torch.inf)
+    known = torch.where(mask, ratios.detach(), infinite)
+    shifted = torch.cat([infinite[:, :1], known[:, :-1]], dim=1)
+    smallest = torch.cummin(shifted, dim=1).values
+    return torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixMinimumRatio(RatioPart):
+    """A token's ratio times the smallest ratio of its strict prefix.
+
+    Source: arXiv:2601.22718; the value at the first token is the natural convention, not quoted.
+    """
+
+    equation: ClassVar[str] = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    against: Against = "behavior"
+
+    def __post_init__(self) -> None:
+        check_against(self.against)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return needs_of(self.against)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratios = log_ratio(scored.logprobs, against(scored, self.against), scored.mask)
+        return ratios + torch.where(scored.mask, prefix_minimum(ratios, scored.mask), torch.zeros_like(ratios))

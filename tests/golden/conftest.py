@@ -1,0 +1,6 @@
+"""Lets the formulas import `golden_case`."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

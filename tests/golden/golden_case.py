@@ -1,0 +1,227 @@
+"""A random optimizer step as plain Python, for formulas that are typed with loops; the same step as a Batch.
+
+Notation of the formula sheet: pi the policy being optimised, pi_old the one at the start of the update,
+mu the generator, pi_ref the reference; R reward, A advantage, |o_i| trained tokens of response i.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarm.learn.batch import Batch
+from swarm.types import Correction
+
+KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "signed", "one_update", "equal")
+"""How far pi is from mu, what the rewards are, and whether pi_old is given or pi itself (one_update)."""
+_SPREAD = {"on_policy": 0.0, "tight": 0.004, "broad": 0.7, "far": 2.0, "extreme": 15.0}
+SIZES = (4, 3, 5, 1, 4)
+LENGTH = 6
+
+
+@dataclass(slots=True)
+class Token:
+    """One trained token."""
+
+    logp: Tensor  # log pi, a scalar that gradients are taken of
+    entropy: Tensor  # of pi there, a scalar that gradients are taken of
+    mu: float  # log-probs
+    old: float
+    ref: float
+    turn: int
+
+
+@dataclass(slots=True)
+class Response:
+    """One member of a group; `tokens` holds the trained ones only, in order."""
+
+    tokens: list[Token]
+    reward: float
+    reference_reward: float
+    limit: int  # most new tokens
+    truncated: bool
+    age: int
+    foreign: bool
+    text: str
+    parts: dict[str, float]  # named rewards
+
+
+@dataclass(slots=True)
+class Group:
+    """Responses to one prompt."""
+
+    key: str
+    baseline: float  # reward of a greedy response
+    members: list[Response]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [member.reward for member in self.members]
+
+
+@dataclass(slots=True)
+class Case:
+    """One optimizer step."""
+
+    groups: list[Group]
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[tuple[Group, int, Response]]:
+        """(group, place in the group, response) of every response."""
+        for group in self.groups:
+            for place, member in enumerate(group.members):
+                yield group, place, member
+
+    @property
+    def num_responses(self) -> int:
+        return sum(len(group.members) for group in self.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(member.tokens) for _, _, member in self)
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def std(values: list[float]) -> float:
+    """Unbiased; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+def z_score(group: Group, place: int, floor: float) -> float:
+    """(R - mean) / (std + floor); 0 where all rewards are equal."""
+    if max(group.rewards) == min(group.rewards):
+        return 0.0
+    return (group.rewards[place] - mean(group.rewards)) / (std(group.rewards) + floor)
+
+
+def log_ratio(token: Token, denominator: float) -> Tensor:
+    """log pi - denominator, held at +-20 (without gradient there)."""
+    return clip(token.logp - denominator, -20.0, 20.0)
+
+
+def clip(value: Tensor, low: float, high: float) -> Tensor:
+    """The bound itself, without gradient, where `value` is outside."""
+    return value if low <= value.item() <= high else zero() + min(max(value.item(), low), high)
+
+
+def ppo_min(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    """min(r A, clip(r, low, high) A)."""
+    plain, clipped = ratio * advantage, clip(ratio, low, high) * advantage
+    return plain if plain.item() <= clipped.item() else clipped
+
+
+def zero() -> Tensor:
+    """Where a sum starts."""
+    return torch.zeros((), dtype=torch.float64)
+
+
+def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) -> tuple[Batch, Tensor, Tensor]:
+    """(batch, log pi [N, L], entropy [N, L]) in float64: ragged masks with holes, a group of one."""
+    generator = torch.Generator().manual_seed(1000 * seed + KINDS.index(kind))
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    group_index = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
+    count = len(group_index)
+    mask = torch.arange(LENGTH)[None] < torch.randint(1, LENGTH + 1, (count, 1), generator=generator)
+    mask &= uniform(count, LENGTH) > 0.15
+    mask[:, 0] = True
+    rewards = torch.randint(0, 4, (count,), generator=generator).double() / 3
+    if kind == "binary":
+        rewards = (uniform(count) > 0.5).double()
+        rewards[group_index == 2] = 0.0
+        rewards[group_index == 4] = 1.0
+    elif kind == "signed":
+        rewards = 2 * rewards - 1
+    rewards[group_index == 1] = 0.1
+    if kind == "equal":
+        rewards[:] = 0.4
+    spread = _SPREAD.get(kind, 0.3)
+    behavior = torch.where(mask, -3 * uniform(count, LENGTH) - 0.01, 0.0)
+    logprobs = behavior + spread * normal(count, LENGTH)
+    proximal = torch.where(mask, behavior + 0.5 * spread * normal(count, LENGTH), 0.0)
+    length = mask.sum(dim=1)
+    batch = Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=behavior,
+        rewards=rewards,
+        advantages=torch.zeros(mask.shape, dtype=torch.float64),
+        turn_ids=torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH).contiguous(),
+        group_index=group_index,
+        age_steps=torch.tensor([0, 1, 64, 4])[torch.randint(0, 4, (count,), generator=generator)],
+        is_foreign=group_index == 2,
+        temperature=torch.ones(count),
+        length=length,
+        max_new_tokens=torch.full((count,), LENGTH),
+        is_truncated=length >= LENGTH - 1,
+        corrections=(Correction.EXACT,) * count,
+        texts=tuple(f"answer {int(number)}" for number in torch.randint(0, 3, (count,), generator=generator)),
+        prompts=(torch.ones(2, dtype=torch.int64),) * len(SIZES),
+        sources=tuple("aabca"),
+        task_keys=("sums/1", "sums/2", "sums/3", "products/1", "sums/1"),
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=len(SIZES),
+        proximal_logprobs=None if kind == "one_update" else proximal,
+        reference_logprobs=torch.where(mask, behavior + 0.4 * normal(count, LENGTH), 0.0),
+        baseline_rewards=uniform(len(SIZES)),
+        reference_rewards=uniform(count),
+        reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
+        memory=dict(memory or {}),
+    )
+    entropy = torch.where(mask, 0.05 + 2 * uniform(count, LENGTH), 0.0)
+    return batch, logprobs, entropy
+
+
+def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
+    """The same step in plain Python; gradients of a formula flow into `logprobs` and `entropy`."""
+    groups = [Group(key=key, baseline=math.nan, members=[]) for key in batch.task_keys]
+    for index, group in enumerate(groups):
+        if batch.baseline_rewards is not None:
+            group.baseline = float(batch.baseline_rewards[index])
+    for i in range(batch.num_rollouts):
+        places = [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
+        old = logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
+        tokens = [
+            Token(
+                logp=logprobs[i, t],
+                entropy=entropy[i, t],
+                mu=float(batch.behavior_logprobs[i, t]),
+                old=float(old[i, t]),
+                ref=math.nan if batch.reference_logprobs is None else float(batch.reference_logprobs[i, t]),
+                turn=int(batch.turn_ids[i, t]),
+            )
+            for t in places
+        ]
+        response = Response(
+            tokens=tokens,
+            reward=float(batch.rewards[i]),
+            reference_reward=math.nan if batch.reference_rewards is None else float(batch.reference_rewards[i]),
+            limit=int(batch.max_new_tokens[i]),
+            truncated=bool(batch.is_truncated[i]),
+            age=int(batch.age_steps[i]),
+            foreign=bool(batch.is_foreign[i]),
+            text=batch.texts[i],
+            parts={name: float(values[i]) for name, values in batch.reward_parts.items()},
+        )
+        groups[int(batch.group_index[i])].members.append(response)
+    return Case(groups=groups, memory=batch.memory)
+
+
+def shuffled(batch: Batch, order: list[int]) -> Batch:
+    """The same rollouts in another order."""
+    return replace(batch.select(order))
