@@ -162,7 +162,8 @@ async def _sandbox(config: NodeConfig) -> Finding:
         is_ok=not missing,
         detail=f"in force: {', '.join(sorted(n for n, h in limits.items() if h))}"
         + (f"; not: {', '.join(missing)}" if missing else ""),
-        fix="allow unprivileged user namespaces, or run the node in a container without network for verifiers",
+        fix="no_network: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on with landlock among its "
+        "lsm=; else run the node as a user or in a container that holds nothing to read",
     )
 
 

@@ -1,13 +1,14 @@
 """The process in which answers are scored: `python -I -m swarm.tasks.sandbox_child CPU_S MEMORY_BYTES`.
 
-Invariant: limits come before every other import, the system call filter before the first answer, and only
-frames written here reach the parent: file descriptors 0, 1 and 2 are /dev/null.
+Invariant: limits come before every other import, the loss of the file system and of system calls before the
+first answer, and only frames written here reach the parent: file descriptors 0, 1 and 2 are /dev/null.
 """
 
 import os
 import sys
 
 from swarm.tasks.confine import confine, forbid_system_calls
+from swarm.tasks.landlock import leave_readable, python_places
 
 MAX_FRAME_BYTES = 64 * 2**20
 
@@ -20,6 +21,7 @@ def main() -> None:
 
     scorer = Scorer()
     hello = scorer.start(_read(source))
+    in_force["file_reads"] = leave_readable([*python_places(), *scorer.data_paths])
     in_force["system_calls"] = forbid_system_calls()
     in_force["no_network"] = in_force["no_network"] or in_force["system_calls"]
     _write(sink, scorer.encode({**hello, "limits": in_force}))

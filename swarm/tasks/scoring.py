@@ -6,12 +6,14 @@ Invariant: every request gets exactly one reply that repeats its nonce; an excep
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.tasks.base import NumberedEnvironment
 from swarm.tasks.build import build_environments
+from swarm.tasks.records import record_paths
 
 
 class Scorer:
@@ -19,12 +21,14 @@ class Scorer:
 
     def __init__(self) -> None:
         self._environments: dict[str, NumberedEnvironment] = {}
+        self.data_paths: list[Path] = []  # files and folders that environments go on reading records from
 
     def start(self, frame: bytes) -> dict[str, Any]:
         """Builds the environments of the first frame; the reply names what cannot work."""
         try:
             configs = [EnvironmentConfig.model_validate(data) for data in json.loads(frame)["environments"]]
             self._environments = build_environments(configs)
+            self.data_paths = [path for config in configs for path in record_paths(config)]
         except ConfigError as error:
             return {"error": "config", "detail": str(error)}
         return {"cpu_s": time.process_time()}

@@ -81,7 +81,7 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
         limits = await verifier.limits_in_force()
         assert set(limits) == {
             *("cpu", "memory", "open_files", "file_size", "core_dumps", "processes"),
-            *("dies_with_parent", "no_new_privileges", "no_network", "system_calls"),
+            *("dies_with_parent", "no_new_privileges", "no_network", "system_calls", "file_reads"),
         }
         assert limits["cpu"] and limits["memory"] and limits["file_size"] and limits["no_new_privileges"]
     finally:
@@ -171,6 +171,41 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
         await obedient.score("run", 0, [code.replace("{dir}", str(tmp_path))])
     assert contents(tmp_path) == before
     assert await works(obedient) and obedient.num_started == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('{dir}/secret').read()",
+        "open('{dir}/rule.py').read()",
+        "import os; os.listdir('{dir}')",
+        "import os; os.listdir('{home}')",
+        "open('/etc/passwd').read()",
+        "open('/proc/self/environ').read()",
+        "open('/proc/%d/cmdline' % __import__('os').getppid()).read()",
+        "import os; os.open('{dir}/secret', os.O_RDONLY | os.O_NOFOLLOW)",
+        "import ctypes, os\nfd = ctypes.CDLL(None).open(b'{dir}/secret', 0)\nassert fd >= 0",
+    ],
+)
+async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, code: str, tmp_path: Path) -> None:
+    if not (await obedient.limits_in_force())["file_reads"]:
+        pytest.skip("no Landlock on this machine")
+    (tmp_path / "secret").write_text("key")
+    with pytest.raises(RolloutFailed):
+        await obedient.score("run", 0, [code.replace("{dir}", str(tmp_path)).replace("{home}", str(Path.home()))])
+    assert await works(obedient) and obedient.num_started == 1
+
+
+async def test_verifiers_still_import_what_is_installed_and_read_their_records(
+    obedient: SandboxVerifier, tmp_path: Path
+) -> None:
+    code = (
+        "import colorsys, email, importlib.resources, sympy\n"
+        "result = float(bool(importlib.resources.files('swarm').joinpath('types.py').read_text()))"
+    )
+    for _ in range(2):
+        verdict = await obedient.score("run", 0, [code])
+        assert verdict.rewards.tolist() == [1.0] and verdict.reference == "a"
 
 
 async def test_the_child_sees_no_environment_variables_of_ours(
