@@ -136,8 +136,9 @@ class LearnerConfig(Model):
     checkpoint_every: NotNegative = 10
     """Steps between checkpoints; 0 writes one at the end only."""
     deterministic: bool = False
-    """Generate, step, generate, step, one after the other: equal seeds and keys give equal weights, bit for bit. After
-    a kill the steps since the checkpoint are repeated exactly; later ones may ask other questions."""
+    """Generate, step, generate, step, one after the other. For a node alone, on one kind of machine, equal seeds and
+    keys give equal losses, weights and evaluations at every step, bit for bit, also when it is killed at any moment
+    and restarted. Only a group that could not be scored before a kill shifts the questions after it."""
 
 
 class ExchangeConfig(Model):

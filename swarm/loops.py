@@ -339,12 +339,15 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
     if learner.version.step == 0:
         await _evaluate(worker, learner)
     for draw in await worker.exchange.redraw(learner.next_draw):
-        await _step(worker, learner, draw_seconds=0.0, draw=draw)
+        if _is_done(worker, learner):
+            break
+        await _learn_from(worker, learner, draw, draw_seconds=0.0)
     while not _is_done(worker, learner):
         if worker.config.learner.deterministic:
             await _generate_until_drawn(worker, learner)
-        await _draw_and_step(worker, learner)
-        await _checkpoint_and_evaluate(worker, learner)
+        began_s = worker.clock.monotonic_s()
+        draw = await worker.exchange.draw(learner.version)
+        await _learn_from(worker, learner, draw, draw_seconds=worker.clock.monotonic_s() - began_s)
     await worker.offload(learner.save)
 
 
@@ -391,13 +394,22 @@ async def _generate(worker: Worker, first: int, count: int, num_stored: int = 0)
         await worker.exchange.put(group)
 
 
-async def _draw_and_step(worker: Worker, learner: Learner) -> None:
-    began_s = worker.clock.monotonic_s()
-    draw = await worker.exchange.draw(learner.version)
-    await _step(worker, learner, draw_seconds=worker.clock.monotonic_s() - began_s, draw=draw)
+async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
+    """One step with what is due after it. The evaluation comes before the checkpoint: a step that a restart
+    does not make again has been evaluated."""
+    before = learner.version.step
+    await _step(worker, learner, draw, draw_seconds)
+    step, every = learner.version.step, worker.config.evaluation.every_steps
+    if step == before:
+        return  # skipped
+    if _is_done(worker, learner) or (every and step % every == 0):
+        await _evaluate(worker, learner)
+    checkpoint_every = worker.config.learner.checkpoint_every
+    if checkpoint_every and step % checkpoint_every == 0:
+        await worker.offload(learner.save)
 
 
-async def _step(worker: Worker, learner: Learner, draw_seconds: float, draw: Draw) -> None:
+async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
     began_s = worker.clock.monotonic_s()
     with worker.overlap.doing("learn"):
         report = await worker.offload(learner.step, draw)
@@ -405,15 +417,6 @@ async def _step(worker: Worker, learner: Learner, draw_seconds: float, draw: Dra
     seconds = {**report.seconds, "draw_wait": draw_seconds, **worker.overlap.take()}
     await worker.exchange.publish(report.version)
     await worker.exchange.report(replace(report, seconds=seconds))
-
-
-async def _checkpoint_and_evaluate(worker: Worker, learner: Learner) -> None:
-    step, every = learner.version.step, worker.config.learner.checkpoint_every
-    if every and step % every == 0:
-        await worker.offload(learner.save)
-    evaluate_every = worker.config.evaluation.every_steps
-    if _is_done(worker, learner) or (evaluate_every and step % evaluate_every == 0):
-        await _evaluate(worker, learner)
 
 
 async def _evaluate(worker: Worker, learner: Learner) -> None:

@@ -52,6 +52,7 @@ Value = TypeVar("Value")
 SUBSCRIBE_BATCH = 32  # log entries read from the store at a time
 MAX_PEERS = 4096  # peers remembered; whoever was heard of longest ago is forgotten first
 MAX_EDGES = 256  # sources with figures of their own: each report to the coordinator carries them all
+STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
 MAX_PENDING_VERSIONS = 10_000  # versions kept for a coordinator that is away
 
 
@@ -212,7 +213,7 @@ class Agent:
                 self._changed.fire()  # what was used up or too old makes room for the generator
                 await self._changed.wait()
         self._has_drawn = True
-        await self.store.record_draw(draw)
+        await self._journal(draw)
         self._next_draw = draw.step + 1
         self.counters.num_local_used += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
         self.counters.num_external_used += sum(not d.scored.is_local for d in draw.groups)
@@ -220,6 +221,19 @@ class Agent:
         self._changed.fire()  # room for the generator
         self._appetite.drew()
         return draw
+
+    async def _journal(self, draw: Draw) -> None:
+        """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
+        is_told = False
+        while True:
+            try:
+                return await self.store.record_draw(draw)
+            except StorageFull as error:
+                if not is_told:
+                    logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
+                    self._emit("storage_full", {"error": str(error)})
+                is_told = True
+            await asyncio.sleep(STORAGE_RETRY_S)
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, rebuilt from the store; stops at the first lost group."""
@@ -511,6 +525,7 @@ def _draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
 def _step_fields(report: StepReport) -> JsonDict:
     return {
         "step": report.version.step,
+        "draw": report.draw_step,
         "digest": report.version.digest.hex()[:16],
         "loss": report.loss,
         "grad_norm": report.grad_norm,

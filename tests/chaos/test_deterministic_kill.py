@@ -1,0 +1,299 @@
+"""A node killed before each single thing it would have written, and started again: the same curve every time.
+
+Agent, store, replay and loops are the real ones; learner and generator are hashes of everything that could
+differ, the composition of a generated batch among it (which decides the low bits of a real log-prob).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.standing import Standing
+from swarm.exchange.store import SqliteGroupStore
+from swarm.loops import Worker, run_worker
+from swarm.tasks.build import build_environments
+from swarm.tasks.inline import InlineVerifier
+from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+from swarm.testing import ToyCodec, make_identity, make_rollout
+from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
+
+NUM_STEPS = 6
+LOCAL_GROUPS = 3
+IDENTITY = make_identity(1)
+ENVIRONMENT = EnvironmentConfig(name="sort", kind="char", dataset="sort", num_tasks=500)
+ENVIRONMENTS = build_environments([ENVIRONMENT])
+CONFIG = NodeConfig(
+    run_id="local",
+    environments=(ENVIRONMENT,),
+    generator=GeneratorConfig(group_size=2),
+    replay=ReplayConfig(local_groups=LOCAL_GROUPS, external_groups=0, max_age_steps=2),
+    learner=LearnerConfig(num_steps=NUM_STEPS, checkpoint_every=2, deterministic=True),
+    evaluation=EvaluationConfig(every_steps=3, num_problems=3),
+)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing is written any more."""
+
+
+class Machine:
+    """What survives a kill, and when the kill comes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "groups.sqlite"
+        self.events: list[tuple[str, JsonDict]] = []
+        self.checkpoint = (PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32), 1)
+        self.num_writes = 0
+        self.kill_at: int | None = None
+        self.is_dead = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, _: int = 0) -> None:
+        """Called before each write of any kind, from any thread."""
+        if self.kill_at is not None and self.num_writes >= self.kill_at:
+            self._loop.call_soon_threadsafe(self.is_dead.set)
+            raise Killed
+        self.num_writes += 1
+
+    def emit(self, kind: str, fields: JsonDict) -> None:
+        self.write()
+        self.events.append((kind, fields))
+
+    def of(self, kind: str) -> list[JsonDict]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+def digest_of(*parts: object) -> bytes:
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def _content(rollout: Rollout) -> tuple[object, ...]:
+    assert rollout.trace is not None
+    assert rollout.trace.logprobs is not None
+    return rollout.text, rollout.trace.logprobs.tolist(), rollout.oldest_step
+
+
+class HashLearner:
+    """Weights and loss are a hash of what was learned from; every fourth draw or so is skipped."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.version, self.next_draw = machine.checkpoint
+
+    def step(self, draw: Draw) -> StepReport:
+        seen = [
+            (
+                d.age_steps,
+                d.use,
+                d.scored.rewards.tolist(),
+                d.scored.group.task_id,
+                *map(_content, d.scored.group.rollouts),
+            )
+            for d in draw.groups
+        ]
+        digest = digest_of(self.version.digest, draw.step, draw.num_silent, seen)
+        was_skipped = digest[0] % 4 == 0
+        if not was_skipped:
+            self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=self.version.step + 1, digest=digest)
+        self.next_draw = draw.step + 1
+        return StepReport(
+            version=self.version,
+            loss=digest[1] / 256,
+            grad_norm=1.0,
+            num_tokens=1,
+            was_skipped=was_skipped,
+            diagnostics={},
+            seconds={},
+            num_local=len(draw.groups),
+            draw_step=draw.step,
+        )
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        return self.version, None
+
+    def answer(self, task: Task) -> str:
+        """The greedy one: right or wrong by the weights."""
+        reference = ENVIRONMENTS["sort"].reference(task.task_id)
+        return reference if digest_of(self.version.digest, task.task_id)[0] % 2 else ""
+
+    def save(self) -> None:
+        self._machine.write()
+        self._machine.checkpoint = (self.version, self.next_draw)
+
+
+class HashGenerator:
+    """Answers are a hash of weights, question and number; four of five groups have no signal."""
+
+    def __init__(self, version: PolicyVersion) -> None:
+        self.version = version
+        self.codec = ToyCodec()
+        self.mixture = TaskMixture(ENVIRONMENTS, {}, seed=0, spacing=8)
+
+    def load(self, version: PolicyVersion, weights: object) -> None:
+        del weights
+        self.version = version
+
+    def produce(self, first: int, count: int) -> list[RolloutGroup]:
+        tasks = self.mixture.tasks(first, count)
+        low_bits = digest_of([task.task_id for task in tasks])[0] / 4096
+        return [self._group(first + place, task, low_bits) for place, task in enumerate(tasks)]
+
+    def _group(self, number: int, task: Task, low_bits: float) -> RolloutGroup:
+        luck = digest_of(self.version.digest, task.task_id, number)
+        right = ENVIRONMENTS["sort"].reference(task.task_id)
+        texts = [right, right if luck[0] % 5 else f"no {luck[1]}"]
+        return RolloutGroup(
+            run_id="local",
+            producer=IDENTITY.node_id,
+            policy_id=IDENTITY.node_id,
+            env=task.env,
+            task_id=task.task_id,
+            tokenizer_digest=self.codec.digest,
+            prompt_ids=np.array(self.codec.encode_prompt(task), np.int32),
+            rollouts=tuple(
+                make_rollout(
+                    text, policy_id=IDENTITY.node_id, step=self.version.step, logprob=-luck[2] / 256 - low_bits
+                )
+                for text in texts
+            ),
+            verifier="unscored",
+            created_at_s=0.0,
+        )
+
+
+async def run_once(machine: Machine, kill_at: int | None = None) -> None:
+    """One life of the node: until it has made its steps, or is killed before that write."""
+    machine.kill_at = kill_at
+    machine.is_dead.clear()
+    clock = ManualClock()
+    store = await SqliteGroupStore.open(machine.path, clock, 2**24, before_write=machine.write)
+    verifier = InlineVerifier(ENVIRONMENTS)
+    door = Door(
+        run_id="local",
+        node_id=IDENTITY.node_id,
+        codec=ToyCodec(),
+        verifier=verifier,
+        store=store,
+        clock=clock,
+        limits=DoorLimits.from_config(CONFIG),
+        head_of=lambda _: None,
+        environments=frozenset(ENVIRONMENTS),
+        standing=Standing(clock, 6000),
+        offload=inline,
+    )
+    agent = Agent(
+        config=CONFIG,
+        identity=IDENTITY,
+        store=store,
+        replay=ReplayBuffer(CONFIG.replay, IDENTITY.node_id, 0, clock),
+        door=door,
+        verifier=verifier,
+        tokenizer_digest=ToyCodec().digest,
+        clock=clock,
+        emit=machine.emit,
+    )
+    working = asyncio.create_task(live(agent, machine, clock))
+    dying = asyncio.create_task(machine.is_dead.wait())
+    await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, dying):
+        task.cancel()
+    results = await asyncio.gather(working, dying, return_exceptions=True)
+    await store.close()
+    if machine.kill_at is None:
+        assert results[0] is None, results[0]
+
+
+async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
+    await agent.restore()
+    learner = HashLearner(machine)
+    generator = HashGenerator(learner.version)
+    worker = Worker(
+        config=CONFIG,
+        exchange=agent,
+        generator=generator,  # pyright: ignore[reportArgumentType]
+        produce=generator.produce,
+        evaluate=lambda tasks: [learner.answer(task) for task in tasks],
+        learner=learner,
+        codec=generator.codec,
+        evaluation_tasks={("sort", "all"): evaluation_tasks(ENVIRONMENTS["sort"], "all", 3, 0)},
+        clock=clock,
+        offload=inline,
+    )
+    await run_worker(worker)
+
+
+async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
+    return function(*arguments)
+
+
+def curve(machine: Machine) -> list[tuple[object, ...]]:
+    """What each draw led to, as it was told last."""
+    rows = {e["draw"]: (e["draw"], e["step"], e["digest"], e["loss"], e["was_skipped"]) for e in machine.of("step")}
+    return [rows[draw] for draw in sorted(rows)]
+
+
+def evaluations(machine: Machine) -> dict[int, float]:
+    return {event["step"]: event["accuracy"] for event in machine.of("evaluation")}
+
+
+def asked(machine: Machine) -> Sequence[tuple[int, float]]:
+    return [(event["step"], event["reward"]) for event in machine.of("put")]
+
+
+@pytest.fixture
+async def whole(tmp_path: Path) -> Machine:
+    """A run that nobody disturbed."""
+    directory = tmp_path / "whole"
+    directory.mkdir()
+    machine = Machine(directory)
+    await run_once(machine)
+    return machine
+
+
+async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -> None:
+    rows = curve(whole)
+    assert [row[1] for row in rows if not row[4]] == list(range(1, NUM_STEPS + 1))
+    assert any(row[4] for row in rows), "no step was skipped"
+    assert evaluations(whole).keys() == {0, 3, 6}
+    silent = sum(event["num_silent"] for event in whole.of("draw"))
+    assert silent > 0
+    assert len(whole.of("put")) > LOCAL_GROUPS * len(rows), "no draw found nothing but groups without signal"
+
+
+@pytest.mark.timeout(60)
+async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path: Path) -> None:
+    for kill_at in range(whole.num_writes):
+        directory = tmp_path / f"killed-{kill_at}"
+        directory.mkdir()
+        machine = Machine(directory)
+        await run_once(machine, kill_at)
+        await run_once(machine)
+        assert curve(machine) == curve(whole), kill_at
+        assert evaluations(machine) == evaluations(whole), kill_at
+        told = {(e["draw"], e["digest"]) for e in machine.of("step")}
+        assert len(told) == len(curve(whole)), f"a step made again became another (killed before write {kill_at})"
+
+
+@pytest.mark.timeout(60)
+async def test_being_killed_again_and_again_changes_nothing(whole: Machine, tmp_path: Path) -> None:
+    directory = tmp_path / "often"
+    directory.mkdir()
+    machine = Machine(directory)
+    num_lives = 0
+    while len(curve(machine)) < len(curve(whole)) or len(evaluations(machine)) < len(evaluations(whole)):
+        await run_once(machine, machine.num_writes + 5 + 7 * num_lives % 11)
+        num_lives += 1
+        assert num_lives < 100, "it makes no progress"
+    assert num_lives > 5
+    assert curve(machine) == curve(whole)
+    assert evaluations(machine) == evaluations(whole)

@@ -1,0 +1,88 @@
+"""`--deterministic` over real processes: a node killed with -9 and restarted has the curve of one left alone."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.daemon import write_config
+from swarm.config import NodeConfig
+from swarm.identity import Identity
+from swarm.simulate.presets import SimulationOptions, node_configs
+from swarm.simulate.processes import Process, wait_until
+from swarm.types import JsonDict
+
+pytestmark = pytest.mark.timeout(150)
+
+NUM_STEPS = 12
+
+
+def config_of(directory: Path, worker: str) -> NodeConfig:
+    """One tiny node that knows nobody."""
+    options = SimulationOptions(preset="tiny", nodes=1, rounds=NUM_STEPS, deterministic=True, seed=3)
+    (config,) = node_configs(options, directory)
+    changes = {
+        "worker": worker,
+        "directory": config.directory.model_copy(update={"kind": "none"}),
+        "evaluation": config.evaluation.model_copy(update={"num_problems": 4, "every_steps": 3}),
+        "learner": config.learner.model_copy(update={"checkpoint_every": 4}),
+        "faults": config.faults.model_copy(update={"slow_factor": 4.0}),  # time to be killed in
+    }
+    return config.model_copy(update=changes)
+
+
+async def run_node(directory: Path, identity: Identity, worker: str, kill_after: tuple[int, ...]) -> list[JsonDict]:
+    """Events of a node that is killed as soon as each of these numbers of groups and steps was seen."""
+    config = config_of(directory, worker)
+    config.dir.mkdir(parents=True)
+    identity.save(config.dir / "identity.key")
+    write_config(config, config.dir / "node.toml")
+    process = Process(config.name, config.dir)
+
+    def count() -> int:
+        process.read_events()
+        return sum(event["kind"] in ("put", "draw", "step") for event in process.events)
+
+    try:
+        await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
+        for number in kill_after:
+            await wait_until(lambda least=number: count() >= least, 60.0, f"no {number} events", process)
+            process.send(signal.SIGKILL)
+            await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
+            await process.start()
+        await wait_until(lambda: bool(count() and of(process.events, "finished")), 90.0, "it does not finish", process)
+    finally:
+        await process.stop()
+    assert process.num_starts == len(kill_after) + 1
+    return process.events
+
+
+def of(events: Any, kind: str) -> list[JsonDict]:
+    """Events of one kind, in order."""
+    return [event for event in events if event["kind"] == kind]
+
+
+def steps(events: list[JsonDict]) -> list[tuple[object, ...]]:
+    """What every step did, those made again among them."""
+    return [(e["draw"], e["step"], e["digest"], e["loss"], e["grad_norm"], e["num_tokens"]) for e in of(events, "step")]
+
+
+def evaluations(events: list[JsonDict]) -> dict[tuple[object, ...], float]:
+    """Accuracy by step, environment and split."""
+    return {(e["step"], e["env"], e["split"]): e["accuracy"] for e in of(events, "evaluation")}
+
+
+@pytest.mark.parametrize(("worker", "kill_after"), [("inline", (9, 23)), ("process", (18,))])
+async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, worker: str, kill_after: tuple[int, ...]) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    whole = await run_node(tmp_path / "whole", identity, "inline", ())
+    killed = await run_node(tmp_path / "killed", identity, worker, kill_after)
+    expected = steps(whole)
+    assert [row[1] for row in expected] == list(range(1, NUM_STEPS + 1))
+    assert len({row[2] for row in expected}) == NUM_STEPS
+    assert len(of(killed, "started")) == len(kill_after) + 1
+    assert sorted(set(steps(killed))) == expected
+    assert evaluations(killed) == evaluations(whole)
+    assert {step for step, _, _ in evaluations(whole)} == {0, 3, 6, 9, 12}
