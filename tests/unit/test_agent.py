@@ -1,0 +1,179 @@
+"""The agent of a node alone: counting what was asked, and a disk that is full at the worst moment."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.standing import Standing
+from swarm.simulate.virtual_loop import LoopClock, run_virtual
+from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.types import JsonDict, PolicyVersion, StepReport
+
+IDENTITY = make_identity(1)
+HEAD = PolicyVersion(policy_id=IDENTITY.node_id, step=0)
+
+
+class Bench:
+    """An agent, its disk, and what it told."""
+
+    def __init__(self, deterministic: bool = False, local_groups: int = 2) -> None:
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.is_full = False
+        self.store = MemoryGroupStore(self.clock, 2**24, self._before_write)
+        self.events: list[tuple[str, JsonDict]] = []
+        self.config = NodeConfig(
+            replay=ReplayConfig(local_groups=local_groups, external_groups=0),
+            learner=LearnerConfig(deterministic=deterministic),
+        )
+        self.agent = self.start()
+
+    def start(self) -> Agent:
+        """A new agent over the same disk."""
+        verifier = ScriptedVerifier(crashes_on="CRASH")
+        door = Door(
+            run_id=TOY_RUN_ID,
+            node_id=IDENTITY.node_id,
+            codec=ToyCodec(),
+            verifier=verifier,
+            store=self.store,
+            clock=self.clock,
+            limits=DoorLimits(),
+            head_of=lambda _: None,
+            environments=frozenset({TOY_ENV}),
+            standing=Standing(self.clock, 6000),
+            offload=inline,
+        )
+        return Agent(
+            config=self.config,
+            identity=IDENTITY,
+            store=self.store,
+            replay=ReplayBuffer(self.config.replay, IDENTITY.node_id, 0, self.clock),
+            door=door,
+            verifier=verifier,
+            tokenizer_digest=ToyCodec().digest,
+            clock=self.clock,
+            emit=lambda kind, fields: self.events.append((kind, fields)),
+        )
+
+    def told(self, kind: str) -> int:
+        return sum(name == kind for name, _ in self.events)
+
+    async def put(self, *texts: str, task_id: int = 7) -> None:
+        await self.agent.put(make_group(IDENTITY.node_id, task_id=task_id, texts=texts or ("7", "8")))
+
+    def _before_write(self, _: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left")
+
+
+async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
+    return function(*arguments)
+
+
+def report_of(draw_step: int, step: int, was_skipped: bool = False) -> StepReport:
+    return StepReport(
+        version=PolicyVersion(policy_id=IDENTITY.node_id, step=step),
+        loss=0.5,
+        grad_norm=1.0,
+        num_tokens=8,
+        was_skipped=was_skipped,
+        diagnostics={},
+        seconds={},
+        draw_step=draw_step,
+    )
+
+
+def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_the_wait_by_itself() -> None:
+    async def main(deterministic: bool) -> None:
+        bench = Bench(deterministic)
+        agent = bench.agent
+        await bench.put(task_id=7)
+        await bench.put(task_id=17)
+        bench.is_full = True
+        drawing = asyncio.create_task(agent.draw(HEAD))
+        await asyncio.sleep(30.0)
+        assert not drawing.done()
+        assert bench.told("storage_full") == 1
+        assert bench.told("draw") == 0
+        bench.is_full = False
+        draw = await drawing
+        assert [drawn.scored.group.task_id for drawn in draw.groups] == [7, 17]
+        assert [step for step, _ in await bench.store.journal(0)] == [1]
+        await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=1))
+        await agent.report(report_of(draw_step=1, step=1))
+        assert await agent.wait_capacity() > 0
+        await bench.put(task_id=27)
+        await bench.put(task_id=37)
+        assert (await agent.draw(HEAD)).step == 2
+
+    run_virtual(main(deterministic=True))
+    run_virtual(main(deterministic=False))
+
+
+def test_a_kill_while_the_disk_is_full_loses_no_group_either() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.put(task_id=7)
+        await bench.put(task_id=17)
+        bench.is_full = True
+        drawing = asyncio.create_task(bench.agent.draw(HEAD))
+        await asyncio.sleep(5.0)
+        drawing.cancel()
+        await asyncio.gather(drawing, return_exceptions=True)
+        bench.is_full = False
+        again = bench.start()
+        await again.restore()
+        draw = await again.draw(HEAD)
+        assert [(drawn.scored.group.task_id, drawn.use) for drawn in draw.groups] == [(7, 1), (17, 1)]
+
+    run_virtual(main())
+
+
+def test_questions_are_counted_over_failures_and_restarts_and_never_go_back() -> None:
+    async def main() -> None:
+        bench = Bench()
+        assert await bench.agent.num_asked() == 0
+        await bench.put(task_id=7)
+        await bench.put("CRASH", "8")
+        assert await bench.agent.num_asked() == 2
+        await bench.put(task_id=27)
+        assert await bench.agent.num_asked() == 3
+        bench.agent = bench.start()
+        await bench.agent.restore()
+        assert await bench.agent.num_asked() == 2  # what could not be scored left no trace
+        await bench.store.forget(bench.clock.now_s() + 1.0, 0)
+        bench.agent = bench.start()
+        await bench.agent.restore()
+        assert await bench.agent.num_asked() == 2
+
+    run_virtual(main())
+
+
+def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step_was_made() -> None:
+    async def main() -> None:
+        bench = Bench(deterministic=True)
+        agent = bench.agent
+        await bench.put(task_id=7)
+        assert await agent.capacity() > 0
+        await bench.put(task_id=17)
+        assert await agent.capacity() == 0
+        await agent.draw(HEAD)
+        assert await agent.capacity() == 0
+        await agent.report(report_of(draw_step=1, step=0, was_skipped=True))
+        assert await agent.capacity() > 0
+        await bench.put("7", "7", task_id=47)
+        await bench.put("7", "7", task_id=57)  # nothing but groups without signal
+        assert await agent.capacity() == 0
+        drawing = asyncio.create_task(agent.draw(HEAD))
+        await asyncio.sleep(0.1)
+        assert not drawing.done()
+        assert await agent.capacity() > 0
+        drawing.cancel()
+
+    run_virtual(main())
