@@ -20,11 +20,12 @@ from coordinator.service import CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
-from swarm.config import CoordinatorConfig
+from swarm.config import CoordinatorConfig, LearnerConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
+from swarm.recipes import list_recipes, load_recipe
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.manifest import JoinLink, manifest_of
@@ -78,6 +79,7 @@ class CoordinatorDaemon(Service):
         everyone = config.node.model_copy(
             update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
         )
+        await asyncio.to_thread(_require_recipe, config.node.learner)
         digest = await asyncio.to_thread(_tokenizer_digest, config)
         data = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime).to_bytes()
         signature = identity.sign(DOMAIN_MANIFEST, data)
@@ -164,6 +166,23 @@ async def _listen_again(
         with contextlib.suppress(ConfigError):
             return await start_server(before, sessions, [servicer.register])
     return await start_server(listen, sessions, [servicer.register])
+
+
+def _require_recipe(learner: LearnerConfig) -> None:
+    """Refuses a run that every joining node would refuse: better here, where the key can be corrected.
+
+    Raises:
+        ConfigError: names node.learner.recipe, or the constant that the recipe does not have.
+    """
+    if learner.recipe not in list_recipes():
+        known = ", ".join(list_recipes())
+        raise ConfigError(f"node.learner.recipe: no built-in recipe is called {learner.recipe!a}; known: {known}")
+    try:
+        load_recipe(learner.recipe, learner.recipe_params)
+    except ImportError as error:  # constants are known to torch's side; a coordinator needs no torch
+        logger.info("constants of the recipe not checked", extra={"reason": str(error)})
+    except ConfigError as error:
+        raise ConfigError(f"node.{error}") from None
 
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.addresses import own_address
-from swarm.config import NodeConfig, load_config
+from swarm.config import LearnerConfig, NodeConfig, load_config
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict
@@ -46,6 +46,7 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
             fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
         except Unauthenticated as error:
             raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
+        await asyncio.to_thread(_require_recipe, fetched.manifest.learner)
         data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
         data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
         own = await asyncio.to_thread(own_address, parsed.addresses[0].rpartition(":")[0])
@@ -57,6 +58,18 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)
+
+
+def _require_recipe(learner: LearnerConfig) -> None:
+    """Refuses a run whose recipe this installation does not have. Raises ConfigError naming the key."""
+    from swarm.recipes import load_recipe
+
+    try:
+        load_recipe(learner.recipe, learner.recipe_params)
+    except ConfigError as error:
+        raise ConfigError(f"manifest: {error}; the run may need a newer swarm-trainer") from None
+    except ImportError as error:
+        raise ConfigError(f"a node learns and needs {error.name}: pip install 'swarm-trainer[learn]'") from None
 
 
 def listen_towards(data: JsonDict, own: str) -> str:

@@ -10,7 +10,17 @@ import pytest
 
 from coordinator.daemon import CoordinatorDaemon
 from coordinator.dashboard import MAX_REQUEST_BYTES
-from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from node.join import join_swarm
+from swarm.config import (
+    CoordinatorConfig,
+    CoordinatorLink,
+    DirectoryConfig,
+    EnvironmentConfig,
+    LearnerConfig,
+    ModelConfig,
+    NodeConfig,
+    load_config,
+)
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.exchange.coordinator_client import GrpcCoordinatorClient
 from swarm.identity import Identity
@@ -199,6 +209,37 @@ async def test_a_coordinator_refuses_to_start_a_run_that_names_local_code(tmp_pa
         async with CoordinatorDaemon(config_in(tmp_path, node=node)):
             pass
     assert not (tmp_path / "coordinator.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("learner", "key"),
+    [
+        ({"recipe": "best_ever"}, r"learner\.recipe: .*best_ever"),
+        ({"recipe": "grpo", "recipe_params": {"weight.hihg": 0.3}}, r"learner\.recipe_params\.weight\.hihg"),
+    ],
+)
+async def test_a_recipe_that_nobody_has_stops_the_coordinator_and_whoever_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, object], key: str
+) -> None:
+    good = config_in(tmp_path / "run")
+    node = good.node.model_copy(update={"learner": LearnerConfig.model_validate(learner)})
+    config = good.model_copy(update={"node": node})
+    with pytest.raises(ConfigError, match=f"node.{key}"):
+        await CoordinatorDaemon(config).__aenter__()
+    monkeypatch.setattr("coordinator.daemon._require_recipe", lambda learner: None)  # one with other recipes than ours
+    async with CoordinatorDaemon(config) as daemon:
+        with pytest.raises(ConfigError, match=f"manifest: {key}"):
+            await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None)
+        assert not (tmp_path / "node" / "node.toml").exists()
+
+
+async def test_joining_on_the_coordinators_machine_writes_a_configuration_that_starts(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        await join_swarm(daemon.link, tmp_path / "node", ["name=ada"], start=False, say=said.append)
+    config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
+    assert config.coordinator.fingerprint == daemon.info["fingerprint"] and config.exchange.listen == "127.0.0.1:0"
+    assert any("on this machine" in text for text in said)
 
 
 async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) -> None:
