@@ -22,7 +22,7 @@ from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.local_grpc import LocalServer
+from swarm.exchange.local_grpc import LocalServer, fresh_socket
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.exchange.store import SqliteGroupStore
@@ -171,7 +171,7 @@ class Daemon(Service):
 
     async def _work_in_a_process(self) -> None:
         """Runs the worker process; one that dies is started again and resumes from its checkpoint."""
-        socket = self.config.dir.resolve() / "agent.sock"
+        socket = fresh_socket(self.config.dir.resolve())
         server = LocalServer(self.agent, socket)
         await server.start()
         resolved = self.config.dir.resolve() / "worker.toml"
@@ -181,6 +181,7 @@ class Daemon(Service):
             backoff = Backoff(random.Random(self.agent.node_id), first_s=1.0, longest_s=60.0)
             while True:
                 arguments = ["-m", "node.worker", "--config", str(resolved), "--socket", str(socket)]
+                arguments += ["--parent", str(os.getpid())]
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
                 )

@@ -6,7 +6,9 @@ in a process of its own (`python -m node.worker`) or inside the agent's (`worker
 
 import argparse
 import asyncio
+import ctypes
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from swarm.types import PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 logger = logging.getLogger(__name__)
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 
 
@@ -124,6 +127,17 @@ async def work(config: NodeConfig, socket: Path) -> None:
         await client.close()
 
 
+def die_with(parent: int) -> None:
+    """Has the kernel end this process when its parent ends, however that happens (Linux).
+
+    Elsewhere a worker ends at its next call to the agent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before this was in force
+        sys.exit(f"the agent (process {parent}) is gone")
+
+
 def main() -> None:
     """Entry point of the worker process; started by the agent, not by people."""
     from swarm.telemetry import setup_logging
@@ -131,7 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The training and generating process of a node.")
     parser.add_argument("--config", type=Path, required=True, help="resolved node configuration (TOML)")
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket of the agent")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
     arguments = parser.parse_args()
+    die_with(arguments.parent)
     config = load_config(NodeConfig, arguments.config)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     try:

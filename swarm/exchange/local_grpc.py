@@ -7,6 +7,7 @@ a journalled draw again until the step was reported.
 
 import asyncio
 import os
+import secrets
 import stat
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
@@ -55,11 +56,21 @@ def _address_of(socket_path: Path) -> str:
     return f"unix:{path}"
 
 
+def fresh_socket(directory: Path) -> Path:
+    """A socket path that no earlier start used: a worker that outlived its agent cannot meet the next one.
+
+    Only for the process that holds the directory; sockets of earlier starts are removed.
+    """
+    for old in directory.glob("agent-*.sock"):
+        _remove_socket(old)
+    return directory / f"agent-{secrets.token_hex(3)}.sock"
+
+
 class LocalServer:
     """Serves one LocalExchange to processes of the same user.
 
     Example:
-        server = LocalServer(agent, directory / "agent.sock")
+        server = LocalServer(agent, fresh_socket(directory))
         await server.start()
     """
 
@@ -198,7 +209,7 @@ class LocalClient:
     Every method raises what the agent's own method raised, or Unavailable when the agent is gone.
 
     Example:
-        client = LocalClient(directory / "agent.sock")
+        client = LocalClient(socket)
         draw = await client.draw(version)
     """
 

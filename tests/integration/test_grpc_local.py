@@ -1,6 +1,7 @@
 """The agent as its worker sees it over the Unix socket."""
 
 import asyncio
+import socket as socketlib
 import stat
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, Unavailable
-from swarm.exchange.local_grpc import LocalClient, LocalServer
+from swarm.exchange.local_grpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
 from swarm.types import (
     Correction,
@@ -281,3 +282,14 @@ async def test_socket_that_cannot_be_made_is_a_config_error(tmp_path: Path):
         with pytest.raises(ConfigError):
             await LocalServer(ScriptedAgent(), path).start()
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_every_start_has_a_socket_of_its_own_and_clears_away_those_before(tmp_path: Path):
+    first = fresh_socket(tmp_path)
+    with socketlib.socket(socketlib.AF_UNIX) as listening:
+        listening.bind(str(first))
+    (tmp_path / "agent-notes.txt").write_text("keep")
+    second = fresh_socket(tmp_path)
+    assert second != first
+    assert not first.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["agent-notes.txt"]

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sqlite3
 import statistics
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,29 @@ async def test_a_killed_daemon_takes_its_worker_and_its_dht_peer_along(swarm: An
     daemon = psutil.Process(process.status()["pid"])
     children = daemon.children(recursive=True)
     process.is_expected_dead = True
+    (worker,) = [child for child in children if "node.worker" in child.cmdline()]
+    worker.suspend()  # so busy that it does not look at its agent
     daemon.kill()  # this one process alone, as the system does when memory is short
+    await asyncio.to_thread(worker.wait, 2.0)
     _, alive = await asyncio.to_thread(psutil.wait_procs, children, 15.0)
     assert [child.cmdline() for child in alive] == []
+
+
+async def test_a_worker_that_outlived_its_agent_does_not_meet_the_next_one(swarm: Any) -> None:
+    (config,) = swarm.configs(1)
+    process = await swarm.node(config.model_copy(update={"worker": "process"}))
+    await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
+    (first,) = config.dir.glob("agent-*.sock")
+    process.send(signal.SIGKILL)
+    await swarm.until(lambda: not process.is_alive, "it goes on after SIGKILL")
+    assert first.exists(), "the killed agent cannot have removed it"
+    await process.start()
+    await swarm.until(lambda: not first.exists(), "the old socket is still there")
+    refused = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "node.worker", "--config", str(config.dir / "worker.toml")),
+        *("--socket", str(first), "--parent", "1"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await refused.communicate()
+    assert refused.returncode == 1
+    assert b"the agent (process 1) is gone" in said
