@@ -183,7 +183,8 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
         memory=dict(memory or {}),
     )
-    entropy = torch.where(mask, 0.05 + 2 * uniform(count, LENGTH), 0.0)
+    certainty = (0.1, 0.16, 0.24)[seed % 3] if kind == "tight" else 1.0  # entropies near the targets of controllers
+    entropy = torch.where(mask, certainty * (0.05 + 2 * uniform(count, LENGTH)), 0.0)
     return batch, logprobs, entropy
 
 

@@ -1,0 +1,19 @@
+"""Entry 5.2, Skywork-OR1: token mean of the clipped surrogate, minus c mean H while mean H <= target."""
+
+from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
+
+MEMORY = {"AdaptiveEntropy": {"strength": 0.03}}
+INERT = {
+    "terms.adaptive_entropy.start": "acts in the first step only, and a strength is remembered",
+    "terms.adaptive_entropy.pace": "acts between steps: test_parts_term",
+}
+
+
+def loss(case: Case) -> Tensor:
+    total, entropy = zero(), zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        for token in response.tokens:
+            total = total - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2) / case.num_tokens
+            entropy = entropy + token.entropy / case.num_tokens
+    return total - (0.03 * entropy if entropy.item() <= 0.2 else zero())
