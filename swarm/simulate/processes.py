@@ -77,13 +77,14 @@ class Process:
                 os.killpg(self._process.pid, number)
 
     async def stop(self) -> None:
-        """SIGTERM to the process, SIGKILL to its whole group when it does not end."""
+        """SIGTERM to the process, SIGKILL to its whole group when it does not end; one that SIGSTOP holds goes on first."""
         self.is_expected_dead = True
         if self._process is None:
             return
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
+                os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()

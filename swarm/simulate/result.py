@@ -1,7 +1,8 @@
 """What a finished simulation knows: plain values, made from the nodes' own events.
 
 Invariant: every figure of a report comes from here, and everything here comes from an event or a status
-that a node wrote; a step or evaluation repeated after a restart counts once, as it was made last.
+that a node wrote; a step or evaluation repeated after a restart counts once, as it was made last, and a
+skipped step stands beside the one whose version it kept.
 """
 
 from collections import Counter
@@ -17,9 +18,10 @@ MARKS = ("killed", "stopped", "restarted", "restored", "worker_died")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRow:
-    """One optimizer step."""
+    """What one draw led to: an optimizer step, or the old version again where the step was skipped."""
 
-    step: int
+    draw: int
+    step: int  # of the version afterwards
     at_s: float  # wall clock
     reward: float | None  # mean of what it learned from
     loss: float | None
@@ -168,7 +170,9 @@ def _steps(events: Sequence[JsonDict]) -> tuple[StepRow, ...]:
     rows: dict[int, StepRow] = {}
     for event in events:
         figures = event["diagnostics"]
-        rows[event["step"]] = StepRow(
+        draw = event.get("draw") or event["step"]  # the same number as long as no step was skipped
+        rows[draw] = StepRow(
+            draw=draw,
             step=event["step"],
             at_s=event["at_s"],
             reward=figures.get("reward_mean"),
@@ -182,7 +186,7 @@ def _steps(events: Sequence[JsonDict]) -> tuple[StepRow, ...]:
             num_local=event["num_local"],
             num_external=event["num_external"],
         )
-    return tuple(rows[step] for step in sorted(rows))
+    return tuple(rows[draw] for draw in sorted(rows))
 
 
 def _evaluations(events: Sequence[JsonDict]) -> tuple[EvaluationRow, ...]:

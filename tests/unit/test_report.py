@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,22 @@ def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
     assert ada.num_local == 3
     assert ada.node_id == ADA and ada.asks == ("sums",)
     assert ada.marks == ((190.0, "restored"),)
+
+
+def test_a_skipped_step_hides_no_other():
+    skipped = {**step_event(2, 125.0, reward=0.7), "was_skipped": True, "loss": None, "grad_norm": None, "draw": 3}
+    third = {**step_event(3, 130.0, reward=0.3), "draw": 4}
+    found = [event for event in events() if event["kind"] != "step" or event["step"] < 3]
+    ada = node_result("ada", ADA, ("sums",), [*found, skipped, third], STATUS)
+    assert [(row.draw, row.step, row.was_skipped) for row in ada.steps] == [
+        (1, 1, False),
+        (2, 2, False),
+        (3, 2, True),
+        (4, 3, False),
+    ]
+    assert [row.reward for row in ada.steps] == [0.1, 0.2, 0.7, 0.3]
+    assert node_rows(replace(swarm(), nodes=(ada,)))[0].num_steps == 3
+    assert len(step_curve(ada, "reward")) == 4 and len(step_curve(ada, "loss")) == 3
 
 
 def test_a_curve_has_a_point_only_where_every_environment_was_measured():
