@@ -41,6 +41,23 @@ def group_statistics(values: Tensor, group_index: Tensor) -> GroupStatistics:
     return GroupStatistics(**dict(zip(("count", "mean", "std", "largest", "smallest"), spread, strict=True)))
 
 
+def group_sum(values: Tensor, group_index: Tensor) -> Tensor:
+    """Sum over the group [N], spread back to its rollouts. Args: values [N]; group_index int64 [N], >= 0."""
+    values = values.to(torch.float64)
+    sums = torch.zeros(int(group_index.max()) + 1, dtype=torch.float64, device=values.device)
+    return sums.index_add(0, group_index, values)[group_index]
+
+
+def group_median(values: Tensor, group_index: Tensor) -> Tensor:
+    """Median of the group [N], spread back; of an even number the mean of the middle two."""
+    values = values.to(torch.float64)
+    medians = torch.empty_like(values)
+    for group in group_index.unique().tolist():
+        members = group_index == group
+        medians[members] = values[members].quantile(0.5)
+    return medians
+
+
 def where_signal(advantages: Tensor, statistics: GroupStatistics, rewards: Tensor) -> Tensor:
     """Advantages in the dtype of `rewards`, exactly 0 in groups whose values are all equal."""
     return torch.where(statistics.has_signal, advantages, torch.zeros_like(advantages)).to(rewards.dtype)

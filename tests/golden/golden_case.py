@@ -96,6 +96,12 @@ def std(values: list[float]) -> float:
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
+def centred(group: Group, place: int) -> float:
+    """R - mean; 0 where all rewards are equal, which a rounded mean would miss."""
+    is_flat = max(group.rewards) == min(group.rewards)
+    return 0.0 if is_flat else group.rewards[place] - mean(group.rewards)
+
+
 def z_score(group: Group, place: int, floor: float) -> float:
     """(R - mean) / (std + floor); 0 where all rewards are equal."""
     if max(group.rewards) == min(group.rewards):

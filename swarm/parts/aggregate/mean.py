@@ -6,9 +6,11 @@ Invariant: denominators are totals of the whole optimizer step, never counted in
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from swarm.learn.part import AggregatePart, Scope, Scored
+from swarm.parts.groups import group_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +33,62 @@ class RolloutMean(AggregatePart):
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         per_rollout = losses.sum(dim=1) / scored.mask.sum(dim=1).clamp(min=1)
         return per_rollout.sum() / max(1, scored.batch.step_rollouts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSum(AggregatePart):
+    """Every rollout counts the sum of its tokens, as REINFORCE with whole responses as actions has it.
+
+    Source: arXiv:2402.14740 eq. 6; verl `seq-mean-token-sum`.
+    """
+
+    equation: ClassVar[str] = "L = (1/N) sum_i sum_t L_t"
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return losses.sum() / max(1, scored.batch.step_rollouts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantLength(AggregatePart):
+    """Every rollout is divided by the length it was allowed, so that a long response is not discounted.
+
+    A response longer than its declared limit is divided by its own length.
+
+    Source: Dr.GRPO, arXiv:2503.20783; TRL `dr_grpo`.
+    """
+
+    equation: ClassVar[str] = "L = (1/N) sum_i (1/limit_i) sum_t L_t"
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        limit = torch.maximum(scored.batch.max_new_tokens, scored.batch.length).clamp(min=1)
+        return (losses.sum(dim=1) / limit).sum() / max(1, scored.batch.step_rollouts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupMean(AggregatePart):
+    """Every prompt counts the same; inside its group every token does.
+
+    Source: prompt-level averaging of ScaleRL, arXiv:2510.13786; the group's own mean is that of arXiv:2506.13585.
+    """
+
+    equation: ClassVar[str] = "L = (1/M) sum_g sum_{i in g} sum_t L_t / sum_{i in g} |o_i|"
+    scope: ClassVar[Scope] = Scope.GROUP
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        batch = scored.batch
+        tokens = group_sum(batch.length, batch.group_index).clamp(min=1).to(losses.dtype)
+        return (losses.sum(dim=1) / tokens).sum() / max(1, batch.step_groups)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutMeanSum(AggregatePart):
+    """Token means of the rollouts, added up and not divided by their number.
+
+    Source: DCPO's only-token-mean loss, arXiv:2509.02333; lime-RL/DCPO.
+    """
+
+    equation: ClassVar[str] = "L = sum_i (1/|o_i|) sum_t L_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return (losses.sum(dim=1) / scored.mask.sum(dim=1).clamp(min=1)).sum()

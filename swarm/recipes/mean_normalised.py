@@ -1,0 +1,23 @@
+"""MaxRL: advantages divided by the group's mean reward, so that rare successes weigh as under maximum likelihood.
+
+For binary rewards. Ours: the clipped token surrogate around it.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import MeanNormalised
+from swarm.parts.aggregate.mean import TokenMean
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.weight.clip import Clip
+
+RECIPE = Recipe(
+    name="mean_normalised",
+    title="Maximum Likelihood Reinforcement Learning",
+    acronym="MaxRL",
+    arxiv="",
+    url="https://github.com/PrimeIntellect-ai/prime-rl",
+    verification="code",
+    advantage=MeanNormalised(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)
