@@ -77,7 +77,7 @@ class Process:
                 os.killpg(self._process.pid, number)
 
     async def stop(self) -> None:
-        """SIGTERM to the process, SIGKILL to its whole group when it does not end; one that SIGSTOP holds goes on first."""
+        """SIGTERM to the process, also where SIGSTOP holds it; SIGKILL to its whole group when it does not end."""
         self.is_expected_dead = True
         if self._process is None:
             return
