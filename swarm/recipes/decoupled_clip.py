@@ -1,0 +1,26 @@
+"""Decoupled PPO: the clip is centred on the policy at the start of the update, the data's age is a plain weight.
+
+arXiv:2110.00641 introduced it; AReaL uses it for asynchronous data, and its code drops tokens whose weight
+exceeds a cap (`masked_mismatch` with low 0). Here the weight is whole, as in both papers' equations.
+Ours: group z-scores in place of a critic.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import GroupZScore
+from swarm.parts.aggregate.mean import TokenMean
+from swarm.parts.correction.mismatch import Mismatch
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.weight.clip import Clip
+
+RECIPE = Recipe(
+    name="decoupled_clip",
+    title="AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language Reasoning",
+    acronym="decoupled PPO",
+    arxiv="2505.24298",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(Mismatch(),),
+    aggregate=TokenMean(),
+)

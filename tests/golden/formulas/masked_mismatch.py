@@ -1,0 +1,17 @@
+"""Entry 1.8, token level: pi_old/mu where it is in [.5, 5], else 0, on PPO's clip around pi_old, token mean."""
+
+import math
+
+from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        for token in response.tokens:
+            rho = math.exp(min(20.0, max(-20.0, token.old - token.mu)))
+            kept = rho if 0.5 <= rho <= 5.0 else 0.0
+            term = ppo_min(log_ratio(token, token.old).exp(), advantage, 0.8, 1.2)
+            total = total - kept * term / case.num_tokens
+    return total

@@ -1,0 +1,17 @@
+"""Entries 1.7, 2.1: min(prod_t pi_old/mu, 2) on PPO's clip around pi_old, token mean."""
+
+import math
+
+from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        whole = sum(min(20.0, max(-20.0, token.old - token.mu)) for token in response.tokens)
+        product = math.exp(min(20.0, max(-20.0, whole)))
+        for token in response.tokens:
+            term = ppo_min(log_ratio(token, token.old).exp(), advantage, 0.8, 1.2)
+            total = total - min(product, 2.0) * term / case.num_tokens
+    return total
