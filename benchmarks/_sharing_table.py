@@ -7,30 +7,12 @@ start is in both; its interval is Student's t at 95 % over those pairs.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median, stdev
+from statistics import fmean, median
 
 from benchmarks._sharing_run import ARMS, BASELINE, FILTERED, MODES, Outcome
+from benchmarks._statistics import Estimate, estimate, plain, signed
 
 GOAL = 0.5  # accuracy whose first round is reported
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A mean over n values and the half-width of its 95 % interval; None where n is 1."""
-
-    mean: float
-    half_width: float | None
-    n: int
-
-    @property
-    def is_nonzero(self) -> bool:
-        """The interval exists and excludes 0."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,21 +35,6 @@ class Row:
     num_local: float  # groups learned from, mean over runs
     num_external: float
     seconds: float
-
-
-def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; above 30 degrees of freedom by its expansion around the normal one."""
-    if degrees <= len(_T):
-        return _T[degrees - 1]
-    z = NormalDist().inv_cdf(0.975)
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and interval of at least one value."""
-    n = len(values)
-    half_width = t_quantile(n - 1) * stdev(values) / math.sqrt(n) if n > 1 else None
-    return Estimate(mean=fmean(values), half_width=half_width, n=n)
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -99,16 +66,16 @@ def markdown(table: Sequence[Row]) -> str:
             row.mode,
             row.arm,
             str(row.auc.n),
-            _plain(row.auc),
-            _plain(row.final),
-            _signed(row.auc_gain),
-            _signed(row.final_gain),
-            _signed(row.auc_over_filter),
+            plain(row.auc),
+            plain(row.final),
+            signed(row.auc_gain),
+            signed(row.final_gain),
+            signed(row.auc_over_filter),
             _goal(row.rounds_to_goal, row),
             "-" if row.tokens_to_goal is None else _thousands(row.tokens_to_goal),
             _thousands(row.generated_tokens),
             f"{row.num_local:.0f} + {row.num_external:.0f}",
-            _plain(row.cumulative_reward, digits=1),
+            plain(row.cumulative_reward, digits=1),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -153,18 +120,6 @@ def _median(values: Sequence[int | None]) -> float | None:
     """Median where `never` is later than any round."""
     middle = median(math.inf if value is None else value for value in values)
     return None if math.isinf(middle) else middle
-
-
-def _plain(value: Estimate, digits: int = 3) -> str:
-    width = "" if value.half_width is None else f" ± {value.half_width:.{digits}f}"
-    return f"{value.mean:.{digits}f}{width}"
-
-
-def _signed(value: Estimate | None) -> str:
-    if value is None:
-        return "-"
-    text = f"{value.mean:+.3f}" if value.half_width is None else f"{value.mean:+.3f} ± {value.half_width:.3f}"
-    return f"**{text}**" if value.is_nonzero else text
 
 
 def _goal(rounds: float | None, row: Row) -> str:

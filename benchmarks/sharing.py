@@ -12,12 +12,9 @@ own two tasks), `spec` (nodes start as different specialists and ask all), `homo
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +24,8 @@ if not __package__:  # started as a file: let `benchmarks` be found as with -m
     sys.path.insert(0, str(ROOT))
 
 from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: E402
 
+from benchmarks._runs import RunFile, Workers  # noqa: E402
 from benchmarks._sharing_run import ARMS, MODES, Job, Outcome, Setting, run, starting_weights  # noqa: E402
 from benchmarks._sharing_table import markdown, rows  # noqa: E402
 
@@ -47,36 +44,6 @@ def jobs(setting: Setting, num_seeds: int, modes: Sequence[str], arms: Sequence[
     ]
 
 
-def read(path: Path) -> list[Outcome]:
-    """The runs of a file, in order; none where it does not exist. A line cut off by a kill is left out.
-
-    Raises:
-        ValueError: a whole line is no run of this version of the benchmark.
-    """
-    if not path.is_file():
-        return []
-    outcomes: list[Outcome] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            outcomes.append(decode(json.loads(line)))
-        except json.JSONDecodeError:
-            continue
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: not a run of this version ({error}); give another --out") from error
-    return outcomes
-
-
-def append(path: Path, outcome: Outcome) -> None:
-    """Adds a run to the file, and a line break before it where the last one was cut off."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(json.dumps(asdict(outcome)).encode() + b"\n")
-
-
 def decode(data: dict[str, Any]) -> Outcome:
     """What `dataclasses.asdict` made of an outcome, after JSON."""
     job = data["job"]
@@ -85,60 +52,36 @@ def decode(data: dict[str, Any]) -> Outcome:
     return Outcome(**fields)
 
 
-def measure(wanted: Sequence[Job], path: Path, num_workers: int, console: Console) -> None:
-    """Makes every wanted run that the file lacks. A run that fails stops the rest; finished ones stay."""
-    done = {outcome.job for outcome in read(path)}
-    missing = [job for job in wanted if job not in done]
-    if not missing:
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    context = multiprocessing.get_context("spawn")  # torch and fork do not go together
-    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(num_workers, context) as pool:
-        _prepare(missing, pool, progress)
-        bar = progress.add_task("runs", total=len(wanted), completed=len(wanted) - len(missing))
-        running = {pool.submit(run, job) for job in missing}
-        try:
-            while running:
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    _note(future, path, progress)
-                    progress.advance(bar)
-        finally:
-            for future in running:
-                future.cancel()
-
-
-def _prepare(missing: Sequence[Job], pool: ProcessPoolExecutor, progress: Progress) -> None:
-    """Builds the starting weights first, each once: workers would otherwise build the same one side by side."""
-    warm = {job.warm_seed: (job, 0) for job in missing}
+def workers(wanted: Sequence[Job], num: int) -> Workers[Outcome]:
+    """How runs are made: starting weights first, each once, since workers would build the same one side by side."""
+    warm = {job.warm_seed: (job, 0) for job in wanted}
     specialists = {
         (job.warm_seed, node): (job, node)
-        for job in missing
+        for job in wanted
         if job.mode == "spec"
         for node in range(job.setting.num_nodes)
     }
-    bar = progress.add_task("starting weights", total=len(warm) + len(specialists))
-    for batch in (warm.values(), specialists.values()):  # a specialist begins where its warm start ends
-        for future in [pool.submit(_build, job, node) for job, node in batch]:
-            future.result()
-            progress.advance(bar)
+    starts = ("warm starts", list(warm.values()), _build)
+    return Workers(
+        run=run,
+        describe=_describe,
+        prepare=(starts, ("specialists", list(specialists.values()), _build)),  # they begin where a warm start ends
+        num=num,
+    )
 
 
-def _build(job: Job, node: int) -> None:
+def _build(start: tuple[Job, int]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    starting_weights(job, node)
+    starting_weights(*start)
 
 
-def _note(future: Future[Outcome], path: Path, progress: Progress) -> None:
-    outcome = future.result()
-    append(path, outcome)
+def _describe(outcome: Outcome) -> str:
     job = outcome.job
-    progress.console.print(
+    return (
         f"{job.mode:8s} {job.arm:13s} seed {job.seed}: AUC {outcome.auc:.3f} final {outcome.final:.3f} "
-        f"{outcome.generated_tokens} tokens {outcome.seconds:.0f} s",
-        highlight=False,
+        f"{outcome.generated_tokens} tokens {outcome.seconds:.0f} s"
     )
 
 
@@ -189,17 +132,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--seeds and --workers must be at least 1")
     wanted = jobs(setting, num_seeds, options.modes, options.arms)
     console = Console(stderr=True)
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by the workers
+    file = RunFile(path=options.out, decode=decode)
     start_s = time.monotonic()
     if not options.table:
         try:
-            measure(wanted, options.out, options.workers, console)
+            workers(wanted, options.workers).measure(wanted, file, console)
         except KeyboardInterrupt:
             console.print(f"stopped; what is done is in {options.out}, start again to go on")
             return 130
         console.print(f"{len(wanted)} runs in {time.monotonic() - start_s:.0f} s", highlight=False)
     # One setting never mixes with another; a seed beyond those asked for is left out.
-    outcomes = [outcome for outcome in read(options.out) if outcome.job in wanted]
+    outcomes = [outcome for outcome in file.read() if outcome.job in wanted]
     if not outcomes:
         console.print(f"{options.out} holds no run of this setting yet")
         return 1

@@ -17,10 +17,12 @@ from swarm.types import Draw, Rollout, Sampling
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
 
+from benchmarks._runs import RunFile  # noqa: E402
 from benchmarks._sharing_run import ARMS, GROUP_SIZE, MODES, Arm, Job, Outcome, Setting, Swarm, own_tasks, run  # noqa: E402
 from benchmarks._sharing_start import shipped_start, specialist_weights  # noqa: E402
-from benchmarks._sharing_table import Estimate, estimate, goal, markdown, rows, t_quantile  # noqa: E402
-from benchmarks.sharing import QUICK, append, jobs, main, measure, read  # noqa: E402
+from benchmarks._sharing_table import goal, markdown, rows  # noqa: E402
+from benchmarks._statistics import Estimate, estimate, t_quantile  # noqa: E402
+from benchmarks.sharing import QUICK, decode, jobs, main, workers  # noqa: E402
 
 MICRO = Setting(num_rounds=1, evaluate_every=1, num_problems=2, num_warm=1)
 
@@ -132,32 +134,32 @@ def test_a_run_is_reproducible_and_survives_its_file(tmp_path: Path) -> None:
     assert first.num_generated == 8 and first.trained_tokens > 0
     assert first.final == pytest.approx(np.mean(list(first.final_by_task.values())))
     path = tmp_path / "runs" / "sharing.jsonl"
-    append(path, first)
+    RunFile(path=path, decode=decode).append(first)
     with path.open("a") as file:
         file.write(json.dumps({"job": "cut"})[:8])  # as a kill leaves it
-    append(path, second)
-    assert read(path) == [first, second]
+    RunFile(path=path, decode=decode).append(second)
+    assert RunFile(path=path, decode=decode).read() == [first, second]
 
 
 def test_a_file_of_another_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_text('{"mode": "homo"}\n')
     with pytest.raises(ValueError, match=r"old\.jsonl:1: not a run of this version"):
-        read(path)
+        RunFile(path=path, decode=decode).read()
 
 
 @pytest.mark.timeout(90)
 def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
     path = tmp_path / "sharing.jsonl"
     wanted = jobs(MICRO, 1, ["homo"], ["4/0", "2/2"])
-    append(path, _outcome("4/0", 0, [0.1, 0.2], job=wanted[0]))
+    RunFile(path=path, decode=decode).append(_outcome("4/0", 0, [0.1, 0.2], job=wanted[0]))
     console = Console(file=io.StringIO())
-    measure(wanted, path, 1, console)
-    kept, made = read(path)
+    workers(wanted, 1).measure(wanted, RunFile(path=path, decode=decode), console)
+    kept, made = RunFile(path=path, decode=decode).read()
     assert (kept.job, kept.accuracy) == (wanted[0], (0.1, 0.2))
     assert made.job == wanted[1] and made.num_generated == 8
     before = path.read_bytes()
-    measure(wanted, path, 1, console)
+    workers(wanted, 1).measure(wanted, RunFile(path=path, decode=decode), console)
     assert path.read_bytes() == before
 
 
@@ -230,7 +232,7 @@ def test_the_table_leaves_out_runs_of_another_setting_and_seeds_not_asked_for(
     assert main(options) == 1  # nothing there yet
     full = Job(setting=Setting(), mode="homo", arm="4/0", seed=0)
     for outcome in (_outcome("4/0", 0, [0.1]), _outcome("4/0", 1, [0.3]), _outcome("4/0", 0, [0.9], job=full)):
-        append(path, outcome)
+        RunFile(path=path, decode=decode).append(outcome)
     capsys.readouterr()
     assert main(options) == 0
     report = json.loads(capsys.readouterr().out)

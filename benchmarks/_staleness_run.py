@@ -1,0 +1,315 @@
+"""One run of the staleness benchmark: a policy that learns from batches of one exact age.
+
+Invariant: a batch is generated with the weights of `age` updates ago (or the first ones), by the same
+generator, verifier and learner as a node has; methods differ in the recipe and in nothing else.
+"""
+
+import asyncio
+import hashlib
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+
+from benchmarks._sharing_start import warm_weights
+from swarm.clock import SystemClock
+from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from swarm.learn.learner import PolicyLearner
+from swarm.model import CharCodec, load_published, tiny_network
+from swarm.recipes import load_recipe
+from swarm.rollout.produce import evaluate, produce
+from swarm.rollout.transformers_engine import TransformersGenerator
+from swarm.tasks.build import build_environments
+from swarm.tasks.char import KINDS
+from swarm.tasks.inline import InlineVerifier
+from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
+
+GROUP_SIZE: Final = 8
+MAX_NEW_TOKENS: Final = 9
+_EVALUATION_SEED: Final = 7  # the same problems in every run
+_MAX_ROWS: Final = 512  # decoded together; changes time, not results
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A recipe under its name in the table."""
+
+    name: str
+    recipe: str
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+METHODS: Final = (
+    Method(name="none", recipe="uncorrected"),
+    Method(name="PPO-clip", recipe="clip_higher", params={"weight.high": 0.2}),
+    Method(name="GSPO", recipe="sequence_ratio"),
+    Method(name="GSPO .2/.28", recipe="sequence_ratio", params={"weight.low": 0.2, "weight.high": 0.28}),
+    Method(name="TIS", recipe="truncated_mismatch"),
+    Method(name="decoupled PPO", recipe="decoupled_clip"),
+    Method(name="CISPO", recipe="detached_clip"),
+    Method(name="TOPR", recipe="tapered_trajectory"),
+    Method(name="MinPRO", recipe="min_prefix_ratio"),
+    Method(name="BAPO", recipe="balanced_clip"),
+    Method(name="M2PO", recipe="second_moment_clip"),
+    Method(name="R2VPO", recipe="ratio_variance"),
+)
+SCHEDULES: Final = ("one", "four")
+"""Updates for each batch: one of 8 groups, or four of 4 groups each."""
+SOURCES: Final = ("own", "foreign")
+"""Whose groups: all the policy's own, or half of them of another policy that learns on its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What all runs of a table share."""
+
+    num_updates: int = 192
+    evaluate_every: int = 16  # updates
+    num_problems: int = 40  # held out, per task
+    num_warm: int = 3  # warm starts; run seed s takes number s modulo this
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One run: which cell of the table, and which seed."""
+
+    setting: Setting
+    method: str
+    schedule: Literal["one", "four"]
+    source: Literal["own", "foreign"]
+    age: int  # updates
+    learning_rate: float
+    seed: int
+
+    @property
+    def warm_seed(self) -> int:
+        """The warm start that the policy begins from."""
+        return self.seed % self.setting.num_warm
+
+    @property
+    def updates_per_batch(self) -> int:
+        """1 or 4."""
+        return 4 if self.schedule == "four" else 1
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of a batch."""
+        return 16 if self.schedule == "four" else 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What one run gave."""
+
+    job: Job
+    updates: tuple[int, ...]  # at which the policy was evaluated
+    accuracy: tuple[float, ...]  # held-out greedy over all tasks, at each of them
+    mismatch_kl: tuple[float, ...]  # nats per token (k3) of the batch before it; the first is 0
+    ess_share: tuple[float, ...]  # of that batch; the first is 1
+    clip_share: float  # mean over batches: tokens clipped or capped
+    final_by_task: dict[str, float]
+    generated_tokens: int
+    num_skipped: int  # batches without signal or with a non-finite update
+    seconds: float
+
+    @property
+    def auc(self) -> float:
+        """Mean of the curve."""
+        return float(np.mean(self.accuracy))
+
+    @property
+    def final(self) -> float:
+        """Last point of the curve."""
+        return self.accuracy[-1]
+
+    @property
+    def collapse(self) -> int | None:
+        """First update from which on the accuracy stays below half of its best until then; None if never."""
+        best, since = 0.0, None
+        for update, accuracy in zip(self.updates, self.accuracy, strict=True):
+            if accuracy < best / 2:
+                since = update if since is None else since
+            else:
+                since = None
+            best = max(best, accuracy)
+        return since
+
+
+def find_method(name: str) -> Method:
+    """The method of that name. Raises LookupError."""
+    for method in METHODS:
+        if method.name == name:
+            return method
+    raise LookupError(f"method {name!r} is unknown; known: {', '.join(method.name for method in METHODS)}")
+
+
+def run(job: Job) -> Outcome:
+    """One run (blocking; sets torch to one thread). Nothing of it stays on disk but warm starts."""
+    torch.set_num_threads(1)
+    start_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(StaleRun(job, Path(folder)).train(start_s))
+
+
+def build_start(job: Job) -> None:
+    """Builds the warm start of a run (blocking) where it is not kept yet."""
+    torch.set_num_threads(1)
+    warm_weights(job.warm_seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """A batch, and the update at which it was generated."""
+
+    update: int
+    groups: tuple[ScoredGroup, ...]
+
+
+class _Policy:
+    """One lineage: a learner, a generator that follows it, and questions of all tasks."""
+
+    def __init__(self, name: str, job: Job, method: Method, seed: int, folder: Path, kinds: Sequence[str]) -> None:
+        self.name = hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest()
+        codec, network, engine = CharCodec(), tiny_network(), tiny_network()
+        load_published(network, warm_weights(job.warm_seed))
+        self.learner = PolicyLearner(
+            network,
+            codec,
+            load_recipe(method.recipe, method.params),
+            LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
+            ReplayConfig(foreign="all"),
+            self.name,
+            folder / name,
+        )
+        self.generator = TransformersGenerator(engine, codec, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
+        self.generator.load(*self.learner.snapshot())
+        self.environments = build_environments(
+            EnvironmentConfig(name=kind, kind="char", dataset=kind, seed=1) for kind in kinds
+        )
+        self.mixture = TaskMixture(self.environments, dict.fromkeys(kinds, 1.0), seed)
+        self.verifier = InlineVerifier(self.environments)
+        self.generated_tokens = 0
+        self.num_made = 0
+
+    async def make(self, num_groups: int) -> tuple[ScoredGroup, ...]:
+        """Groups with the newest weights, rewards included."""
+        groups = produce(
+            self.generator,
+            CharCodec(),
+            [self.mixture.next_task() for _ in range(num_groups)],
+            GROUP_SIZE,
+            Sampling(max_new_tokens=MAX_NEW_TOKENS),
+            run_id="staleness",
+            producer=self.name,
+            clock=SystemClock(),
+        )
+        scored: list[ScoredGroup] = []
+        for group in groups:
+            verdict = await self.verifier.score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
+            self.num_made += 1
+            scored.append(
+                ScoredGroup(
+                    digest=hashlib.sha256(f"{self.name}/{self.num_made}".encode()).digest(),
+                    group=group,
+                    rewards=verdict.rewards,
+                    correction=Correction.EXACT,
+                    is_local=True,
+                    first_seen_s=group.created_at_s,
+                    size_bytes=1,
+                )
+            )
+        self.generated_tokens += sum(group.num_tokens for group in groups)
+        return tuple(scored)
+
+    def learn(self, number: int, groups: Sequence[ScoredGroup], age: int) -> StepReport | None:
+        """One draw of those groups with signal; None where there is none."""
+        drawn = tuple(DrawnGroup(scored=group, age_steps=age, use=1) for group in groups if group.has_signal)
+        if not drawn:
+            return None
+        report = self.learner.step(Draw(step=number, groups=drawn, num_silent=len(groups) - len(drawn)))
+        self.generator.load(*self.learner.snapshot())
+        return report
+
+
+class StaleRun:
+    """A policy, what was generated for it, and where foreign groups are wanted a second policy beside it."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        """`folder` is for the learners, which write nothing unless asked to."""
+        self.job = job
+        kinds = tuple(KINDS)
+        self.policy = _Policy("own", job, find_method(job.method), 1000 * job.seed, folder, kinds)
+        self.peer: _Policy | None = None
+        if job.source == "foreign":
+            self.peer = _Policy("peer", job, find_method("PPO-clip"), 1000 * job.seed + 1, folder, kinds)
+        self.waiting: deque[_Made] = deque()
+        self._problems = [
+            (environment, task)
+            for environment in self.policy.environments.values()
+            for task in evaluation_tasks(environment, "held_out", job.setting.num_problems, _EVALUATION_SEED)
+        ]
+
+    async def train(self, start_s: float) -> Outcome:
+        """All updates, evaluated at the beginning, every few updates, and at the end."""
+        job, setting = self.job, self.job.setting
+        tables, updates = [self.accuracies()], [0]
+        kls, ess, clips, num_skipped = [0.0], [1.0], list[float](), 0
+        figures: Mapping[str, float] = {}
+        for number in range(1, setting.num_updates // job.updates_per_batch + 1):
+            report = await self.advance(number)
+            if report is None or report.was_skipped:
+                num_skipped += 1
+            else:
+                figures = report.diagnostics
+                clips.append(figures["clip_share"])
+            done = number * job.updates_per_batch
+            if done % setting.evaluate_every == 0:
+                tables.append(self.accuracies())
+                updates.append(done)
+                kls.append(figures.get("mismatch_kl_k3", 0.0))
+                ess.append(figures.get("ess_share", 1.0))
+        return Outcome(
+            job=job,
+            updates=tuple(updates),
+            accuracy=tuple(float(np.mean(list(table.values()))) for table in tables),
+            mismatch_kl=tuple(kls),
+            ess_share=tuple(ess),
+            clip_share=float(np.mean(clips)) if clips else 0.0,
+            final_by_task=tables[-1],
+            generated_tokens=self.policy.generated_tokens,
+            num_skipped=num_skipped,
+            seconds=time.monotonic() - start_s,
+        )
+
+    async def advance(self, number: int) -> StepReport | None:
+        """One batch: generated with today's weights, while the one of `age` updates ago is learned from."""
+        update = (number - 1) * self.job.updates_per_batch
+        lag = self.job.age // self.job.updates_per_batch
+        while len(self.waiting) <= lag:
+            self.waiting.append(_Made(update=update, groups=await self._batch()))
+        made = self.waiting.popleft()
+        if self.peer is not None:
+            self.peer.learn(number, await self.peer.make(self.job.num_groups), 0)
+        return self.policy.learn(number, made.groups, update - made.update)
+
+    async def _batch(self) -> tuple[ScoredGroup, ...]:
+        if self.peer is None:
+            return await self.policy.make(self.job.num_groups)
+        half = self.job.num_groups // 2
+        others = [replace(group, is_local=False) for group in await self.peer.make(half)]
+        return (*await self.policy.make(half), *others)
+
+    def accuracies(self) -> dict[str, float]:
+        """Held-out greedy accuracy of each task."""
+        answers = evaluate(self.policy.generator, CharCodec(), [task for _, task in self._problems], MAX_NEW_TOKENS)
+        totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for (environment, task), answer in zip(self._problems, answers, strict=True):
+            totals[environment.name].append(environment.reward(task.task_id, answer))
+        return {kind: float(np.mean(values)) for kind, values in totals.items()}

@@ -1,0 +1,149 @@
+"""Runs of the staleness benchmark as tables and a picture: final accuracy against the age of the data.
+
+Invariant: a difference is taken seed by seed between runs of one schedule, source, age and learning rate;
+its interval is Student's t at 95 % over those pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._staleness_run import METHODS, Job, Outcome
+from benchmarks._statistics import Estimate, estimate, plain, signed
+
+BASELINE = "PPO-clip"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One method under one condition."""
+
+    method: str
+    schedule: str
+    source: str
+    age: int
+    learning_rate: float
+    final: Estimate
+    auc: Estimate
+    gain: Estimate | None  # final, paired against BASELINE under the same condition
+    num_collapsed: int
+    collapse_update: float | None  # mean over the runs that collapsed
+    mismatch_kl: float  # of the last batch, mean over runs
+    ess_share: float
+    clip_share: float
+
+
+def cells(outcomes: Sequence[Outcome]) -> list[Cell]:
+    """A cell for each method and condition that has a run, conditions in order of first run."""
+    conditions = list(dict.fromkeys(_condition(outcome.job) for outcome in outcomes))
+    found: list[Cell] = []
+    for condition in conditions:
+        by_method = {
+            method.name: {
+                o.job.seed: o for o in outcomes if _condition(o.job) == condition and o.job.method == method.name
+            }
+            for method in METHODS
+        }
+        found += [_cell(name, condition, by_method) for name, runs in by_method.items() if runs]
+    return found
+
+
+def markdown(found: Sequence[Cell]) -> str:
+    """One table for each schedule, source and learning rate: methods down, ages across."""
+    parts: list[str] = []
+    for key in dict.fromkeys((cell.schedule, cell.source, cell.learning_rate) for cell in found):
+        chosen = [cell for cell in found if (cell.schedule, cell.source, cell.learning_rate) == key]
+        parts.append(f"**{_title(*key)}**\n\n{_table(chosen)}")
+    return "\n\n".join(parts)
+
+
+def plot(found: Sequence[Cell], path: Path) -> None:
+    """Final accuracy against age, one line for each method, one panel for each schedule (PNG)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    base = min(cell.learning_rate for cell in found)
+    chosen = [cell for cell in found if cell.source == "own" and cell.learning_rate == base]
+    schedules = list(dict.fromkeys(cell.schedule for cell in chosen))
+    figure = Figure(figsize=(5.6 * len(schedules), 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: list[Any] = list(figure.subplots(1, len(schedules), squeeze=False)[0])
+    for axis, schedule in zip(axes, schedules, strict=True):
+        for index, method in enumerate(METHODS):
+            line = sorted(
+                (cell for cell in chosen if cell.method == method.name and cell.schedule == schedule),
+                key=lambda cell: cell.age,
+            )
+            if line:
+                errors = [cell.final.half_width or 0.0 for cell in line]
+                style: dict[str, Any] = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
+                means = [cell.final.mean for cell in line]
+                axis.errorbar(
+                    [cell.age for cell in line], means, errors, label=method.name, marker=".", capsize=2, **style
+                )
+        axis.set_xscale("symlog", linthresh=1)
+        ages = sorted({cell.age for cell in chosen})
+        axis.set_xticks(ages, [str(age) for age in ages])
+        axis.set(title=_title(schedule, "own", base), xlabel="age of the data, updates", ylim=(0, None))
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("held-out greedy accuracy at the end")
+    axes[-1].legend(frameon=False, fontsize=7, ncols=2)
+    figure.savefig(path)
+
+
+def _condition(job: Job) -> tuple[str, str, int, float]:
+    return job.schedule, job.source, job.age, job.learning_rate
+
+
+def _cell(name: str, condition: tuple[str, str, int, float], by_method: dict[str, dict[int, Outcome]]) -> Cell:
+    schedule, source, age, learning_rate = condition
+    runs, others = by_method[name], by_method[BASELINE]
+    common = sorted(runs.keys() & others.keys())
+    collapses = [run.collapse for run in runs.values() if run.collapse is not None]
+    return Cell(
+        method=name,
+        schedule=schedule,
+        source=source,
+        age=age,
+        learning_rate=learning_rate,
+        final=estimate([run.final for run in runs.values()]),
+        auc=estimate([run.auc for run in runs.values()]),
+        gain=None if name == BASELINE or not common else estimate([runs[s].final - others[s].final for s in common]),
+        num_collapsed=len(collapses),
+        collapse_update=sum(collapses) / len(collapses) if collapses else None,
+        mismatch_kl=sum(run.mismatch_kl[-1] for run in runs.values()) / len(runs),
+        ess_share=sum(run.ess_share[-1] for run in runs.values()) / len(runs),
+        clip_share=sum(run.clip_share for run in runs.values()) / len(runs),
+    )
+
+
+def _title(schedule: str, source: str, learning_rate: float) -> str:
+    updates = "one update a batch" if schedule == "one" else "four updates a batch"
+    whose = "" if source == "own" else ", half of the groups from another policy"
+    return f"{updates}{whose}, learning rate {learning_rate:g}"
+
+
+def _table(chosen: Sequence[Cell]) -> str:
+    ages = sorted({cell.age for cell in chosen})
+    oldest = ages[-1]
+    lines = [
+        "| method | " + " | ".join(f"age {age}" for age in ages) + f" | against {BASELINE} at {oldest} "
+        f"| collapsed, by age | at {oldest}: KL, ESS, clipped |",
+        "|---" * (len(ages) + 4) + "|",
+    ]
+    for name in dict.fromkeys(cell.method for cell in chosen):
+        row = {cell.age: cell for cell in chosen if cell.method == name}
+        collapsed = [_collapse(row[age]) for age in ages if age in row and row[age].num_collapsed]
+        last = row.get(oldest)
+        end = "-" if last is None else f"{last.mismatch_kl:.2f}, {last.ess_share:.2f}, {last.clip_share:.2f}"
+        finals = [plain(row[age].final) if age in row else "-" for age in ages]
+        gain = "-" if last is None else signed(last.gain)
+        lines.append(f"| {name} | " + " | ".join([*finals, gain, "; ".join(collapsed) or "none", end]) + " |")
+    return "\n".join(lines)
+
+
+def _collapse(cell: Cell) -> str:
+    assert cell.collapse_update is not None
+    return f"{cell.age}: {cell.num_collapsed} of {cell.final.n} (update {cell.collapse_update:.0f})"
