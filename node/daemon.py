@@ -126,7 +126,7 @@ class Daemon(Service):
         await self.agent.restore()
         others_dial = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": others_dial})
-        self.transport = GrpcTransport(identity, config.run_id, exchange, self.clock)
+        self.transport = GrpcTransport(identity, config.run_id, exchange, self.clock, is_welcome=self.agent.is_welcome)
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent)
         self.directory = await self._start_directory(identity)

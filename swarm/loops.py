@@ -152,7 +152,7 @@ def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> lis
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
-    """Looks at the directory and follows a few peers; one that moved or vanished is let go."""
+    """Looks at the directory and follows a few peers; one that moved, vanished or misbehaved is let go."""
     cursors: dict[NodeId, Cursor] = {}
     followed: dict[tuple[PeerAddress, bool], asyncio.Task[None]] = {}  # (peer, with notices of others' groups)
     limit = agent.config.exchange.max_neighbours
@@ -164,7 +164,8 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                 logger.info("directory lookup failed", extra={"error": str(error)})
             else:
                 agent.hear(adverts)
-                chosen = choose_neighbours(agent.node_id, adverts, limit)
+                welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
+                chosen = choose_neighbours(agent.node_id, welcome, limit)
                 relay = len(adverts) - 1 > limit
                 wanted = {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen}
                 for gone in [key for key in followed if key not in wanted]:
@@ -211,6 +212,7 @@ class Follow:
 
     async def _session(self) -> None:
         peer = self._address.node_id
+        self._agent.require_welcome(peer)
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         try:
             await self._agent.set_connected(peer, True)
@@ -218,6 +220,7 @@ class Follow:
                 sealed = await self._content(client, item)
                 if sealed is not None:
                     await self._agent.receive(sealed, via=peer)
+                    self._agent.require_welcome(peer)
                 keep_newest(self._cursors, peer, item.cursor)
                 self._backoff.reset()
         finally:

@@ -100,6 +100,10 @@ class Door:
         self.num_admitted = 0
         self.refusals: Counter[RefusalReason] = Counter()
 
+    def is_open_to(self, peer: NodeId) -> bool:
+        """False while the peer's standing is below the floor: nothing from it is worth any work."""
+        return not self._standing.is_low(peer)
+
     async def admit(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Judges, scores and stores one foreign group.
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.errors import NotHeld, RolloutFailed, StorageFull, TooLarge
+from swarm.errors import NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.replay import ReplayBuffer
@@ -306,6 +306,8 @@ class Agent:
             logger.debug(
                 "group refused", extra={"reason": str(result.reason), "detail": result.detail, "via": short(via)}
             )
+            if result.reason is not RefusalReason.LOW_STANDING:
+                self._drop_unwelcome(via, result.producer or via)
             return result
         self.counters.num_admitted += 1
         self._learn_head(result.group)
@@ -326,6 +328,15 @@ class Agent:
             if advert.node_id != self.node_id and (known is None or advert.head.step > known.step):
                 keep_newest(self.heads, advert.node_id, advert.head)
 
+    def is_welcome(self, peer: NodeId) -> bool:
+        """False while the peer's standing is below the floor: we neither follow nor serve it until it has decayed."""
+        return self._door.is_open_to(peer)
+
+    def require_welcome(self, peer: NodeId) -> None:
+        """Raises Unavailable for a peer that is not welcome now."""
+        if not self.is_welcome(peer):
+            raise Unavailable(f"the standing of {short(peer)} is below the floor; it decays with time")
+
     async def set_connected(self, peer: NodeId, is_connected: bool) -> None:
         """A stream from `peer` was opened or has ended."""
         (self.connected.add if is_connected else self.connected.discard)(peer)
@@ -334,10 +345,15 @@ class Agent:
     # --- peers: serving (ExchangeHandler) ---------------------------------------------------------
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
-        """Own groups after `cursor`, then live ones; with `relay` also notices of other nodes' groups."""
+        """Own groups after `cursor`, then live ones; with `relay` also notices of other nodes' groups.
+
+        Raises:
+            Unavailable: the peer's standing is below the floor; also in the middle of a stream.
+        """
         logger.debug("peer subscribed", extra={"peer": short(peer), "relay": relay})
         grew = self._log_grew if relay else self._own_log_grew
         while True:
+            self.require_welcome(peer)
             newest = self._log_head
             entries = await self.store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
             for position, sealed in entries:
@@ -361,7 +377,8 @@ class Agent:
                     await grew.wait()
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """A held group, ours or another node's. Raises NotHeld."""
+        """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer that is not welcome."""
+        self.require_welcome(peer)
         sealed = await self.store.get(digest)
         if sealed is None:
             raise NotHeld(f"group {short(digest)} is not held")
@@ -425,6 +442,12 @@ class Agent:
         self._changed.fire()
         self._log_grew.fire()
         if scored.is_local:
+            self._own_log_grew.fire()
+
+    def _drop_unwelcome(self, *peers: NodeId) -> None:
+        """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
+        if not all(map(self.is_welcome, peers)):
+            self._log_grew.fire()
             self._own_log_grew.fire()
 
     def _capacity(self) -> int:

@@ -6,7 +6,7 @@ back-pressure is gRPC's own flow control, so no queue of groups exists here.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, cast
 
@@ -62,12 +62,14 @@ class GrpcTransport:
         clock: Clock,
         limits: ServerLimits | None = None,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        is_welcome: Callable[[NodeId], bool] = lambda node_id: True,
     ) -> None:
+        """`is_welcome`: a peer that is not is refused at Hello and at every call, until it is again."""
         self._identity = identity
         self._run_id = run_id
         self._config = config
         self._clock = clock
-        self._sessions = Sessions(identity, run_id, clock, limits)
+        self._sessions = Sessions(identity, run_id, clock, limits, is_welcome)
         self._stall_timeout_s = stall_timeout_s
         self._server: grpc.aio.Server | None = None
         self._clients: set[GrpcPeer] = set()

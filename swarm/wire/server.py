@@ -58,7 +58,16 @@ class Sessions(pb_grpc.SessionServiceServicer):
         node_id = sessions.require(context)  # inside any other service's method
     """
 
-    def __init__(self, identity: Identity, run_id: str, clock: Clock, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        clock: Clock,
+        limits: ServerLimits | None = None,
+        is_welcome: Callable[[NodeId], bool] = lambda node_id: True,
+    ) -> None:
+        """`is_welcome`: asked at Hello and at every call; who is not is told to come back later."""
+        self._is_welcome = is_welcome
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
         self.identity = identity
@@ -73,6 +82,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
         Raises:
             Unauthenticated: no token, an unknown or expired one, or one of another connection.
+            Unavailable: the node is not welcome now.
         """
         metadata = cast(Sequence[tuple[str, Any]], context.invocation_metadata() or ())
         token = next((value for key, value in metadata if key == SESSION_KEY), b"")
@@ -81,6 +91,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
             raise Unauthenticated("no session: say Hello on this connection first")
         if session.peer != context.peer():
             raise Unauthenticated("the session belongs to another connection")
+        self._require_welcome(session.node_id)
         return session.node_id
 
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
@@ -128,7 +139,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
         signed = hello_message(nonce, self.certificate.digest, client, self.identity.node_id, self._run_id)
         if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
             raise Unauthenticated("the signature does not fit key, challenge and certificate")
+        self._require_welcome(client)
         return client
+
+    def _require_welcome(self, node_id: NodeId) -> None:
+        if not self._is_welcome(node_id):
+            raise Unavailable("your standing here is below the floor; it decays with time")
 
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()

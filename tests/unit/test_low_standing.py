@@ -1,0 +1,165 @@
+"""A peer that keeps sending what no honest node would is let go, and taken back when that is long ago."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarm.config import NodeConfig
+from swarm.errors import Unavailable
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.standing import Standing
+from swarm.interfaces import PeerAddress, StreamItem
+from swarm.loops import neighbours_loop
+from swarm.simulate.virtual_loop import LoopClock, run_virtual
+from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.types import Advert, Correction, Cursor, Digest, NodeId, PolicyVersion, RefusalReason, Role, SealedGroup
+
+OURS, LIAR, HONEST = make_identity(1), make_identity(2), make_identity(3)
+
+
+async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
+    return function(*arguments)
+
+
+def agent_on(clock: LoopClock, standing: Standing) -> Agent:
+    store, verifier, config = MemoryGroupStore(clock, 2**24), ScriptedVerifier(), NodeConfig()
+    door = Door(
+        run_id=TOY_RUN_ID,
+        node_id=OURS.node_id,
+        codec=ToyCodec(),
+        verifier=verifier,
+        store=store,
+        clock=clock,
+        limits=DoorLimits(),
+        head_of=lambda _: None,
+        environments=frozenset({TOY_ENV}),
+        standing=standing,
+        offload=inline,
+    )
+    return Agent(
+        config=config,
+        identity=OURS,
+        store=store,
+        replay=ReplayBuffer(config.replay, OURS.node_id, 0, clock),
+        door=door,
+        verifier=verifier,
+        tokenizer_digest=ToyCodec().digest,
+        clock=clock,
+        emit=lambda kind, fields: None,
+    )
+
+
+def lie(number: int, clock: LoopClock) -> SealedGroup:
+    group = make_group(LIAR.node_id, task_id=number, created_at_s=clock.now_s())
+    false = replace(group.rollouts[0], claimed_reward=0.3)
+    return make_sealed(replace(group, rollouts=(false, *group.rollouts[1:])), LIAR)
+
+
+def advert_of(node_id: NodeId) -> Advert:
+    return Advert(
+        node_id=node_id,
+        run_id=TOY_RUN_ID,
+        endpoints=(f"{node_id[:8]}:1",),
+        roles=(Role.TRAINER,),
+        tokenizer_digest=bytes(32),
+        head=PolicyVersion(policy_id=node_id, step=0),
+        oldest_step=0,
+        num_groups=1,
+        reward_mean=0.0,
+        reward_std=0.0,
+        correction=Correction.EXACT,
+        held_bytes=0,
+        cursor=Cursor(),
+        expires_at_s=4e9,
+    )
+
+
+class Lies:
+    """Transport and directory in one: two peers, one of which streams lies for ever."""
+
+    def __init__(self, clock: LoopClock) -> None:
+        self.clock = clock
+        self.num_sent = 0
+        self.open: list[NodeId] = []
+
+    async def lookup(self) -> list[Advert]:
+        return [advert_of(LIAR.node_id), advert_of(HONEST.node_id)]
+
+    async def connect(self, address: PeerAddress, timeout_s: float) -> "Peer":
+        self.open.append(address.node_id)
+        return Peer(self, address.node_id)
+
+
+class Peer:
+    """A connection to one of the two."""
+
+    def __init__(self, peers: Lies, node_id: NodeId) -> None:
+        self._peers = peers
+        self.node_id = node_id
+
+    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+        while self.node_id == LIAR.node_id:
+            self._peers.num_sent += 1
+            sealed = lie(self._peers.num_sent, self._peers.clock)
+            yield StreamItem(cursor=cursor, digest=sealed.digest, size_bytes=sealed.size_bytes, sealed=sealed)
+            await asyncio.sleep(0.1)
+        await asyncio.Event().wait()
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        raise Unavailable("nothing to fetch")
+
+    async def close(self) -> None:
+        self._peers.open.remove(self.node_id)
+
+
+def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go_on() -> None:
+    async def main() -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        standing = Standing(clock, 6000)
+        agent, peers = agent_on(clock, standing), Lies(clock)
+        following = asyncio.create_task(neighbours_loop(agent, peers, peers, random.Random(0)))  # type: ignore[arg-type]
+        await asyncio.sleep(20.0)
+        assert peers.open == [HONEST.node_id]
+        sent = peers.num_sent
+        assert 0 < sent < 10
+        await asyncio.sleep(30.0)
+        assert peers.num_sent == sent and not agent.refusals.get(RefusalReason.LOW_STANDING)
+        await asyncio.sleep(300.0)
+        assert peers.num_sent > sent, "nobody is condemned for ever"
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: bool) -> None:
+    async def main() -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        standing = Standing(clock, 6000)
+        agent = agent_on(clock, standing)
+
+        async def read(peer: NodeId) -> list[StreamItem]:
+            return [item async for item in agent.subscribe(peer, Cursor(), relay)]
+
+        liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
+        await asyncio.sleep(1.0)
+        for number in range(5):
+            await agent.receive(lie(number, clock), via=LIAR.node_id)
+        with pytest.raises(Unavailable, match="standing"):
+            async with asyncio.timeout(1.0):
+                await liar
+        with pytest.raises(Unavailable, match="standing"):
+            await agent.fetch(LIAR.node_id, bytes(32))
+        assert not honest.done()
+        honest.cancel()
+        await asyncio.gather(honest, return_exceptions=True)
+
+    run_virtual(main())
