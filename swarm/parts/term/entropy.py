@@ -79,7 +79,7 @@ class EntropyBand(TermPart):
     """
 
     equation: ClassVar[str] = (
-        "L -= strength * (mean H - weight(step) * mean penalty * 1[H outside (low, high) * past H])"
+        "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
     )
     strength: float = 0.001
     penalty: float = 0.1

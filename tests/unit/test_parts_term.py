@@ -1,0 +1,243 @@
+"""Terms on small steps worked out by hand, and what the stateful ones remember.
+
+Derivation: gradients of one token are typed here from the formulas (methods 5.1, 5.2, 5.3, 5.7, 5.8, 2.26).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import Need, Scored, TermPart
+from swarm.parts.term.entropy import AdaptiveEntropy, EntropyBand, EntropyBonus
+from swarm.parts.term.kl import ImportanceKl, KlPenalty
+from swarm.parts.term.likelihood import CorrectLikelihood
+from swarm.parts.term.steered import ConvexKl, KlConstraint, MirrorKl
+from swarm.types import Correction
+
+LENGTHS = (3, 1)
+
+
+def make_batch(rewards: tuple[float, float] = (1.0, 0.0), memory: Mapping[str, Any] | None = None) -> Batch:
+    """Two rollouts of one prompt, three tokens and one; a hole behind the second."""
+    mask = torch.arange(3)[None] < torch.tensor(LENGTHS)[:, None]
+    zeros = torch.zeros(2, 3, dtype=torch.float64)
+    return Batch(
+        token_ids=torch.ones(2, 3, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=torch.where(mask, -1.0, zeros),
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        advantages=zeros,
+        turn_ids=torch.zeros(2, 3, dtype=torch.int64),
+        group_index=torch.tensor([0, 0]),
+        age_steps=torch.tensor([0, 0]),
+        is_foreign=torch.tensor([False, False]),
+        temperature=torch.ones(2),
+        length=torch.tensor(LENGTHS),
+        max_new_tokens=torch.tensor([3, 3]),
+        is_truncated=torch.tensor([False, False]),
+        corrections=(Correction.EXACT,) * 2,
+        texts=("a", "b"),
+        prompts=(torch.ones(1, dtype=torch.int64),),
+        sources=("me",),
+        task_keys=("sums/1",),
+        step_tokens=4,
+        step_rollouts=2,
+        step_groups=1,
+        proximal_logprobs=torch.where(mask, -1.2, zeros),
+        reference_logprobs=torch.where(mask, -1.5, zeros),
+        memory=memory or {},
+    )
+
+
+def make_scored(batch: Batch, logprob: float = -0.9, entropy: float = 0.5) -> Scored:
+    def leaf(value: float) -> Tensor:
+        return torch.where(batch.mask, value, torch.zeros(2, 3, dtype=torch.float64)).requires_grad_()
+
+    zeros = torch.zeros(2, 3, dtype=torch.float64)
+    return Scored(batch=batch, logprobs=leaf(logprob), entropy=leaf(entropy), advantages=zeros, log_ratio=zeros)
+
+
+def value_and_gradient(term: TermPart, scored: Scored) -> tuple[float, Tensor]:
+    value = term(scored)
+    (gradient,) = torch.autograd.grad(value, scored.logprobs)
+    return float(value.detach()), gradient
+
+
+GAP = 0.6  # -0.9 + 1.5
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "slope"),
+    [
+        ("k1", GAP, 1.0),
+        ("k2", GAP**2 / 2, GAP),
+        ("k3", math.exp(-GAP) + GAP - 1, 1 - math.exp(-GAP)),
+        ("k1+", GAP, GAP),
+        ("k3+", math.exp(-GAP) + GAP - 1, GAP),
+    ],
+)
+def test_each_estimator_has_the_value_and_the_gradient_of_its_formula(
+    estimator: Any, value: float, slope: float
+) -> None:
+    found, gradient = value_and_gradient(
+        KlPenalty(strength=0.5, estimator=estimator, mean="token"), make_scored(make_batch())
+    )
+    assert found == pytest.approx(0.5 * value)
+    expected = 0.5 * slope / 4
+    torch.testing.assert_close(gradient, torch.tensor([[expected] * 3, [expected, 0, 0]], dtype=torch.float64))
+
+
+def test_a_rollout_mean_gives_a_short_rollout_the_weight_of_a_long_one() -> None:
+    _, gradient = value_and_gradient(KlPenalty(strength=1.0, estimator="k1", mean="rollout"), make_scored(make_batch()))
+    torch.testing.assert_close(gradient, torch.tensor([[1 / 6] * 3, [1 / 2, 0, 0]], dtype=torch.float64))
+
+
+def test_importance_weighted_k3_has_the_gradient_of_the_reverse_kl() -> None:
+    found, gradient = value_and_gradient(ImportanceKl(strength=1.0), make_scored(make_batch()))
+    ratio = math.exp(-0.9 + 1.0)
+    assert found == pytest.approx(ratio * (math.exp(-GAP) + GAP - 1))
+    assert gradient[0, 0].item() == pytest.approx(ratio * GAP / 4)
+
+
+def test_importance_weighted_k3_is_unbiased_where_plain_k3_is_not() -> None:
+    """Gradient of KL(pi || ref) by enumeration over 3 tokens, against the expectation over a stale sampler."""
+    logits = torch.tensor([0.3, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    sampler = torch.log_softmax(torch.tensor([-0.5, 0.2, 0.1], dtype=torch.float64), 0)
+    reference = torch.log_softmax(torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64), 0)
+    policy = torch.log_softmax(logits, 0)
+    (truth,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits)
+
+    def expectation(term: TermPart) -> Tensor:
+        total = torch.zeros(3, dtype=torch.float64)
+        for token in range(3):
+            one = torch.tensor([[True, False, False], [False] * 3])
+            batch = replace(
+                make_batch(),
+                mask=one,
+                step_tokens=1,
+                behavior_logprobs=torch.where(one, sampler[token], 0.0),
+                reference_logprobs=torch.where(one, reference[token], 0.0),
+            )
+            scored = replace(make_scored(batch), logprobs=torch.where(one, torch.log_softmax(logits, 0)[token], 0.0))
+            (gradient,) = torch.autograd.grad(term(scored), logits)
+            total = total + sampler[token].exp() * gradient
+        return total
+
+    torch.testing.assert_close(expectation(ImportanceKl(strength=1.0)), truth)
+    assert not torch.allclose(expectation(KlPenalty(strength=1.0, mean="token")), truth, rtol=0.05)
+
+
+def test_extreme_differences_stay_finite_and_what_is_off_the_mask_does_not_count() -> None:
+    for estimator in ("k1", "k2", "k3", "k3+"):
+        scored = make_scored(make_batch(), logprob=-300.0)
+        value, gradient = value_and_gradient(KlPenalty(estimator=estimator), scored)
+        assert math.isfinite(value) and bool(gradient.isfinite().all())
+        spoiled = replace(scored, logprobs=torch.where(scored.mask, scored.logprobs, torch.nan))
+        assert float(KlPenalty(estimator=estimator)(spoiled).detach()) == value
+
+
+def test_convex_kl_moves_from_the_reference_to_half_and_half() -> None:
+    term = ConvexKl()
+    assert [term.share(steps) for steps in (0, 50, 51, 60, 61, 90, 100, 5000)] == pytest.approx(
+        [1.0, 1.0, 0.9, 0.9, 0.8, 0.6, 0.5, 0.5]
+    )
+    memory = term.initial()
+    for _ in range(3):
+        memory = term.observe(memory, make_scored(make_batch()))
+    assert memory == {"steps": 3}
+    term = ConvexKl(strength=1.0, estimator="k1", mean="token")
+    found = float(term(make_scored(make_batch(memory={"ConvexKl": {"steps": 70}}))).detach())
+    assert found == pytest.approx(0.8 * 0.6 + 0.2 * 0.3)
+
+
+def test_mirror_descent_presses_harder_towards_the_end_and_never_divides_by_zero() -> None:
+    term = MirrorKl(horizon=4, estimator="k1")
+    memory, found = term.initial(), []
+    for _ in range(6):
+        scored = make_scored(make_batch(memory={"MirrorKl": memory}))
+        found.append(float(term(scored).detach()))
+        memory = term.observe(memory, scored)
+    assert found == pytest.approx([0.3 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
+    assert Need.SEVERAL_UPDATES in term.needs
+
+
+def test_a_constraint_costs_nothing_within_its_bound() -> None:
+    term = KlConstraint(steepness=10.0, bound=0.1)
+    _, gradient = value_and_gradient(term, make_scored(make_batch(), logprob=-1.25))  # KL 0.05
+    assert not bool(gradient.any())
+    found, gradient = value_and_gradient(term, make_scored(make_batch(), logprob=-1.5))  # KL 0.3
+    assert found == pytest.approx(10 * 0.2 * 0.3) and gradient[1, 0].item() == pytest.approx(-10 * 0.2 / 4)
+
+
+def test_only_correct_rollouts_are_made_likelier() -> None:
+    found, gradient = value_and_gradient(CorrectLikelihood(strength=0.1), make_scored(make_batch()))
+    assert found == pytest.approx(0.09)
+    torch.testing.assert_close(gradient, torch.tensor([[-0.1 / 3] * 3, [0, 0, 0]], dtype=torch.float64))
+    assert not bool(value_and_gradient(CorrectLikelihood(), make_scored(make_batch((0.0, 0.5))))[1].any())
+
+
+def test_an_entropy_bonus_pushes_every_trained_token_alike() -> None:
+    scored = make_scored(make_batch())
+    (gradient,) = torch.autograd.grad(EntropyBonus(strength=0.2)(scored), scored.entropy)
+    torch.testing.assert_close(gradient, torch.tensor([[-0.05] * 3, [-0.05, 0, 0]], dtype=torch.float64))
+
+
+def test_the_adaptive_strength_follows_a_list_of_entropies() -> None:
+    term = AdaptiveEntropy(start=0.01, pace=0.005, target=0.2)
+    memory, found = term.initial(), []
+    for entropy in (0.1, 0.2, 0.21, 0.3, 0.3, 0.3, 0.3, 0.1):
+        memory = term.observe(memory, make_scored(make_batch(), entropy=entropy))
+        found.append(memory["strength"])
+    assert found == pytest.approx([0.015, 0.02, 0.015, 0.01, 0.005, 0.0, 0.0, 0.005])
+
+
+def test_the_adaptive_bonus_is_off_over_its_target() -> None:
+    for entropy, expected in ((0.1, -0.03 * 0.1), (0.3, 0.0)):
+        scored = make_scored(make_batch(memory={"AdaptiveEntropy": {"strength": 0.03}}), entropy=entropy)
+        assert float(AdaptiveEntropy()(scored).detach()) == pytest.approx(expected)
+
+
+def test_the_band_is_around_the_mean_of_past_entropies_and_there_is_none_before_the_first_step() -> None:
+    term = EntropyBand(strength=1.0, penalty=0.1, low=0.8, high=1.2, horizon=10)
+    memory = term.initial()
+    assert float(term(make_scored(make_batch(memory={"EntropyBand": memory}))).detach()) == pytest.approx(-0.5)
+    for entropy in (0.4, 0.8):
+        memory = term.observe(memory, make_scored(make_batch(), entropy=entropy))
+    assert memory == pytest.approx({"steps": 2, "entropy_sum": 1.2})
+    for entropy, is_outside in ((0.5, False), (0.7, False), (0.47, True), (0.73, True), (0.4, True), (0.9, True)):
+        scored = make_scored(make_batch(memory={"EntropyBand": memory}), entropy=entropy)
+        expected = -entropy + 0.1 * term.weight(2) * is_outside
+        assert float(term(scored).detach()) == pytest.approx(expected), entropy
+
+
+def test_the_bands_weight_falls_slowly_then_fast() -> None:
+    term = EntropyBand(horizon=100)
+    assert term.weight(0) == 1.0
+    assert term.weight(50) == pytest.approx(1 - 0.2 * (1 - math.exp(-2)))
+    assert term.weight(100) == pytest.approx(0.8 * math.exp(-3)) == term.weight(1000)
+    assert all(term.weight(step) > term.weight(step + 1) for step in range(100))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KlPenalty(strength=-1.0),
+        lambda: KlPenalty(estimator="k4"),  # pyright: ignore[reportArgumentType]
+        lambda: KlPenalty(to="nobody"),  # pyright: ignore[reportArgumentType]
+        lambda: ConvexKl(every=0),
+        lambda: MirrorKl(horizon=0),
+        lambda: EntropyBand(low=2.0, high=1.0),
+        lambda: AdaptiveEntropy(pace=-0.1),
+        lambda: CorrectLikelihood(strength=-0.1),
+    ],
+)
+def test_senseless_constants_are_refused(make: Any) -> None:
+    with pytest.raises(ConfigError):
+        make()
