@@ -1,0 +1,61 @@
+"""Regressions: the policy is pulled to where an optimal one would be, instead of pushed along a surrogate.
+
+Invariant: targets are constants.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.parts.groups import group_statistics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedRatio(WeightPart):
+    """The ratio's distance from the optimum of a bounded-ratio problem, times the size of the advantage.
+
+    The target looks at the group's median, the weight at whatever advantage the recipe has. Of an even
+    group the median is the mean of the middle two (ours).
+
+    Source: GBPO, arXiv:2604.18578; `bounded_ratio_rl` `core_algos.py`.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = |(r - tgt) A|, tgt = 1-low + (low+high) sigmoid((R - median_G) / (std_G + floor) / temperature)"
+    )
+    scope: ClassVar[Scope] = Scope.GROUP
+    low: float = 0.2  # half-widths
+    high: float = 0.2
+    temperature: float = 1e-4
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or self.floor <= 0:
+            raise ConfigError("temperature and floor must be positive")
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Ratio [N] that each rollout's tokens are pulled to, float64."""
+        group = group_statistics(batch.rewards, batch.group_index)
+        lead = batch.rewards.to(group.mean.dtype) - _group_median(batch)
+        share = torch.sigmoid(lead / (group.std + self.floor) / self.temperature)
+        return 1 - self.low + (self.low + self.high) * share
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        targets = self.targets(scored.batch).to(scored.logprobs.dtype)[:, None]
+        losses = ((torch.exp(scored.log_ratio) - targets) * scored.advantages).abs()
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+def _group_median(batch: Batch) -> Tensor:
+    rewards = batch.rewards.to(torch.float64)
+    medians = torch.zeros_like(rewards)
+    for group in batch.group_index.unique():
+        members = batch.group_index == group
+        medians[members] = torch.quantile(rewards[members], 0.5)  # the mean of the middle two
+    return medians

@@ -1,0 +1,24 @@
+"""REC, ring: the two-sided gate; tokens far off on the side that the advantage pushes away from count as well.
+
+No importance weight: the ratio only decides which tokens count.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import GroupCentred
+from swarm.parts.aggregate.mean import TokenMean
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.weight.gate import RingGate
+
+RECIPE = Recipe(
+    name="ring_gate",
+    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
+    "About GRPO and Its Friends",
+    acronym="REC",
+    arxiv="2509.24203",
+    row="S159",
+    verification="code",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=RingGate(),
+    aggregate=TokenMean(),
+)

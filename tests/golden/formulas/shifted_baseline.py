@@ -1,0 +1,11 @@
+"""Entry 2.24: token mean of -(R - (mean_G - .1)) log pi."""
+
+from golden_case import Case, Tensor, mean, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, _, response in case:
+        for token in response.tokens:
+            total = total - (response.reward - mean(group.rewards) + 0.1) * token.logp / case.num_tokens
+    return total

@@ -1,0 +1,15 @@
+"""Entry 2.12: token mean of -sg[min(r, 1)] A log pi, group z-score."""
+
+import math
+
+from golden_case import Case, Tensor, log_ratio, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        for token in response.tokens:
+            weight = min(1.0, math.exp(log_ratio(token, token.mu).item()))
+            total = total - weight * advantage * token.logp / case.num_tokens
+    return total

@@ -1,0 +1,11 @@
+"""Entry 2.35 without the momentum (REINFORCE): token mean of -A log pi, A the group z-score of 3.3."""
+
+from golden_case import Case, Tensor, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        for token in response.tokens:
+            total = total - z_score(group, place, 1e-6) * token.logp / case.num_tokens
+    return total
