@@ -65,14 +65,14 @@ async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path
 async def test_a_file_that_cannot_grow_is_storage_full_and_keeps_what_it_has(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "groups.sqlite")
     await store.put(*entry(0))
-    pages = store._scalar("PRAGMA page_count") + 4
-    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    pages = store._database._scalar("PRAGMA page_count") + 4
+    store._database._connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StorageFull):
         for task_id in range(1, 1000):
             await store.put(*entry(task_id))
     held = await store.load_scored(1000)
     assert held and held[0].digest == entry(0)[1].digest
-    store._database.execute("PRAGMA max_page_count = 100000")
+    store._database._connection.execute("PRAGMA max_page_count = 100000")
     await store.put(*entry(2000))
     await store.close()
 

@@ -1,0 +1,292 @@
+"""The SQLite file behind a group store: one plain function for each transaction.
+
+Invariant: every function is all or nothing, and what cannot be written for lack of room raises StorageFull with
+everything before it intact. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import secrets
+import sqlite3
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from swarm.clock import Clock
+from swarm.errors import ConfigError, StorageFull
+from swarm.exchange.group_rows import (
+    FROM_GROUPS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SCORED_COLUMNS,
+    SEALED_COLUMNS,
+    scored_of,
+    sealed_of,
+)
+from swarm.exchange.limits import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, BeforeWrite, is_full
+from swarm.types import Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
+
+logger = logging.getLogger(__name__)
+
+_RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
+
+
+class GroupDatabase:
+    """Groups, tombstones and the draw journal of one node, synchronously.
+
+    Args:
+        path: the database file; its folder is created.
+        clock: wall clock of the tombstones.
+        max_bytes: budget of the bodies.
+        before_write: called with the bytes of each write before it is committed.
+
+    Raises:
+        ConfigError: the file is no store, or one of another schema version.
+        StorageFull: no room to create it.
+    """
+
+    def __init__(self, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None) -> None:
+        self._path = path
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._before_write = before_write
+        self._connection: sqlite3.Connection
+        self._open()
+        self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
+        self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
+
+    def close(self) -> None:
+        """Writes the log back into the file."""
+        self._connection.close()
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    def put_all(self, batch: Sequence[tuple[ScoredGroup, SealedGroup]]) -> list[int | StorageFull]:
+        """Sequence of each group, or why there was no room for it. Raises StorageFull for all of them."""
+        results: list[int | StorageFull] = []
+        num_bytes = self._num_bytes
+        with self._transaction(sum(sealed.size_bytes for _, sealed in batch)):
+            for scored, sealed in batch:
+                held = self._rows("SELECT sequence FROM groups WHERE digest = ?", (sealed.digest,))
+                if held:
+                    results.append(int(held[0][0]))
+                elif num_bytes + sealed.size_bytes > self._max_bytes:
+                    message = f"{num_bytes} + {sealed.size_bytes} bytes exceed the budget of {self._max_bytes}"
+                    results.append(StorageFull(errno.ENOSPC, message))
+                else:
+                    results.append(self._insert(scored, sealed))
+                    num_bytes += sealed.size_bytes
+        self._num_bytes = num_bytes
+        return results
+
+    def get(self, digest: Digest) -> SealedGroup | None:
+        """The sealed group, or None."""
+        rows = self._rows(f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.digest = ?", (digest,))
+        return sealed_of(rows[0]) if rows else None
+
+    def contains(self, digest: Digest) -> bool:
+        """True for groups held and for those deleted within the tombstone horizon."""
+        query = "SELECT 1 FROM groups WHERE digest = ?1 UNION ALL SELECT 1 FROM tombstones WHERE digest = ?1 LIMIT 1"
+        return bool(self._rows(query, (digest,)))
+
+    def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
+        """Up to `limit` groups after a sequence, oldest first."""
+        rows = self._rows(
+            f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.is_local IN (1, ?) AND g.sequence > ? "
+            "ORDER BY g.sequence LIMIT ?",
+            (1 if own_only else 0, after, limit),
+        )
+        return [(row[0], sealed_of(row)) for row in rows]
+
+    def head(self) -> int:
+        """Sequence of the newest group; it never goes back when groups are deleted."""
+        rows = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'groups'")
+        return rows[0][0] if rows else 0
+
+    def load_scored(self, limit: int) -> list[ScoredGroup]:
+        """The newest groups, oldest first; one that no longer opens is logged and left out."""
+        query = f"SELECT {SCORED_COLUMNS} {FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
+        found = [scored_of(row) for row in self._connection.execute(query, (limit,))]
+        return [scored for scored in reversed(found) if scored is not None]
+
+    # --- draw journal ----------------------------------------------------------------------------
+
+    def record_draw(self, draw: Draw) -> None:
+        """Journals a draw; the same step again replaces it."""
+        rows = [
+            (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0)
+            for position, drawn in enumerate(draw.groups)
+        ]
+        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.silent)]
+        weights = json.dumps(draw.source_weights)
+        with self._transaction(len(weights) + 64 * len(rows)):
+            self._connection.execute("DELETE FROM drawn WHERE step = ?", (draw.step,))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO draws VALUES (?, ?, ?)", (draw.step, draw.num_silent, weights)
+            )
+            self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
+        """Draws from a step on, in order: the groups that were handed out."""
+        rows = self._rows(
+            "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_silent "
+            "WHERE d.step >= ? ORDER BY d.step, w.position",
+            (from_step,),
+        )
+        digests: dict[int, list[Digest]] = {}
+        for step, digest in rows:
+            digests.setdefault(step, []).extend([] if digest is None else [digest])
+        return [(step, tuple(found)) for step, found in digests.items()]
+
+    def draws(self, from_step: int) -> list[Draw]:
+        """Draws from a step on, with their groups; ends before the first that lost one."""
+        draws: list[Draw] = []
+        query = "SELECT step, num_silent, source_weights FROM draws WHERE step >= ? ORDER BY step"
+        for step, num_silent, weights in self._connection.execute(query, (from_step,)).fetchall():
+            entries = self._connection.execute(
+                "SELECT digest, age_steps, use, is_silent FROM drawn WHERE step = ? ORDER BY position", (step,)
+            ).fetchall()
+            loud = [(self._scored(digest), age, use) for digest, age, use, is_silent in entries if not is_silent]
+            groups = tuple(DrawnGroup(scored=s, age_steps=age, use=use) for s, age, use in loud if s is not None)
+            if len(groups) < len(loud):
+                logger.warning("journalled draw lost a group", extra={"step": step})
+                break
+            silent = tuple(digest for digest, _, _, is_silent in entries if is_silent)
+            source_weights = json.loads(weights)
+            draws.append(
+                Draw(step=step, groups=groups, num_silent=num_silent, source_weights=source_weights, silent=silent)
+            )
+        return draws
+
+    def uses(self) -> dict[Digest, int]:
+        """How often each group was drawn."""
+        return dict(self._rows("SELECT digest, COUNT(*) FROM drawn GROUP BY digest"))
+
+    # --- forgetting ------------------------------------------------------------------------------
+
+    def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None) -> int:
+        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
+        keep = 2**62 if keep_from_step is None else keep_from_step
+        victims: list[tuple[int, Digest]] = []
+        num_bytes = self._num_bytes
+        for sequence, digest, size_bytes, first_seen_s in self._connection.execute(
+            "SELECT sequence, digest, size_bytes, first_seen_s FROM groups WHERE digest NOT IN"
+            " (SELECT digest FROM drawn WHERE step >= ?) ORDER BY sequence",
+            (keep,),
+        ):
+            if first_seen_s < before_s or num_bytes > max_bytes:
+                victims.append((sequence, digest))
+                num_bytes -= size_bytes
+        with self._transaction(0):
+            self._delete(victims, keep)
+        self._num_bytes = num_bytes
+        return len(victims)
+
+    def _delete(self, victims: Sequence[tuple[int, Digest]], keep: int) -> None:
+        now_s = self._clock.now_s()
+        sequences = [(sequence,) for sequence, _ in victims]
+        self._connection.executemany("DELETE FROM bodies WHERE sequence = ?", sequences)  # first: frees pages
+        self._connection.executemany("DELETE FROM groups WHERE sequence = ?", sequences)
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO tombstones VALUES (?, ?)", [(digest, now_s) for _, digest in victims]
+        )
+        self._connection.execute("DELETE FROM tombstones WHERE deleted_s < ?", (now_s - TOMBSTONE_HORIZON_S,))
+        excess = int(self._scalar("SELECT COUNT(*) FROM tombstones")) - MAX_TOMBSTONES
+        if excess > 0:
+            self._connection.execute(
+                "DELETE FROM tombstones WHERE digest IN (SELECT digest FROM tombstones ORDER BY deleted_s LIMIT ?)",
+                (excess,),
+            )
+        # Steps all of whose groups are gone can never be drawn again; the newest step numbers the next one.
+        gone = (
+            "SELECT step FROM draws WHERE step < ? AND step < (SELECT MAX(step) FROM draws) AND step NOT IN"
+            " (SELECT step FROM drawn WHERE digest IN (SELECT digest FROM groups))"
+        )
+        steps = self._connection.execute(gone, (keep,)).fetchall()
+        self._connection.executemany("DELETE FROM drawn WHERE step = ?", steps)
+        self._connection.executemany("DELETE FROM draws WHERE step = ?", steps)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+        except sqlite3.DatabaseError as error:
+            if is_full(error):
+                raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
+            raise ConfigError(f"{self._path}: not a group store ({error}); move it away") from None
+
+    def _prepare(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        version = int(self._scalar("PRAGMA user_version"))
+        if version not in (0, SCHEMA_VERSION):
+            raise ConfigError(f"{self._path}: schema version {version}, expected {SCHEMA_VERSION}; move it away")
+        if version == 0:
+            # executescript commits what is open, so the whole script is one transaction of its own.
+            epoch = secrets.token_hex(8)
+            script = f"{SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {SCHEMA_VERSION};"
+            self._connection.executescript(f"BEGIN; {script} COMMIT;")
+        page_bytes = int(self._scalar("PRAGMA page_size"))
+        # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
+        self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, values).fetchall()
+
+    def _scalar(self, query: str, values: tuple[Any, ...] = ()) -> Any:
+        return self._connection.execute(query, values).fetchone()[0]
+
+    @contextlib.contextmanager
+    def _transaction(self, size_bytes: int) -> Generator[None, None, None]:
+        """All or nothing; a full or failing disk becomes StorageFull with everything before it intact."""
+        try:
+            if self._before_write is not None:
+                self._before_write(size_bytes)
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:  # SQLite itself rolls back on some errors
+                with contextlib.suppress(sqlite3.OperationalError):
+                    self._connection.execute("ROLLBACK")
+            if is_full(error):
+                raise StorageFull(errno.ENOSPC, f"{self._path}: {error}") from error
+            raise
+
+    def _insert(self, scored: ScoredGroup, sealed: SealedGroup) -> int:
+        inserted = self._connection.execute(
+            "INSERT INTO groups (digest, producer, public_key, signature, is_compressed, is_local, rewards,"
+            " correction, first_seen_s, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                sealed.digest,
+                sealed.producer,
+                sealed.public_key,
+                sealed.signature,
+                sealed.is_compressed,
+                scored.is_local,
+                np.asarray(scored.rewards, "<f4").tobytes(),
+                str(scored.correction),
+                scored.first_seen_s,
+                sealed.size_bytes,
+            ),
+        )
+        sequence = inserted.lastrowid
+        assert sequence is not None
+        self._connection.execute("INSERT INTO bodies VALUES (?, ?)", (sequence, sealed.body))
+        return sequence
+
+    def _scored(self, digest: Digest) -> ScoredGroup | None:
+        query = f"SELECT {SCORED_COLUMNS} {FROM_GROUPS} WHERE g.digest = ?"
+        row = self._connection.execute(query, (digest,)).fetchone()
+        return None if row is None else scored_of(row)
