@@ -134,10 +134,8 @@ class Outcome:
         """First update from which on the accuracy stays below half of its best until then; None if never."""
         best, since = 0.0, None
         for update, accuracy in zip(self.updates, self.accuracy, strict=True):
-            if accuracy < best / 2:
-                since = update if since is None else since
-            else:
-                since = None
+            is_low = accuracy < best / 2
+            since = (since or update) if is_low else None
             best = max(best, accuracy)
         return since
 

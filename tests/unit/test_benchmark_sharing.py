@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +45,10 @@ def _count_tokens(generator: Generator) -> list[int]:
     lengths: list[int] = []
     inner = generator.generate
 
-    def generate(prompts: list[list[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
-        groups = inner(prompts, num_samples, sampling)
+    def generate(
+        prompts: list[list[int]], num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+    ) -> list[list[Rollout]]:
+        groups = inner(prompts, num_samples, sampling, numbers)
         lengths.extend(len(r.trace.token_ids) for group in groups for r in group if r.trace is not None)
         return groups
 
