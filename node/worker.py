@@ -32,11 +32,13 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
     """Loads the model, resumes the learner from its newest checkpoint, prepares tasks (blocking, slow).
 
     Raises:
-        ConfigError: the model or an environment cannot be had; the message names the key and the fix.
+        ConfigError: the model or an environment cannot be had, or the recipe needs what the run does not supply;
+            the message names the key and the fix.
     """
     import torch
 
     from swarm.learn.learner import PolicyLearner
+    from swarm.learn.supply import check_supply, supplied_by
     from swarm.model import load_model
     from swarm.recipes import load_recipe
     from swarm.rollout.produce import evaluate, produce
@@ -46,6 +48,8 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
 
     torch.set_num_threads(config.num_threads)
     clock = SystemClock()
+    recipe = load_recipe(config.learner.recipe, config.learner.recipe_params)
+    check_supply(recipe, supplied_by(config))
     environments = build_environments(config.environments)
     loaded = load_model(config.model)
     codec = loaded.codec
@@ -55,7 +59,7 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
         learner = PolicyLearner.open(
             network=loaded.network,
             codec=codec,
-            recipe=load_recipe(config.learner.recipe, config.learner.recipe_params),
+            recipe=recipe,
             config=config.learner,
             replay=config.replay,
             policy_id=node_id,

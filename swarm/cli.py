@@ -206,9 +206,11 @@ def check(
 
     with _errors():
         settings = load_config(NodeConfig, config, set_)
+        from swarm.learn.supply import check_supply, supplied_by
         from swarm.recipes import load_recipe
 
         recipe = load_recipe(settings.learner.recipe, settings.learner.recipe_params)
+        check_supply(recipe, supplied_by(settings))
     console.print(f"{config}: valid; recipe {recipe.name} ({recipe.acronym})")
 
 

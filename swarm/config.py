@@ -100,6 +100,8 @@ class ReplayConfig(Model):
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
     foreign: Literal["all", "positive"] = "positive"
     """`positive` drops members of foreign groups with negative advantage (after the advantage was computed)."""
+    keep_silent: bool = False
+    """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
     barrier: bool = False
     """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
 
@@ -127,6 +129,8 @@ class LearnerConfig(Model):
     """Gradient clipping by global norm."""
     warmup_steps: NotNegative = 0
     """Linear warm-up from 0."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer updates made of one draw, each of its share of the draw's groups; still one new policy version."""
     token_budget: Positive = 4096
     """Tokens (padding included) of one forward pass."""
     share_prompt: bool = True

@@ -78,7 +78,7 @@ class ReplayBuffer:
     # --- filling -------------------------------------------------------------------------------
 
     def add(self, scored: ScoredGroup) -> bool:
-        """Takes a group in; True when it is held afterwards. External groups without signal are only counted."""
+        """Takes a group in; True when it is held afterwards. Silent external groups are only counted."""
         return self._insert(_Entry(scored=scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
@@ -90,7 +90,8 @@ class ReplayBuffer:
         """
         for scored in groups:
             count = uses.get(scored.digest, 0)
-            is_used_up = count >= self._config.max_reuse or (count > 0 and not scored.has_signal)
+            is_spent = count > 0 and not scored.has_signal and not self._config.keep_silent
+            is_used_up = count >= self._config.max_reuse or is_spent
             if not is_used_up:
                 self._insert(_Entry(scored=scored, uses=count))
 
@@ -140,8 +141,8 @@ class ReplayBuffer:
         """The groups of one step, counted as used; None while too few local ones are fresh.
 
         Takes I local groups, oldest first, and up to J external ones. Local groups without signal count
-        toward I and are used up without being handed out. A draw in which nothing has signal is used up
-        and the next one tried.
+        toward I and are used up without being handed out, unless the configuration keeps them. A draw in
+        which nothing has signal is used up and the next one tried.
 
         Args:
             step: the step it is for; seeds the sampler.
@@ -157,9 +158,9 @@ class ReplayBuffer:
         external = self._choose_external(num_external, step, head, head_of, source_weights)
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
-            loud = [entry for entry in window if entry.has_signal]
+            loud = [entry for entry in window if self._is_wanted(entry)]
             for entry in window:
-                if not entry.has_signal:
+                if not self._is_wanted(entry):
                     self._silent.append(entry.scored.digest)
                     self._drop(entry, "silent_local")
             if loud or external:
@@ -167,6 +168,9 @@ class ReplayBuffer:
             if not window:
                 break
         return None
+
+    def _is_wanted(self, entry: _Entry) -> bool:
+        return entry.has_signal or self._config.keep_silent
 
     def _choose_external(
         self, count: int, step: int, head: PolicyVersion, head_of: HeadOf, source_weights: Mapping[NodeId, float]
@@ -263,7 +267,7 @@ class ReplayBuffer:
         scored = entry.scored
         if scored.digest in self._all:
             return True
-        if not scored.is_local and not scored.has_signal:
+        if not scored.is_local and not self._is_wanted(entry):
             self._dropped["silent_external"] += 1
             return False
         if scored.size_bytes > self._config.max_bytes:

@@ -17,6 +17,8 @@ from swarm.errors import ConfigError
 from swarm.interfaces import TextCodec
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout
 
+_PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
@@ -95,7 +97,7 @@ class Batch:
         per_rollout: dict[str, Tensor] = {
             each.name: value[index]
             for each in fields(self)
-            if isinstance(value := getattr(self, each.name), Tensor) and each.name != "baseline_rewards"
+            if isinstance(value := getattr(self, each.name), Tensor) and each.name not in _PER_GROUP
         }
         return replace(
             self,
@@ -104,6 +106,32 @@ class Batch:
             reward_parts={name: values[index] for name, values in self.reward_parts.items()},
             **per_rollout,
         )
+
+    def of_groups(self, groups: Sequence[int]) -> "tuple[Tensor, Batch]":
+        """The step that consists of these groups alone: renumbered in this order, with totals of its own.
+
+        Returns:
+            (places of its rollouts in this batch, int64; the batch).
+        """
+        number = {group: index for index, group in enumerate(groups)}
+        group_of: list[int] = self.group_index.tolist()
+        rollouts = sorted((i for i, group in enumerate(group_of) if group in number), key=lambda i: number[group_of[i]])
+        device = self.mask.device
+        chosen = torch.tensor(list(groups), dtype=torch.int64, device=device)
+        per_group = {name: values[chosen] for name in _PER_GROUP if (values := getattr(self, name)) is not None}
+        part = self.select(rollouts)
+        part = replace(
+            part,
+            group_index=torch.tensor([number[group_of[i]] for i in rollouts], dtype=torch.int64, device=device),
+            prompts=tuple(self.prompts[group] for group in groups),
+            sources=tuple(self.sources[group] for group in groups),
+            task_keys=tuple(self.task_keys[group] for group in groups),
+            step_tokens=int(part.length.sum()),
+            step_rollouts=len(rollouts),
+            step_groups=len(groups),
+            **per_group,
+        )
+        return torch.tensor(rollouts, dtype=torch.int64, device=device), part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

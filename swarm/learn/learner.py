@@ -1,13 +1,15 @@
 """One policy in training: a draw in, a new policy version out.
 
-Invariant: a step either makes exactly one new version or leaves weights, optimizer and version as they
-were. A step uses no random numbers, so checkpoint and draws reproduce the learner bit for bit.
+Invariant: a step either makes exactly one new version or leaves weights, optimizer, memory and version as
+they were. A step uses no random numbers, so checkpoint and draws reproduce the learner bit for bit.
 """
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +21,17 @@ from swarm.interfaces import TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
-from swarm.learn.objective import Coefficients, coefficients, with_advantages
+from swarm.learn.objective import scored, with_advantages
 from swarm.learn.optimizer import MasterAdamW
-from swarm.learn.packing import PackedRows, pack, padding_share
-from swarm.learn.part import Scope
+from swarm.learn.packing import pack
+from swarm.learn.part import Need
 from swarm.learn.recipe import Recipe
-from swarm.learn.score import token_logprobs
+from swarm.learn.reference import ReferencePolicy
+from swarm.learn.update import Gradient, Measured, minibatches, score_batch, score_dtype
 from swarm.model import snapshot, weights_digest
 from swarm.types import Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Scores:
-    """What a step measured, filled micro-batch by micro-batch."""
-
-    logprobs: Tensor  # [N, L] nats, 0 off the mask
-    entropy: Tensor  # [N, L] nats
-    bounded: Tensor  # bool [N, L]
-    loss: float = 0.0
 
 
 class PolicyLearner:
@@ -68,6 +61,9 @@ class PolicyLearner:
         self._device = device
         self._clock = clock or SystemClock()
         self._optimizer = MasterAdamW(network, config.betas, config.weight_decay)
+        self._gradient = Gradient(network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock)
+        self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in recipe.needs else None
+        self._memory = plain_data(recipe.initial_memory())
         self._next_draw = 1
         self._published = self._publish(policy_id, 0)
 
@@ -111,6 +107,7 @@ class PolicyLearner:
         if checkpoint.state["policy_id"] != policy_id:
             raise ConfigError(f"{dir}: checkpoint of policy {checkpoint.state['policy_id'][:8]}, not {policy_id[:8]}")
         learner = cls(network, codec, recipe, config, replay, policy_id, dir, device)
+        learner._check_reference(checkpoint.state.get("reference", ""))
         try:
             learner._optimizer.load_state(checkpoint.tensors)
         except (KeyError, RuntimeError) as error:
@@ -120,7 +117,15 @@ class PolicyLearner:
         if digest != checkpoint.state["digest"]:
             raise ConfigError(f"{dir}: restored weights are {digest[:8]}, saved {checkpoint.state['digest'][:8]}")
         learner._next_draw = int(checkpoint.state["next_draw"])
+        learner._memory = dict(checkpoint.state.get("memory", {}))
         return learner
+
+    def _check_reference(self, saved: str) -> None:
+        if self._reference and saved and saved != self._reference.digest():
+            raise ConfigError(
+                f"{self._dir}: the reference policy was {saved[:8]}, the model's initial weights are now "
+                f"{self._reference.digest()[:8]}: give model.source the weights that the run began with"
+            )
 
     @property
     def version(self) -> PolicyVersion:
@@ -150,120 +155,117 @@ class PolicyLearner:
             "digest": self.version.digest.hex(),
             "next_draw": self._next_draw,
             "recipe": self._recipe.name,
+            "memory": self._memory,
+            "reference": self._reference.digest() if self._reference else "",
         }
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=self._optimizer.state(), state=state))
 
     def step(self, draw: Draw) -> StepReport:
-        """One optimizer step (blocking). A non-finite step, or one with nothing to train on, is skipped and reported.
+        """One draw learned from in `updates_per_step` optimizer updates (blocking).
+
+        An update that is not finite, or has nothing to train on, is skipped; the report says so where all were.
 
         Raises:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
-        batch = make_batch(draw, self._codec, self._device)
-        batch = with_advantages(self._recipe, batch, self._replay.foreign)
-        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        batch = replace(make_batch(draw, self._codec, self._device), memory=self._memory)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        dtype = torch.promote_types(next(self._network.parameters()).dtype, torch.float32)
-        empty = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
-        scores = _Scores(empty, empty.clone(), torch.zeros_like(batch.mask))
-        norm, was_skipped = 0.0, not plan
-        if plan:
-            self._backward(batch, plan, scores, seconds)
-            try:
-                norm = self._update(scores.loss, seconds)
-            except NonFiniteStep as error:
-                norm, was_skipped = float("nan"), True
-                logger.warning("step skipped", extra={"step": draw.step, "reason": str(error)})
-        else:
-            logger.warning("step skipped", extra={"step": draw.step, "reason": "no trained token"})
-        figures = step_diagnostics(batch, scores.logprobs, scores.entropy, scores.bounded)
-        figures["padding_share"] = padding_share(plan)
-        figures["num_micro_batches"] = float(len(plan))
+        batch = with_advantages(self._recipe, self._with_other_policies(batch, seconds), self._replay.foreign)
+        found = Measured.empty(batch, score_dtype(self._network))
+        found.seconds = seconds
+        updates: list[_Update] = []
+        for places, part in minibatches(batch, self._config.updates_per_step):
+            updates.append(self._update(replace(part, memory=self._memory), places, found, draw.step))
+        if not all(update.was_skipped for update in updates):
+            start = self._clock.monotonic_s()
+            self._published = self._publish(self.version.policy_id, self.version.step + 1)
+            found.add_seconds("optimizer", self._clock.monotonic_s() - start)
         self._next_draw = draw.step + 1
+        return self._report(draw, batch, found, updates)
+
+    def _report(self, draw: Draw, batch: Batch, found: Measured, updates: Sequence["_Update"]) -> StepReport:
+        figures = step_diagnostics(batch, found.logprobs, found.entropy, found.bounded)
+        figures["padding_share"] = found.num_padding / max(1, found.num_inputs)
+        figures["num_micro_batches"] = float(found.num_micro_batches)
+        made = [update for update in updates if not update.was_skipped]
+        counted = made or updates
+        figures["num_updates"] = float(len(made))
         num_local = sum(drawn.scored.is_local for drawn in draw.groups)
         return StepReport(
             version=self.version,
-            loss=scores.loss,
-            grad_norm=norm,
+            loss=sum(update.loss for update in counted) / len(counted),
+            grad_norm=sum(update.norm for update in counted) / len(counted),
             num_tokens=batch.num_tokens,
-            was_skipped=was_skipped,
+            was_skipped=not made,
             diagnostics=figures,
-            seconds=seconds,
-            edges=edge_reports(batch, scores.logprobs),
+            seconds=found.seconds,
+            edges=edge_reports(batch, found.logprobs),
             ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
             num_local=num_local,
             num_external=len(draw.groups) - num_local,
             draw_step=draw.step,
         )
 
-    def _backward(self, batch: Batch, plan: Sequence[PackedRows], scores: _Scores, seconds: dict[str, float]) -> None:
-        """Accumulates the gradient of the whole step in the optimizer."""
-        spans_step = self._recipe.scope in (Scope.GROUP, Scope.STEP) and len(plan) > 1
-        shared: Coefficients | None = None
-        if spans_step:
-            start = self._clock.monotonic_s()
-            with torch.no_grad():
-                for packed in plan:
-                    _scatter(scores, packed, *token_logprobs(self._network, packed))
-            shared = self._note(coefficients(self._recipe, batch, scores.logprobs, scores.entropy), scores, None)
-            seconds["score"] += self._clock.monotonic_s() - start
-        for packed in plan:
-            start = self._clock.monotonic_s()
-            logprobs, entropy = token_logprobs(self._network, packed)
-            scored = self._clock.monotonic_s()
-            if shared is None:
-                _scatter(scores, packed, logprobs, entropy)
-                chosen = self._part(batch, packed, scores)
-            else:
-                chosen = shared
-            _chain(packed, logprobs, entropy, chosen)
-            self._optimizer.accumulate()
-            seconds["score"] += scored - start
-            seconds["backward"] += self._clock.monotonic_s() - scored
-
-    def _part(self, batch: Batch, packed: PackedRows, scores: _Scores) -> Coefficients:
-        """Coefficients of one micro-batch, at their places in the whole step."""
-        members = torch.tensor(packed.members, device=batch.mask.device)
-        part = coefficients(
-            self._recipe, batch.select(packed.members), scores.logprobs[members], scores.entropy[members]
+    def _with_other_policies(self, batch: Batch, seconds: dict[str, float]) -> Batch:
+        """The draw with log-probs of the reference and of the policy as it is now, where the recipe takes them."""
+        needs_proximal = Need.PROXIMAL_LOGPROBS in self._recipe.needs and (
+            self._config.updates_per_step > 1 or self._recipe.needs_proximal_first
         )
-        return self._note(part, scores, members)
+        if not (needs_proximal or self._reference):
+            return batch
+        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        if needs_proximal:
+            start = self._clock.monotonic_s()
+            batch = replace(batch, proximal_logprobs=score_batch(self._network, batch, plan).logprobs)
+            seconds["proximal"] = self._clock.monotonic_s() - start
+        if self._reference:
+            start = self._clock.monotonic_s()
+            batch = replace(batch, reference_logprobs=self._reference.logprobs(batch, plan))
+            seconds["reference"] = self._clock.monotonic_s() - start
+        return batch
 
-    @staticmethod
-    def _note(found: Coefficients, scores: _Scores, members: Tensor | None) -> Coefficients:
-        scores.loss += found.loss
-        if members is None:
-            scores.bounded = found.bounded
-            return found
-        scores.bounded[members] = found.bounded
-        return found.spread(members, scores.logprobs.shape[0])
-
-    def _update(self, loss: float, seconds: dict[str, float]) -> float:
+    def _update(self, batch: Batch, places: Tensor, found: Measured, step: int) -> "_Update":
+        """One optimizer update; what it measured goes to its places in `found`."""
+        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        if not plan:
+            logger.warning("step skipped", extra={"step": step, "reason": "no trained token"})
+            return _Update(0.0, 0.0, True)
+        loss, part = self._gradient.of(batch, plan)
         start = self._clock.monotonic_s()
+        try:
+            norm, was_skipped = self._optimize(loss), False
+        except NonFiniteStep as error:
+            norm, was_skipped = float("nan"), True
+            logger.warning("step skipped", extra={"step": step, "reason": str(error)})
+        else:
+            seen = scored(self._recipe, batch, part.logprobs, part.entropy)
+            self._memory = plain_data(self._recipe.observe(seen))
+        part.add_seconds("optimizer", self._clock.monotonic_s() - start)
+        found.put(places, part)
+        return _Update(loss, norm, was_skipped)
+
+    def _optimize(self, loss: float) -> float:
         step = self.version.step + 1
         warm = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
         if loss - loss != 0:  # infinite or NaN
             self._optimizer.discard()
             raise NonFiniteStep(f"loss {loss} is not finite")
-        norm = self._optimizer.step(self._config.learning_rate * warm, self._config.max_grad_norm)
-        self._published = self._publish(self.version.policy_id, step)
-        seconds["optimizer"] += self._clock.monotonic_s() - start
-        return norm
+        return self._optimizer.step(self._config.learning_rate * warm, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
         tensors = snapshot(self._network)
         return PolicyVersion(policy_id=policy_id, step=step, digest=weights_digest(tensors)), tensors
 
 
-def _scatter(scores: _Scores, packed: PackedRows, logprobs: Tensor, entropy: Tensor) -> None:
-    scores.logprobs[packed.rollouts, packed.positions] = logprobs.detach()
-    scores.entropy[packed.rollouts, packed.positions] = entropy.detach()
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What became of one optimizer update."""
+
+    loss: float
+    norm: float  # of the gradient before clipping
+    was_skipped: bool
 
 
-def _chain(packed: PackedRows, logprobs: Tensor, entropy: Tensor, found: Coefficients) -> None:
-    """Backward from d(loss)/d(log pi) and d(loss)/d(entropy) into the network."""
-    place = (packed.rollouts, packed.positions)
-    if found.entropy is None:
-        torch.autograd.backward([logprobs], [found.logprobs[place]])
-    else:
-        torch.autograd.backward([logprobs, entropy], [found.logprobs[place], found.entropy[place]])
+def plain_data(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """The memory as it comes back from a checkpoint, so that a restart changes nothing. Raises TypeError."""
+    return cast("dict[str, Any]", json.loads(json.dumps(memory)))

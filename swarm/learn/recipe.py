@@ -28,7 +28,8 @@ from swarm.learn.part import (
 from swarm.types import Correction
 
 _SCORED_SLOTS = ("shapers", "ratio", "weight", "corrections", "aggregate", "terms")
-_SLOTS = ("rewards", "advantage", *_SCORED_SLOTS)
+_STEP_SLOTS = ("rewards", "advantage")
+_SLOTS = (*_STEP_SLOTS, *_SCORED_SLOTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,11 @@ class Recipe:
     def needs(self) -> frozenset[Need]:
         """What a run must supply."""
         return frozenset[Need]().union(*(part.needs for _, part in self.parts))
+
+    @property
+    def needs_proximal_first(self) -> bool:
+        """True where rewards or advantages take the proximal log-probs, which then are scored before anything else."""
+        return any(Need.PROXIMAL_LOGPROBS in part.needs for _, part in self._addressed(_STEP_SLOTS))
 
     @property
     def constants(self) -> dict[str, Any]:

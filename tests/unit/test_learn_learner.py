@@ -14,7 +14,8 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.objective import Recipe, Scope
+from swarm.learn.part import AggregatePart, Need, Part, Scope, Scored, TokenLosses, WeightPart
+from swarm.learn.recipe import Recipe
 from swarm.model import CharCodec, tiny_network, weights_digest
 from swarm.recipes import list_recipes, load_recipe
 from swarm.types import (
@@ -30,6 +31,18 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
+
+
+def representatives() -> list[str]:
+    """One recipe of each kind that the learner treats differently."""
+    chosen: dict[object, str] = {}
+    for name in list_recipes():
+        recipe = load_recipe(name)
+        inputs = recipe.needs & {Need.REFERENCE_LOGPROBS, Need.PROXIMAL_LOGPROBS}
+        remembers = any(type(part).observe is not Part.observe for _, part in recipe.parts)
+        chosen.setdefault((recipe.scope, inputs, remembers), name)
+    return sorted({*chosen.values(), "grpo", "swarm_sampling"})
+
 
 OWN, PEER = "a" * 64, "b" * 64
 CODEC = CharCodec()
@@ -103,7 +116,7 @@ def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any
     }
 
 
-@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("recipe", representatives())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_resume_after_three_steps_ends_at_the_same_bits_as_six_steps(
     tmp_path: Path, dtype: torch.dtype, recipe: str
@@ -124,7 +137,7 @@ def test_resume_after_three_steps_ends_at_the_same_bits_as_six_steps(
         assert torch.equal(tensor, second._optimizer.state()[name]), name
 
 
-@pytest.mark.parametrize("recipe", list_recipes())
+@pytest.mark.parametrize("recipe", representatives())
 def test_accumulated_micro_batches_make_the_step_of_one_big_batch(tmp_path: Path, recipe: str) -> None:
     big = learner(tmp_path / "a", torch.float64, recipe, token_budget=100_000)
     small = learner(tmp_path / "b", torch.float64, recipe, token_budget=32)
@@ -160,17 +173,24 @@ def test_masters_keep_updates_that_bfloat16_would_round_away(tmp_path: Path) -> 
     assert moved > 0.5 * total
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Explosive(AggregatePart):
+    equation = "L = inf"
+
+    def __call__(self, losses: torch.Tensor, scored: Scored) -> torch.Tensor:
+        return losses.sum() * float("inf")
+
+
 def test_a_step_that_is_not_finite_is_skipped_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
     recipe = load_recipe("swarm_sampling")
-    explosive = dataclasses.replace(recipe, aggregate=lambda losses, batch, params: losses.sum() * float("inf"))
+    explosive = dataclasses.replace(recipe, aggregate=Explosive())
     one = learner(tmp_path, recipe=explosive)
     before, state = one.snapshot(), {k: v.clone() for k, v in one._optimizer.state().items()}
     report = one.step(draw(1))
     assert report.was_skipped and report.version == before[0] == one.version
     assert all(torch.equal(value, state[name]) for name, value in one._optimizer.state().items())
     assert one.next_draw == 2
-    one._recipe = recipe
-    assert not one.step(draw(2)).was_skipped and one.version.step == 1
+    assert not learner(tmp_path).step(draw(2)).was_skipped
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path: Path) -> None:
@@ -276,17 +296,36 @@ def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> 
         PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "network": torch.nn.Linear(2, 2)})
 
 
-def test_a_step_wide_recipe_is_scored_whole_before_its_first_backward(tmp_path: Path) -> None:
-    recipe = load_recipe("balanced_clip")
-    seen: list[int] = []
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spy(WeightPart):
+    """Notes how many rollouts the rule sees at a time."""
 
-    def spy(*args: Any) -> Any:
-        seen.append(args[2].num_rollouts)
-        return recipe.weight(*args)
+    equation = "L"
+    inner: WeightPart
+    seen: list[int]
+    scope: Scope
 
-    learner(tmp_path / "a", recipe=dataclasses.replace(recipe, weight=spy), token_budget=32).step(draw(1))
-    assert seen == [24]
-    seen.clear()
-    narrow = dataclasses.replace(recipe, weight=spy, scope=Scope.TOKEN)
-    learner(tmp_path / "b", recipe=narrow, token_budget=32).step(draw(1))
-    assert len(seen) > 1
+    def __call__(self, scored: Scored) -> TokenLosses:
+        self.seen.append(scored.batch.num_rollouts)
+        return self.inner(scored)
+
+
+@pytest.mark.parametrize(
+    ("scope", "share_prompt", "is_whole"),
+    [
+        (Scope.TOKEN, True, False),
+        (Scope.GROUP, True, False),  # every micro-batch holds whole groups
+        (Scope.GROUP, False, True),
+        (Scope.STEP, True, True),
+    ],
+)
+def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_step(
+    tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool
+) -> None:
+    recipe, seen = load_recipe("swarm_sampling"), list[int]()
+    spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
+    settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
+    config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
+    report = PolicyLearner(**settings | {"replay": ReplayConfig(foreign="all"), "config": config}).step(draw(1))
+    assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24
+    assert (seen == [24]) == is_whole

@@ -1,0 +1,56 @@
+"""The reference policy: the initial weights, frozen.
+
+Invariant: it never changes while the learner trains, and after a restart it is the same policy, checked by digest.
+"""
+
+import copy
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from swarm.learn.batch import Batch
+from swarm.learn.packing import PackedRows
+from swarm.learn.update import score_batch
+from swarm.model.lora import LoraLinear, is_adapter_name
+from swarm.model.published import weights_digest
+
+
+class ReferencePolicy:
+    """Scores with the weights that the network has now, whatever it learns later.
+
+    A network with low-rank adapters is its own reference with the adapters off; any other is copied, which
+    costs its size in memory once more.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        """Args: network with the initial weights, on its device."""
+        has_adapters = any(isinstance(module, LoraLinear) for module in network.modules())
+        self._network = network if has_adapters else copy.deepcopy(network).requires_grad_(False).eval()
+
+    def logprobs(self, batch: Batch, plan: Sequence[PackedRows]) -> Tensor:
+        """Log-probs [N, L] of every trained token, 0 off the mask, without gradient."""
+        with _adapters_off(self._network):
+            return score_batch(self._network, batch, plan).logprobs
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of its weights."""
+        state = cast("dict[str, Tensor]", self._network.state_dict())
+        return weights_digest({name: tensor for name, tensor in state.items() if not is_adapter_name(name)}).hex()
+
+
+@contextmanager
+def _adapters_off(network: nn.Module) -> Generator[None]:
+    adapters = [module.lora_b for module in network.modules() if isinstance(module, LoraLinear)]
+    learned = [factor.detach().clone() for factor in adapters]
+    try:
+        with torch.no_grad():
+            for factor in adapters:
+                factor.zero_()  # what a fresh adapter has: exactly the base layer
+        yield
+    finally:
+        with torch.no_grad():
+            for factor, values in zip(adapters, learned, strict=True):
+                factor.copy_(values)

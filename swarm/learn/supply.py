@@ -1,0 +1,53 @@
+"""Whether a run can give a recipe what it needs, decided before the run starts.
+
+Invariant: every `Need` has an entry, which says what is missing and what to change.
+"""
+
+from collections.abc import Collection
+
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError
+from swarm.learn.part import Need
+from swarm.learn.recipe import Recipe
+
+MAX_REPEATED_TASKS = 10_000  # of one environment: with more, a prompt comes back too seldom for its history to help
+
+_ALWAYS = frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS})
+_NOT_BUILT = "no part of a run makes them yet; choose a recipe without this need (`swarm recipes list`)"
+_FIXES = {
+    Need.BEHAVIOR_LOGPROBS: "the generator must sample at a temperature above 0 without top_p, top_k or penalties",
+    Need.PROXIMAL_LOGPROBS: "the learner scores them itself",
+    Need.REFERENCE_LOGPROBS: "the learner scores them itself with the initial weights",
+    Need.REFERENCE_REWARDS: f"rewards of the reference policy's own responses: {_NOT_BUILT}",
+    Need.BASELINE_ROLLOUT: f"a greedy response to each prompt: {_NOT_BUILT}",
+    Need.SILENT_GROUPS: "groups whose rewards are all equal are left out: set replay.keep_silent = true",
+    Need.SEVERAL_UPDATES: "with one update a draw its policy is always the proximal one: "
+    "set learner.updates_per_step = 2 or more",
+    Need.TURNS: "every environment of this run is single-turn: choose a recipe without this need, "
+    "or an environment with several turns",
+    Need.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: set num_tasks of each "
+    f"environment that is asked to {MAX_REPEATED_TASKS} or less",
+    Need.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
+    "or an environment that names its rewards",
+}
+
+
+def check_supply(recipe: Recipe, supplied: Collection[Need]) -> None:
+    """Refuses a recipe that the run cannot feed. Raises ConfigError: the message names what is missing and the fix."""
+    missing = sorted(recipe.needs - set(supplied))
+    if missing:
+        reasons = "; ".join(f"{need}: {_FIXES[need]}" for need in missing)
+        raise ConfigError(f"learner.recipe {recipe.name} needs what this run does not supply. {reasons}")
+
+
+def supplied_by(config: NodeConfig) -> frozenset[Need]:
+    """What a node with this configuration supplies."""
+    asked = [env for env in config.environments if not config.generator.asks or env.name in config.generator.asks]
+    found = set(_ALWAYS)
+    if config.replay.keep_silent:
+        found.add(Need.SILENT_GROUPS)
+    if config.learner.updates_per_step > 1:
+        found.add(Need.SEVERAL_UPDATES)
+    if asked and all(env.num_tasks <= MAX_REPEATED_TASKS for env in asked):
+        found.add(Need.REPEATED_PROMPTS)
+    return frozenset(found)
