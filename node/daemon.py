@@ -83,7 +83,7 @@ class Daemon(Service):
         config.dir.mkdir(parents=True, exist_ok=True)
         self._exit.callback(os.close, lock_directory(config.dir))
         identity = load_or_create_identity(config.dir / "identity.key")
-        events = EventLog(config.dir / "events.jsonl")
+        events = await asyncio.to_thread(EventLog, config.dir / "events.jsonl")
         self._exit.callback(events.close)
         self.events = events
         name = config.name or short(identity.node_id)
@@ -213,6 +213,7 @@ class Daemon(Service):
         while True:
             status = self.status()
             self.telemetry.snapshot(status)
+            self.events.flush()
             await asyncio.to_thread(write_json, path, status)
             await asyncio.sleep(STATUS_EVERY_S)
 

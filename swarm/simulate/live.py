@@ -33,7 +33,6 @@ class _Row:
     ages: list[int] = field(default_factory=list[int])  # of the newest draw
     reward: float | None = None
     ess_share: float | None = None
-    num_refused: int = 0
     puts: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # (at_s, tokens)
     accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     refusals: Counter[str] = field(default_factory=Counter[str])
@@ -54,8 +53,9 @@ class _Row:
             self.puts.append((event["at_s"], event["tokens"]))
             self.puts = [put for put in self.puts if put[0] > event["at_s"] - _RATE_WINDOW_S]
         elif kind == "refused":
-            self.num_refused += 1
-            self.refusals[event["reason"]] += 1
+            self.refusals[event["reason"]] += event.get("count", 1)
+        elif kind == "earlier":
+            self.refusals = Counter(event["refused"])
         elif kind in ("killed", "stopped", "restarted", "finished", "worker_died"):
             self.state = kind.replace("_", " ")
         elif kind == "started":
@@ -153,7 +153,7 @@ class LiveProgress:
             figure(row.mean_accuracy(own=False)),
             figure(row.tokens_per_s, 0),
             figure(row.ess_share),
-            str(row.num_refused),
+            str(row.refusals.total()),
         )
 
     def _print_line(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError
+from swarm.telemetry import EventTail
 from swarm.types import JsonDict
 
 POLL_S = 0.1  # how often files of other processes are looked at
@@ -35,7 +36,7 @@ class Process:
         self._arguments: list[str] = []
         self._num_threads = num_threads
         self._process: asyncio.subprocess.Process | None = None
-        self._offset = 0
+        self._tail = EventTail(directory / "events.jsonl")
 
     async def start(self, arguments: Sequence[str] = ()) -> None:
         """Starts `python -m <arguments>`, or the same as before when empty. Its output goes to `<dir>/log.txt`."""
@@ -95,15 +96,7 @@ class Process:
 
     def read_events(self) -> list[JsonDict]:
         """The events written since the last call (also kept in `events`)."""
-        path = self.directory / "events.jsonl"
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        new = [json.loads(line) for line in complete.splitlines() if line.strip()]
+        new = self._tail.read()
         self.events.extend(new)
         return new
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.simulate.invariants import Verdict
+from swarm.telemetry import count_refusals
 from swarm.types import JsonDict, NodeId
 
 MARKS = ("killed", "stopped", "restarted", "restored", "worker_died")
@@ -151,7 +152,7 @@ def node_result(
         num_silent=sum(draw["num_silent"] for draw in draws.values()),
         sources=dict(Counter(group["producer"] for group in consumed)),
         ages=dict(sorted(Counter(int(group["age"]) for group in consumed).items())),
-        refusals=dict(Counter(event["reason"] for event in of.get("refused", [])).most_common()),
+        refusals=dict(count_refusals(events).most_common()),
         seconds=_seconds(of.get("step", [])),
         tokens_generated=sum(event["tokens"] for event in puts),
         num_generated=len(puts),
