@@ -60,7 +60,7 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
 def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "positive"]) -> Batch:
     """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
 
-    The group's statistics include the dropped members and the step totals keep counting them, so that
+    A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics include the dropped members and the step totals keep counting them, so that
     the step size does not depend on how many were dropped.
 
     Raises:
@@ -72,7 +72,7 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
     advantages = recipe.advantage(batch)
     if advantages.dim() == 1:
         advantages = advantages[:, None].expand(batch.mask.shape)
-    mask = batch.mask
+    mask = batch.mask & ~torch.isnan(advantages)
     if foreign == "positive":
         mask = mask & ~(batch.is_foreign[:, None] & (advantages < 0))
     return replace(

@@ -6,7 +6,7 @@ Shape letters: N rollouts, L longest response in tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -136,7 +136,7 @@ class AdvantagePart(Part):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
-        """[N] or [N, L]."""
+        """[N] or [N, L]; NaN drops a rollout or token whose reward counts only in those of others."""
 
 
 class ShapePart(Part):
@@ -197,6 +197,32 @@ class TermPart(Part):
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
         """Scalar that adds up over micro-batches, its strength included."""
+
+
+class PromptPart(Part):
+    """Chooses which prompt is asked next and how often it is answered, by what our own groups were rewarded.
+
+    A prompt is known by its key, such as "sums/17". What it remembers is folded over our groups in the order in
+    which they were asked, with `seen`; `observe` is not used.
+    """
+
+    __slots__ = ()
+
+    def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
+        """Weight >= 0 of each candidate; where all are 0 any may be asked."""
+        return [1.0] * len(keys)
+
+    def counts(self, memory: Memory, keys: Sequence[str], group_size: int) -> list[int]:
+        """How many responses each of these prompts gets at first; `group_size` is the mean to keep."""
+        return [group_size] * len(keys)
+
+    def missing(self, rewards: Sequence[float], group_size: int) -> int:
+        """How many more responses a prompt gets after these; 0 is enough."""
+        return 0
+
+    def seen(self, memory: Memory, key: str, reward: float, num_responses: int) -> Memory:
+        """What it remembers after a group with that mean reward, in [0, 1]."""
+        return memory
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from swarm.learn.part import (
     Memory,
     Need,
     Part,
+    PromptPart,
     RatioPart,
     RewardPart,
     Scope,
@@ -52,6 +53,7 @@ class Recipe:
     shapers: tuple[ShapePart, ...] = ()
     corrections: tuple[CorrectionPart, ...] = ()
     terms: tuple[TermPart, ...] = ()
+    prompts: PromptPart | None = None  # what our own generator asks
     row: str = ""  # row of the systems table, or ""
     url: str = ""  # where there is no arXiv id
 
@@ -109,12 +111,17 @@ class Recipe:
 
     def initial_memory(self) -> dict[str, Memory]:
         """What the parts remember before the first step."""
-        return {type(part).__name__: memory for _, part in self.parts if (memory := part.initial())}
+        return {type(part).__name__: memory for part in self._learning if (memory := part.initial())}
 
     def observe(self, scored: Scored) -> dict[str, Memory]:
         """What the parts remember after a step."""
-        seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for _, part in self.parts}
+        seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in self._learning}
         return {name: memory for name, memory in seen.items() if memory}
+
+    @property
+    def _learning(self) -> Iterator[Part]:
+        """The parts that see optimizer steps; what `prompts` remembers belongs to the generator."""
+        return (part for _, part in self.parts if not isinstance(part, PromptPart))
 
     def _addressed(self, slots: tuple[str, ...]) -> Iterator[tuple[str, Part]]:
         for slot in slots:
@@ -122,7 +129,7 @@ class Recipe:
             if isinstance(chosen, tuple):
                 for part in cast("tuple[Part, ...]", chosen):
                     yield f"{slot}.{part_name(part)}", part
-            else:
+            elif chosen is not None:
                 yield slot, cast(Part, chosen)
 
     def _with_constant(self, address: str, value: Any) -> "Recipe":

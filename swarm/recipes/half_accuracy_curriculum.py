@@ -12,7 +12,8 @@ from swarm.parts.weight.clip import Clip
 
 RECIPE = Recipe(
     name="half_accuracy_curriculum",
-    title="FG-ExPO: Frontier-Guided Exploration-Prioritized Policy Optimization via Adaptive KL and Gaussian Curriculum",
+    title="FG-ExPO: Frontier-Guided Exploration-Prioritized Policy Optimization via Adaptive KL and "
+    "Gaussian Curriculum",
     acronym="FG-ExPO",
     arxiv="2605.11403",
     row="S146",
