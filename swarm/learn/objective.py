@@ -60,8 +60,9 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
 def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "positive"]) -> Batch:
     """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
 
-    A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics include the dropped members and the step totals keep counting them, so that
-    the step size does not depend on how many were dropped.
+    A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics
+    include the dropped members and the step totals keep counting them, so that the step size does not depend
+    on how many were dropped.
 
     Raises:
         ConfigError: the recipe needs behaviour log-probs that a rollout lacks.
