@@ -52,7 +52,7 @@ def check_band(low: float, high: float) -> None:
 class Mismatch(CorrectionPart):
     """The whole ratio of each token, bounded only so that it stays finite.
 
-    Source: arXiv:2110.00641 eq. 8; arXiv:2505.24298 eq. 5.
+    Source: arXiv:2110.00641; AReaL, arXiv:2505.24298.
     """
 
     equation: ClassVar[str] = "L_t <- sg[rho_t] L_t"

@@ -58,7 +58,7 @@ def check_ceiling(ceiling: float) -> None:
 class SequenceRatio(RatioPart):
     """The length-normalised ratio of a response, with the gradient of all its tokens.
 
-    Source: GSPO, arXiv:2507.18071 eq. 7; the ceiling as in verl `compute_policy_loss_gspo`.
+    Source: GSPO, arXiv:2507.18071; the ceiling as in verl `compute_policy_loss_gspo`.
     """
 
     equation: ClassVar[str] = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
@@ -85,7 +85,7 @@ class SequenceTokenRatio(RatioPart):
 
     Token advantages may differ inside a response. A rollout above the ceiling has no gradient.
 
-    Source: GSPO-token, arXiv:2507.18071 eq. 13; verl `compute_policy_loss_gspo`.
+    Source: GSPO-token, arXiv:2507.18071; verl `compute_policy_loss_gspo`.
     """
 
     equation: ClassVar[str] = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
@@ -113,7 +113,7 @@ class FullSequenceRatio(RatioPart):
 
     Unbiased for a sequence reward; its variance grows with the length.
 
-    Source: arXiv:1707.06347 has it by token; verl `rollout_corr_math` (sequence level).
+    Source: verl `rollout_corr_math` (sequence-level weights).
     """
 
     equation: ClassVar[str] = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t in [-20, 20]"

@@ -1,0 +1,18 @@
+"""Entries 1.6, 1.9: min(rho, 2) on PPO's clip around pi_old, no response with a rho under 1e-4, token mean."""
+
+import math
+
+from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        mismatch = [min(20.0, max(-20.0, token.old - token.mu)) for token in response.tokens]
+        if min(mismatch) < math.log(1e-4):
+            continue
+        for place_of, token in enumerate(response.tokens):
+            term = ppo_min(log_ratio(token, token.old).exp(), advantage, 0.8, 1.2)
+            total = total - min(2.0, math.exp(mismatch[place_of])) * term / case.num_tokens
+    return total
