@@ -106,7 +106,7 @@ class Daemon(Service):
             store=store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
-            head_of=lambda node_id: self.agent.heads.get(node_id),
+            head_of=lambda node_id: self.agent.peers.heads.get(node_id),
             environments=frozenset(env.name for env in config.environments),
             standing=standing,
             offload=asyncio.to_thread,
@@ -128,7 +128,7 @@ class Daemon(Service):
         exchange = config.exchange.model_copy(update={"advertise": others_dial})
         self.transport = GrpcTransport(identity, config.run_id, exchange, self.clock, is_welcome=self.agent.is_welcome)
         self._exit.push_async_callback(self.transport.stop)
-        self.agent.endpoints = await self.transport.serve(self.agent)
+        self.agent.endpoints = await self.transport.serve(self.agent.serving)
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
         self._emit(
@@ -231,13 +231,13 @@ class Daemon(Service):
             "last_step_at_s": agent.last_step_at_s,
             "endpoints": list(agent.endpoints),
             "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
-            "peers": sorted(agent.connected),
+            "peers": sorted(agent.peers.connected),
             "num_put": agent.counters.num_put,
             "num_admitted": agent.counters.num_admitted,
             "num_local_used": agent.counters.num_local_used,
             "num_external_used": agent.counters.num_external_used,
             "tokens_generated": agent.counters.tokens_generated,
-            "bytes_sent": agent.counters.bytes_sent,
+            "bytes_sent": agent.serving.bytes_sent,
             "bytes_received": agent.counters.bytes_received,
             "refusals": {str(reason): count for reason, count in agent.refusals.items()},
             "evaluations": agent.evaluations,

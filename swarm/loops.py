@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld, RolloutFailed, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.agent import Agent, keep_newest
+from swarm.exchange.agent import Agent
+from swarm.exchange.peers import keep_newest
 from swarm.interfaces import (
     CoordinatorClient,
     Discovery,
@@ -163,7 +164,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             except Unavailable as error:
                 logger.info("directory lookup failed", extra={"error": str(error)})
             else:
-                agent.hear(adverts)
+                agent.peers.hear(adverts)
                 welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
                 chosen = choose_neighbours(agent.node_id, welcome, limit)
                 relay = len(adverts) - 1 > limit

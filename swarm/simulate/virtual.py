@@ -27,12 +27,13 @@ from swarm.config import (
 )
 from swarm.errors import Unavailable
 from swarm.exchange.admit import Door
-from swarm.exchange.agent import MAX_EDGES, MAX_PEERS, MAX_PENDING_VERSIONS, Agent
+from swarm.exchange.agent import MAX_EDGES, MAX_PENDING_VERSIONS, Agent
 from swarm.exchange.checks import DoorLimits
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import Crash, FaultPlan
 from swarm.exchange.memory import MemoryNetwork, MemoryTransport
 from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.peers import MAX_PEERS
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.identity import Identity
@@ -323,10 +324,10 @@ class VirtualSwarm:
     def _check_bounds(self, agent: Agent) -> None:
         bounds = {
             "replay fill": (agent.replay.statistics().fill, 1.0),
-            "known heads": (len(agent.heads), MAX_PEERS),
-            "delivered steps": (len(agent.delivered_steps), MAX_PEERS),
+            "known heads": (len(agent.peers.heads), MAX_PEERS),
+            "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.edges), MAX_EDGES),
-            "connections": (len(agent.connected), agent.config.exchange.max_neighbours),
+            "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
             "fetches": (len(agent.fetching), agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.pending_versions), MAX_PENDING_VERSIONS),
         }
@@ -339,7 +340,7 @@ class VirtualSwarm:
         agent = self._agent(index, identity, disk, config)
         await agent.restore()
         transport = MemoryTransport(self.network, identity.node_id)
-        agent.endpoints = await transport.serve(agent)
+        agent.endpoints = await transport.serve(agent.serving)
         directory = self.directory.view(identity, config.run_id, self.clock)
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         rng = random.Random(f"{self.seed} {index} {len(self.log)}")
@@ -364,7 +365,7 @@ class VirtualSwarm:
             store=disk.store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
-            head_of=lambda node_id: self.agents[index].heads.get(node_id),
+            head_of=lambda node_id: self.agents[index].peers.heads.get(node_id),
             environments=frozenset(self.environments),
             standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
             offload=inline,

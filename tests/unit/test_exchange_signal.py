@@ -2,7 +2,7 @@
 
 import asyncio
 
-from swarm.exchange.agent import keep_newest
+from swarm.exchange.peers import keep_newest
 from swarm.exchange.signal import Signal
 
 

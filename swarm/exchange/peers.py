@@ -1,0 +1,62 @@
+"""What a node knows of the others: their newest signed heads, what they delivered, and who is connected.
+
+Invariant: every table is bounded, and a head never goes back.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from swarm.types import Advert, NodeId, PolicyVersion, RolloutGroup
+
+Value = TypeVar("Value")
+
+MAX_PEERS = 4096  # remembered; whoever was heard of longest ago is forgotten first
+
+
+class Peers:
+    """The other nodes, as far as this one has heard of them.
+
+    Example:
+        peers = Peers(identity.node_id)
+        peers.hear(await directory.lookup())
+    """
+
+    def __init__(self, node_id: NodeId) -> None:
+        self._node_id = node_id
+        self.heads: dict[NodeId, PolicyVersion] = {}  # newest signed head of each
+        self.delivered_steps: dict[NodeId, int] = {}  # newest policy step among the admitted groups of each
+        self.connected: set[NodeId] = set()
+
+    def hear(self, adverts: Sequence[Advert]) -> None:
+        """Takes the newest signed head of each peer from the directory."""
+        for advert in adverts:
+            known = self.heads.get(advert.node_id)
+            if advert.node_id != self._node_id and (known is None or advert.head.step > known.step):
+                keep_newest(self.heads, advert.node_id, advert.head)
+
+    def learn_head(self, group: RolloutGroup) -> None:
+        """A signed group is evidence of its producer's head: no wait for the next advert."""
+        newest = max(
+            (span.version for rollout in group.rollouts if rollout.trace for span in rollout.trace.spans),
+            key=lambda version: version.step,
+            default=None,
+        )
+        if newest is None:
+            return
+        known = self.heads.get(group.producer)
+        if known is None or newest.step > known.step:
+            keep_newest(self.heads, group.producer, newest)
+        delivered_step = max(newest.step, self.delivered_steps.get(group.producer, 0))
+        keep_newest(self.delivered_steps, group.producer, delivered_step)
+
+    def have_delivered(self, step: int) -> bool:
+        """Whether every connected peer has sent a group of that step or a later one."""
+        return all(self.delivered_steps.get(peer, -1) >= step for peer in self.connected)
+
+
+def keep_newest(table: dict[NodeId, Value], peer: NodeId, value: Value, limit: int = MAX_PEERS) -> None:
+    """Sets a peer's entry in a table of at most `limit` peers: the one set longest ago makes room."""
+    table.pop(peer, None)
+    table[peer] = value
+    while len(table) > limit:
+        del table[next(iter(table))]
