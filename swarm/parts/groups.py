@@ -48,13 +48,13 @@ def group_sum(values: Tensor, group_index: Tensor) -> Tensor:
     return sums.index_add(0, group_index, values)[group_index]
 
 
-def group_median(values: Tensor, group_index: Tensor) -> Tensor:
-    """Median of the group [N], spread back; of an even number the mean of the middle two."""
+def group_lower_median(values: Tensor, group_index: Tensor) -> Tensor:
+    """Median of the group [N], spread back; of an even number the lower of the middle two."""
     values = values.to(torch.float64)
     medians = torch.empty_like(values)
     for group in group_index.unique().tolist():
         members = group_index == group
-        medians[members] = values[members].quantile(0.5)
+        medians[members] = values[members].median()
     return medians
 
 

@@ -1,0 +1,25 @@
+"""MC-GRPO: the group's median is the baseline, its median absolute deviation the scale.
+
+With few rollouts a mean is thrown by one outlier and flips signs. The paper samples one rollout more and
+leaves the median one out of the backward pass: here it has advantage 0. Ours: an even number of rollouts
+uses the lower median.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.robust import MedianDeviation
+from swarm.parts.aggregate.mean import RolloutMean
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.weight.clip import Clip
+
+RECIPE = Recipe(
+    name="median_baseline",
+    title="MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
+    acronym="MC-GRPO",
+    arxiv="2601.22582",
+    row="S160",
+    verification="code",
+    advantage=MedianDeviation(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+)
