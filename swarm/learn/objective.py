@@ -68,6 +68,7 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
         ConfigError: the recipe needs behaviour log-probs that a rollout lacks.
     """
     check_legal(recipe, batch)
+    batch = replace(batch, outcomes=batch.rewards)
     for part in recipe.rewards:
         batch = replace(batch, rewards=part(batch))
     advantages = recipe.advantage(batch)
