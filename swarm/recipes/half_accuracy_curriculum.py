@@ -6,6 +6,7 @@ The paper adds both to GRPO. Ours: GRPO's clip of 0.2 and its mean over rollouts
 from swarm.learn.recipe import Recipe
 from swarm.parts.advantage.group import GroupZScore
 from swarm.parts.aggregate.mean import RolloutMean
+from swarm.parts.prompts.accuracy import GaussianAccuracy
 from swarm.parts.ratio.token import TokenRatio
 from swarm.parts.term.steered import AccuracyKl
 from swarm.parts.weight.clip import Clip
@@ -23,4 +24,5 @@ RECIPE = Recipe(
     weight=Clip(low=0.2, high=0.2),
     aggregate=RolloutMean(),
     terms=(AccuracyKl(strength=0.02, mean="rollout"),),
+    prompts=GaussianAccuracy(),
 )
