@@ -15,6 +15,7 @@ from swarm.errors import ConfigError
 from swarm.types import Role
 
 Positive = Annotated[int, Field(gt=0)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -145,6 +146,47 @@ class LearnerConfig(Model):
     and restarted. Only a group that could not be scored before a kill shifts the questions after it."""
 
 
+class GuardConfig(Model):
+    """The adaptive guard: when a learner becomes more careful by itself. Figures are those of the step's tokens."""
+
+    enabled: bool = True
+    """Off: the configured recipe and lag bound, whatever is measured."""
+    tight_ess: UnitFloat = 0.5
+    """Effective sample size share below which a step (or an age) counts as bad."""
+    loose_ess: UnitFloat = 0.7
+    """Share from which on a step counts as calm."""
+    tight_kl: PositiveFloat = 0.1
+    """Mismatch KL (k3, nats per token) above which a step (or an age) counts as bad."""
+    loose_kl: PositiveFloat = 0.05
+    """KL up to which a step counts as calm."""
+    tight_m2: PositiveFloat = 0.25
+    """Second moment of the log-ratio above which a step (or an age) counts as bad."""
+    loose_m2: PositiveFloat = 0.12
+    """Second moment up to which a step counts as calm."""
+    alarm_ess: UnitFloat = 0.05
+    """Share below which updates stop."""
+    alarm_kl: PositiveFloat = 1.0
+    """KL above which updates stop."""
+    cap: Annotated[float, Field(gt=1)] = 4.0
+    """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
+    safe_recipe: str = "sequence_ratio"
+    """Recipe of the second level."""
+    hold_steps: Positive = 4
+    """Calm steps before anything is loosened."""
+    freeze_steps: Positive = 4
+    """Longest row of steps without update; then the safe recipe tries again."""
+    min_tokens: Positive = 32
+    """Fewer tokens say nothing."""
+
+    @model_validator(mode="after")
+    def _tight_before_loose(self) -> "GuardConfig":
+        if not (self.alarm_ess < self.tight_ess < self.loose_ess):
+            raise ValueError("expected alarm_ess < tight_ess < loose_ess")
+        if not (self.loose_kl < self.tight_kl < self.alarm_kl and self.loose_m2 < self.tight_m2):
+            raise ValueError("expected loose_kl < tight_kl < alarm_kl and loose_m2 < tight_m2")
+        return self
+
+
 class ExchangeConfig(Model):
     """Talking to other nodes."""
 
@@ -266,6 +308,7 @@ class NodeConfig(Model):
     generator: GeneratorConfig = GeneratorConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
+    guard: GuardConfig = GuardConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     directory: DirectoryConfig = DirectoryConfig()
     coordinator: CoordinatorLink = CoordinatorLink()

@@ -1,9 +1,11 @@
-"""How off-policy a step was: figures over trained tokens, overall and by source.
+"""How off-policy a step was: figures over trained tokens, overall, by age and by source.
 
 Invariant: figures about ratios use only rollouts whose behaviour log-probs exist, and a source that
 has none gets no edge report rather than an invented one. Masked tokens and dropped members never count.
 Shape letters: N rollouts, L longest response in tokens, n trained tokens.
 """
+
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,10 +13,19 @@ from torch import Tensor
 from swarm.learn.batch import Batch
 from swarm.types import EdgeReport
 
+AGE_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64)
+"""First age, in steps, of each bucket; the last one is open."""
 _BOUND = 20.0  # of a log-ratio, so that one impossible token gives a large figure and not infinity
 
 
-def step_diagnostics(batch: Batch, logprobs: Tensor, entropy: Tensor, bounded: Tensor) -> dict[str, float]:
+def age_suffix(first_age: int) -> str:
+    """What follows the name of a figure that is about one age bucket."""
+    return f"_age_{first_age}"
+
+
+def step_diagnostics(
+    batch: Batch, logprobs: Tensor, entropy: Tensor, bounded: Tensor, factor: Tensor | None = None
+) -> dict[str, float]:
     """Figures of one optimizer step, before its update.
 
     Args:
@@ -22,11 +33,13 @@ def step_diagnostics(batch: Batch, logprobs: Tensor, entropy: Tensor, bounded: T
         logprobs: [N, L] nats under the policy being optimised, at each rollout's temperature.
         entropy: [N, L] nats.
         bounded: bool [N, L], tokens that the weight rule clipped or capped.
+        factor: [N, L], product of the corrections; None where there are none.
 
     Returns:
         Name -> figure; names of what could not be measured are missing. Ratios are policy over generator,
         by token: `mismatch_kl_k1` (mean of -log r), `mismatch_kl_k3` (mean of r - 1 - log r, nats per token),
-        `ratio_mean`, `ratio_max`, `ess_share` (also `_local`, `_foreign`).
+        `log_ratio_mean`, `_std`, `_m2` (second moment), `_p01`, `_p99`, `ratio_mean`, `ratio_max`, `ess_share`.
+        Of these `num_tokens`, `ess_share`, `mismatch_kl_k3` and `log_ratio_m2` also by age (`_age_4`: 4 to 7).
     """
     mask = batch.mask
     figures = {
@@ -37,22 +50,64 @@ def step_diagnostics(batch: Batch, logprobs: Tensor, entropy: Tensor, bounded: T
         "age_max_steps": float(batch.age_steps.max()),
     }
     if bool(mask.any()):
+        advantages = batch.advantages[mask]
         figures["entropy_nats"] = float(entropy[mask].mean())
-        figures["clip_share"] = float(bounded[mask].float().mean())
+        figures["advantage_mean"] = float(advantages.mean())
+        figures["advantage_std"] = float(advantages.std(correction=0))
+        figures["advantage_max"] = float(advantages.abs().max())
+        figures |= _shares(batch, bounded, factor)
     log_ratio = _log_ratio(batch, logprobs)
     is_known = mask & batch.has_logprobs[:, None]
-    if bool(is_known.any()):
-        known = log_ratio[is_known]
-        ratio = known.exp()
-        figures["mismatch_kl_k1"] = float(-known.mean())
-        figures["mismatch_kl_k3"] = _k3(known)
-        figures["ratio_mean"] = float(ratio.mean())
-        figures["ratio_max"] = float(ratio.max())
     foreign = batch.is_foreign[:, None]
-    for name, part in (("", is_known), ("_local", is_known & ~foreign), ("_foreign", is_known & foreign)):
+    if bool(is_known.any()):
+        figures |= _spread(log_ratio[is_known]) | _offness(log_ratio[is_known])
+    for name, part in (("_local", is_known & ~foreign), ("_foreign", is_known & foreign)):
         if bool(part.any()):
             figures[f"ess_share{name}"] = ess_share(log_ratio[part])
+    for first_age, next_age in zip(AGE_BUCKETS, (*AGE_BUCKETS[1:], None), strict=True):
+        is_of_age = (batch.age_steps >= first_age) & (batch.age_steps < next_age if next_age else True)
+        if bool((part := is_known & is_of_age[:, None]).any()):
+            figures |= {f"{name}{age_suffix(first_age)}": value for name, value in _offness(log_ratio[part]).items()}
     return figures
+
+
+def _shares(batch: Batch, bounded: Tensor, factor: Tensor | None) -> dict[str, float]:
+    """Shares of trained tokens that were clipped, left out or scaled down, clipped ones also by sign."""
+    mask = batch.mask
+    found = {"clip_share": float(bounded[mask].float().mean())}
+    for name, part in (("positive", batch.advantages > 0), ("negative", batch.advantages < 0)):
+        if bool((part := part & mask).any()):
+            found[f"clip_share_{name}"] = float(bounded[part].float().mean())
+    if factor is not None:
+        found["masked_share"] = float((factor[mask] == 0).float().mean())
+        found["truncated_share"] = float(((factor[mask] > 0) & (factor[mask] < 1)).float().mean())
+    return found
+
+
+def _spread(log_ratio: Tensor) -> dict[str, float]:
+    """Moments and tails of the log-ratio [n]."""
+    values = log_ratio.double()
+    tails = torch.quantile(values, torch.tensor([0.01, 0.99], dtype=values.dtype, device=values.device))
+    ratio = values.exp()
+    return {
+        "mismatch_kl_k1": float(-values.mean()),
+        "log_ratio_mean": float(values.mean()),
+        "log_ratio_std": float(values.std(correction=0)),
+        "log_ratio_p01": float(tails[0]),
+        "log_ratio_p99": float(tails[1]),
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+    }
+
+
+def _offness(log_ratio: Tensor) -> dict[str, float]:
+    """The figures that the guard looks at, of log-ratios [n]."""
+    return {
+        "num_tokens": float(log_ratio.numel()),
+        "ess_share": ess_share(log_ratio),
+        "mismatch_kl_k3": _k3(log_ratio),
+        "log_ratio_m2": float((log_ratio.double() ** 2).mean()),
+    }
 
 
 def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
