@@ -11,16 +11,24 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swarm.clock import SystemClock
-from swarm.config import NodeConfig, load_config
+from swarm.clock import Clock, SystemClock
+from swarm.config import EvaluationConfig, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.interfaces import LocalExchange
-from swarm.loops import Worker, run_worker
-from swarm.types import PolicyVersion, Role, RolloutGroup, Sampling, Task
+from swarm.interfaces import LocalExchange, TextCodec
+from swarm.loops import Produce, Worker, run_worker
+from swarm.types import NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
+
+if TYPE_CHECKING:
+    from swarm.learn.learner import PolicyLearner
+    from swarm.learn.recipe import Recipe
+    from swarm.rollout.transformers_engine import TransformersGenerator
+    from swarm.tasks.base import NumberedEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +36,17 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 
 
-def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> Worker:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Engines:
+    """What holds weights: the policy in training, and two views of it that generate."""
+
+    codec: TextCodec
+    learner: "PolicyLearner | None"
+    generator: "TransformersGenerator"  # has a network of its own, so that it can run while the learner steps
+    evaluator: "TransformersGenerator"  # on the learner's network: always the newest weights
+
+
+def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
     """Loads the model, resumes the learner from its newest checkpoint, prepares tasks (blocking, slow).
 
     Raises:
@@ -37,23 +55,44 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
     """
     import torch
 
-    from swarm.learn.learner import PolicyLearner
-    from swarm.learn.supply import check_supply, supplied_by
-    from swarm.model import load_model
-    from swarm.recipes import load_recipe
-    from swarm.rollout.produce import evaluate, produce
-    from swarm.rollout.transformers_engine import TransformersGenerator
+    from swarm.rollout.produce import evaluate
     from swarm.tasks.build import build_environments
-    from swarm.tasks.mixture import SPACING, TaskMixture, evaluation_tasks
 
     torch.set_num_threads(config.num_threads)
+    recipe = _recipe(config)
+    environments = build_environments(config.environments)
+    engines = _load_engines(config, node_id, recipe)
     clock = SystemClock()
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=engines.generator,
+        produce=_producer(config, node_id, engines, environments, clock),
+        evaluate=lambda tasks: evaluate(engines.evaluator, engines.codec, tasks, config.generator.max_new_tokens),
+        learner=engines.learner,
+        codec=engines.codec,
+        evaluation_tasks=_evaluation_tasks(config.evaluation, environments),
+        clock=clock,
+        offload=asyncio.to_thread,
+    )
+
+
+def _recipe(config: NodeConfig) -> "Recipe":
+    from swarm.learn.supply import check_supply, supplied_by
+    from swarm.recipes import load_recipe
+
     recipe = load_recipe(config.learner.recipe, config.learner.recipe_params)
     check_supply(recipe, supplied_by(config))
-    environments = build_environments(config.environments)
+    return recipe
+
+
+def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Engines:
+    from swarm.learn.learner import PolicyLearner
+    from swarm.model import load_model
+    from swarm.rollout.transformers_engine import TransformersGenerator
+
     loaded = load_model(config.model)
-    codec = loaded.codec
-    learner = None
+    codec, learner = loaded.codec, None
     version = PolicyVersion(policy_id=node_id, step=0)
     if Role.TRAINER in config.roles:
         learner = PolicyLearner.open(
@@ -66,20 +105,33 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
             dir=config.dir / "checkpoints",
         )
         version = learner.version
-    engine_network = load_model(config.model).network if learner is not None else loaded.network
+    engine_network = loaded.network if learner is None else load_model(config.model).network
     generator = TransformersGenerator(network=engine_network, codec=codec, version=version, seed=config.seed)
     if learner is not None:
         generator.load(*learner.snapshot())
     evaluator = TransformersGenerator(network=loaded.network, codec=codec, version=version, seed=config.seed)
+    return _Engines(codec=codec, learner=learner, generator=generator, evaluator=evaluator)
+
+
+def _producer(
+    config: NodeConfig,
+    node_id: NodeId,
+    engines: _Engines,
+    environments: Mapping[str, "NumberedEnvironment"],
+    clock: Clock,
+) -> Produce:
+    """Questions of the training sequence to groups; none comes again while a group about it may still wait."""
+    from swarm.rollout.produce import produce
+    from swarm.tasks.mixture import SPACING, TaskMixture
+
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
-    weights = dict(config.generator.asks) or dict.fromkeys(environments, 1.0)
-    waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
-    mixture = TaskMixture(environments, weights, seed=config.seed, spacing=max(SPACING, waiting))
+    num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
+    mixture = TaskMixture(environments, config.generator.asks, config.seed, spacing=max(SPACING, num_waiting))
 
     def produce_groups(first_number: int, count: int) -> list[RolloutGroup]:
         return produce(
-            generator,
-            codec,
+            engines.generator,
+            engines.codec,
             mixture.tasks(first_number, count),
             config.generator.group_size,
             sampling,
@@ -89,26 +141,20 @@ def build_worker(config: NodeConfig, node_id: str, exchange: LocalExchange) -> W
             first_number=first_number,
         )
 
-    def greedy_answers(tasks: Sequence[Task]) -> list[str]:
-        return evaluate(evaluator, codec, tasks, config.generator.max_new_tokens)
+    return produce_groups
 
-    evaluated = config.evaluation.environments or tuple(environments)
-    return Worker(
-        config=config,
-        exchange=exchange,
-        generator=generator,
-        produce=produce_groups,
-        evaluate=greedy_answers,
-        learner=learner,
-        codec=codec,
-        evaluation_tasks={
-            (name, split): evaluation_tasks(environments[name], split, config.evaluation.num_problems, seed=0)
-            for name in evaluated
-            for split in ("held_out", "all")
-        },
-        clock=clock,
-        offload=asyncio.to_thread,
-    )
+
+def _evaluation_tasks(
+    config: EvaluationConfig, environments: Mapping[str, "NumberedEnvironment"]
+) -> dict[tuple[str, str], Sequence[Task]]:
+    """(environment, split) -> problems, the same on every node."""
+    from swarm.tasks.mixture import evaluation_tasks
+
+    return {
+        (name, split): evaluation_tasks(environments[name], split, config.num_problems, seed=0)
+        for name in config.environments or tuple(environments)
+        for split in ("held_out", "all")
+    }
 
 
 async def work(config: NodeConfig, socket: Path) -> None:
