@@ -1,0 +1,28 @@
+"""Rollout-GDRO: more responses to prompts whose rewards vary, at a fixed mean of responses.
+
+The game over the weights of prompts is `robust_prompt_weights`. Ours: how the counts are found and their
+constants (see the part), and the strength of the KL penalty.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import GroupZScore
+from swarm.parts.aggregate.mean import RolloutMean
+from swarm.parts.prompts.robust import RobustCounts
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.term.kl import KlPenalty
+from swarm.parts.weight.clip import Clip
+
+RECIPE = Recipe(
+    name="robust_rollout_counts",
+    title="Group Distributionally Robust Optimization-Driven Reinforcement Learning for LLM Reasoning",
+    acronym="Rollout-GDRO",
+    arxiv="2601.19280",
+    row="S190",
+    verification="paper",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(KlPenalty(strength=0.001, estimator="k3", to="reference", mean="rollout"),),
+    prompts=RobustCounts(),
+)

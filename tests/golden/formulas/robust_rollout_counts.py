@@ -1,0 +1,15 @@
+"""Entries 2.1, 3.3, 4.2, 5.1: GRPO with .001 k3 to the reference (6.6 is about what is asked)."""
+
+from golden_case import Case, Tensor, clip, log_ratio, ppo_min, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        for token in response.tokens:
+            gap = clip(token.logp - token.ref, -20.0, 20.0)
+            penalty = clip((-gap).exp() + gap - 1, -10.0, 10.0)
+            term = 0.001 * penalty - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2)
+            total = total + term / len(response.tokens) / case.num_responses
+    return total
