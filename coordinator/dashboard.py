@@ -146,7 +146,7 @@ class Dashboard:
 
     def _measure(self) -> bytes:
         core, now_s = self._core, self._core.clock.now_s()
-        self._telemetry.gauge("coordinator/live_nodes", len(core.membership.live(now_s)))
+        self._telemetry.gauge("coordinator/live_nodes", len(core.live_members()))
         self._telemetry.total("coordinator/heartbeats_total", core.num_heartbeats)
         self._telemetry.total("coordinator/refused_versions_total", core.num_refused_versions)
         self._telemetry.total("coordinator/versions_total", core.num_versions)

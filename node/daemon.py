@@ -36,6 +36,7 @@ from swarm.types import Correction, JsonDict, short
 from swarm.wire.manifest import write_toml
 
 if TYPE_CHECKING:
+    from swarm.exchange.coordinator_client import GrpcCoordinatorClient
     from swarm.exchange.dht import HivemindDirectory
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class Daemon(Service):
         self.clock = SystemClock()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
+        self.coordinator: GrpcCoordinatorClient | None = None
+        self._num_worker_restarts = 0
 
     async def run(self) -> None:
         """Runs every loop until cancelled.
@@ -94,7 +97,7 @@ class Daemon(Service):
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
         self._exit.push_async_callback(store.close)
         codec = await asyncio.to_thread(_load_codec, config)
-        verifier = SandboxVerifier(config.environments, config.sandbox)
+        self._verifier = verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(verifier.close)
         standing = Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute)
         usable = await asyncio.to_thread(_usable_corrections, config)
@@ -147,7 +150,7 @@ class Daemon(Service):
         self._exit.push_async_callback(directory.stop)
         return directory
 
-    def _connect_coordinator(self, identity: Identity) -> CoordinatorClient | None:
+    def _connect_coordinator(self, identity: Identity) -> "GrpcCoordinatorClient | None":
         if not self.config.coordinator.address:
             return None
         from swarm.exchange.coordinator_client import GrpcCoordinatorClient
@@ -198,6 +201,7 @@ class Daemon(Service):
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit("worker_died", {"exit_code": code})
                 self.agent.num_failures += 1
+                self._num_worker_restarts += 1
                 await backoff.wait()
         finally:
             await server.stop()
@@ -244,7 +248,13 @@ class Daemon(Service):
             "replay_groups": replay.num_groups,
             "replay_bytes": replay.num_bytes,
             "num_failures": agent.num_failures,
+            "restarts": {
+                "worker": self._num_worker_restarts,
+                "p2pd": self.directory.num_restarts if self.directory is not None else 0,
+                "sandbox": max(0, self._verifier.num_started - 1),
+            },
             "guard": agent.advice.guard,
+            **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
         }
 
 

@@ -69,6 +69,11 @@ class GrpcCoordinatorClient:
         self._retry_at_s = 0.0
         self._is_closed = False
 
+    @property
+    def is_connected(self) -> bool:
+        """True while the last call was answered and the connection holds."""
+        return self._channel is not None
+
     async def heartbeat(self, report: NodeReport) -> Advice:
         """Renews the lease, reports figures, returns advice within its bounds. Raises Unavailable."""
         answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))

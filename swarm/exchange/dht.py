@@ -65,6 +65,7 @@ class HivemindDirectory:
         self._peer: DhtPeer | None = None
         self._repairing = asyncio.Lock()
         self._is_stopped = False
+        self.num_restarts = 0  # of p2pd, because it was dead
 
     @classmethod
     async def start(
@@ -151,6 +152,7 @@ class HivemindDirectory:
                     await self._running().connected()
                 except Unavailable as error:
                     logger.warning("DHT daemon is dead: starting another", extra={"error": str(error)})
+                    self.num_restarts += 1
                     await self._restart_peer()
                 await self._rejoin()
             await asyncio.to_thread(_write_cache, self._cache_path, list(self._known))

@@ -53,7 +53,7 @@ class Telemetry:
         self.metrics_address = ""  # host:port once served
         self._sinks = list(sinks)
         self._sources: dict[str, list[str]] = defaultdict(list)
-        self._totals: dict[str, float] = {}
+        self._totals: dict[tuple[object, ...], float] = {}
         self._generated: tuple[float, float] | None = None  # tokens, at_s
         self._tokens_per_s = 0.0
         self._families = {name: _family(metric, self.registry) for name, metric in METRICS.items()}
@@ -71,11 +71,12 @@ class Telemetry:
         """Adds to a counter. Raises as `gauge`; ValueError for a negative amount."""
         self._child(name, "counter", labels).inc(amount)
 
-    def total(self, name: str, value: float) -> None:
-        """Raises a counter without labels to a total that is kept elsewhere; a lower value adds nothing."""
-        grown = value - self._totals.get(name, 0.0)
-        self._totals[name] = value
-        self.count(name, max(0.0, grown))
+    def total(self, name: str, value: float, **labels: str) -> None:
+        """Raises a counter to a total that is kept elsewhere; a lower value adds nothing. Raises as `gauge`."""
+        key = (name, *sorted(labels.items()))
+        grown = value - self._totals.get(key, 0.0)
+        self._totals[key] = value
+        self.count(name, max(0.0, grown), **labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Adds one observation to a histogram. Raises as `gauge`."""
@@ -120,6 +121,8 @@ class Telemetry:
         self.gauge("node/guard", _GUARDS.get(status["guard"], 0))
         if "is_coordinator_reachable" in status:
             self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
+        for process, count in status["restarts"].items():
+            self.total("node/restarts_total", count, process=process)
         self._rate(status["tokens_generated"], status["at_s"])
 
     def _rate(self, tokens: float, at_s: float) -> None:
@@ -192,9 +195,6 @@ class Telemetry:
     def _on_failure(self, fields: JsonDict) -> None:
         # "follow 3fa1..." is one loop per peer: the peer is in the log, not in a label
         self.count("node/failures_total", loop=str(fields["loop"]).split(" ")[0])
-
-    def _on_worker_died(self, fields: JsonDict) -> None:
-        self.count("node/restarts_total", process="worker")
 
     # --- where it is read -----------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
@@ -26,6 +28,9 @@ from swarm.exchange.coordinator_client import GrpcCoordinatorClient
 from swarm.identity import Identity
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest
+from swarm.wire.session import open_channel
+from swarm.wire.v1 import coordinator_service_pb2 as pb
+from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -134,6 +139,27 @@ async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
         client = client_of(daemon, Identity.create())
         await client.record_version(version(Identity.create(), 0, 1))
         assert daemon.core.num_refused_versions == 1 and daemon.core.ledger.lineages() == {}
+        await client.close()
+
+
+async def test_members_and_versions_are_listed_to_whoever_has_proven_itself(tmp_path: Path) -> None:
+    ada, bob = Identity.create(), Identity.create()
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, ada)
+        await client.heartbeat(report_of(ada))
+        for step in range(4):
+            await client.record_version(version(ada, step, step + 1))
+        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], bob, "test", 4.0)
+        stub: Any = CoordinatorServiceStub(channel.channel)
+        metadata = await channel.metadata(4.0)
+        (member,) = (await stub.ListMembers(pb.ListMembersRequest(), metadata=metadata)).members
+        assert (member.node_id, member.name, member.is_live) == (ada.node_id, "ada", True)
+        request = pb.ListVersionsRequest(policy_id=ada.node_id, after_step=1, limit=1)
+        (found,) = (await stub.ListVersions(request, metadata=metadata)).versions
+        assert (found.step, found.digest) == (2, bytes([3]) * 32)
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+            await stub.ListMembers(pb.ListMembersRequest())
+        await channel.close()
         await client.close()
 
 

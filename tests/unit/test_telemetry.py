@@ -87,7 +87,6 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     telemetry.record("admitted", {"age_s": -3.0})  # the producer's clock is ahead
     telemetry.record("draw", {"num_silent": 2, "groups": [{"local": True, "use": 1}, {"local": False, "use": 2}]})
     telemetry.record("failure", {"loop": "follow 3fa1bc00", "error": "KeyError: 1"})
-    telemetry.record("worker_died", {"exit_code": -9})
     telemetry.record("an event without metrics", {})
     telemetry.record("evaluation", {"step": 1, "env": "sums", "split": "all", "accuracy": 0.75})
     figures = scrape(telemetry)
@@ -97,7 +96,6 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     assert figures['swarm_learn_groups_total{origin="external"}'] == 1
     assert figures["swarm_learn_silent_groups_total"] == 2
     assert figures['swarm_node_failures_total{loop="follow"}'] == 1
-    assert figures['swarm_node_restarts_total{process="worker"}'] == 1
     assert figures['swarm_evaluation_accuracy{env="sums",split="all"}'] == 0.75
 
 
@@ -112,13 +110,19 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
         "guard": "frozen",
         "tokens_generated": 0,
         "at_s": 0.0,
+        "restarts": {"worker": 1, "p2pd": 2},
+        "is_coordinator_reachable": True,
     }
     telemetry.snapshot(status)
-    telemetry.snapshot({**status, "bytes_received": 70, "tokens_generated": 3000, "at_s": 300.0})
+    later = {"restarts": {"worker": 3, "p2pd": 1}, "is_coordinator_reachable": False}
+    telemetry.snapshot({**status, **later, "bytes_received": 70, "tokens_generated": 3000, "at_s": 300.0})
     figures = scrape(telemetry)
     assert figures["swarm_exchange_received_bytes_total"] == 100
     assert figures["swarm_exchange_peers"] == 2
     assert figures["swarm_node_guard"] == 2
+    assert figures['swarm_node_restarts_total{process="worker"}'] == 3
+    assert figures['swarm_node_restarts_total{process="p2pd"}'] == 2
+    assert figures["swarm_node_coordinator_reachable"] == 0
     assert figures["swarm_rollout_tokens_per_s"] == pytest.approx(10.0, rel=1e-3)
 
 

@@ -1,0 +1,82 @@
+"""A node daemon inside the test: what its status and metrics say while a coordinator comes and goes."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.daemon import CoordinatorDaemon
+from node.daemon import Daemon
+from node.status import problems
+from swarm.config import (
+    CoordinatorConfig,
+    CoordinatorLink,
+    DirectoryConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    ModelConfig,
+    NodeConfig,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - other tasks make it true
+            await asyncio.sleep(0.05)
+
+
+def node_config(directory: Path) -> NodeConfig:
+    return NodeConfig(
+        dir=directory,
+        run_id="test",
+        worker="inline",
+        environments=(EnvironmentConfig(name="reverse", kind="char", dataset="reverse"),),
+        model=ModelConfig(source="tiny", dtype="float32"),
+        exchange=ExchangeConfig(listen="0.0.0.0:0"),
+        directory=DirectoryConfig(kind="none"),
+        evaluation=EvaluationConfig(num_problems=2),
+    )
+
+
+async def test_a_node_says_whether_its_coordinator_answers_and_where_others_dial_it(tmp_path: Path) -> None:
+    config = node_config(tmp_path / "node")
+    run = CoordinatorConfig(
+        dir=tmp_path / "run", run_id="test", directory=DirectoryConfig(kind="none"), node=config, listen="0.0.0.0:0"
+    )
+    async with CoordinatorDaemon(run) as coordinator:
+        address = f"127.0.0.1:{coordinator.info['listen'].rpartition(':')[2]}"
+        assert "0.0.0.0" not in coordinator.link
+        link = CoordinatorLink(address=address, fingerprint=coordinator.info["fingerprint"], heartbeat_s=0.1)
+        async with Daemon(config.model_copy(update={"coordinator": link})) as daemon:
+            running = asyncio.create_task(daemon.run())
+
+            def reachable() -> float | None:
+                return daemon.telemetry.registry.get_sample_value("swarm_node_coordinator_reachable")
+
+            try:
+                assert "0.0.0.0" not in daemon.agent.endpoints[0] and not daemon.agent.endpoints[0].endswith(":0")
+                await until(lambda: running.done() or reachable() == 1)
+                assert not running.done(), running
+                await until(lambda: len(coordinator.core.live_members()) == 1)
+                status = daemon.status()
+                assert status["restarts"] == {"worker": 0, "p2pd": 0, "sandbox": 0}
+                assert problems(status, status["at_s"], max_idle_s=60.0) == []
+                await coordinator.__aexit__()
+                await until(lambda: reachable() == 0)
+                assert not daemon.status()["num_failures"] and not running.done()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path) -> None:
+    config = node_config(tmp_path / "node")
+    wrong = config.model_copy(update={"learner": config.learner.model_copy(update={"recipe": "best_ever"})})
+    with pytest.raises(Exception, match="best_ever"):
+        await Daemon(wrong).__aenter__()
+    async with Daemon(config) as daemon:
+        assert daemon.agent.endpoints
