@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import Scored, TokenLosses, WeightPart
+from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
+
+TRAJECTORY_BOUND = 80.0  # exp of it is finite in float32
 
 
 def weighted_likelihood(scored: Scored, log_weight: Tensor, low: float | Tensor, high: float | Tensor) -> TokenLosses:
@@ -27,6 +29,12 @@ def weighted_likelihood(scored: Scored, log_weight: Tensor, low: float | Tensor,
     least, most = (torch.as_tensor(bound, dtype=weight.dtype, device=weight.device) for bound in (low, high))
     losses = -torch.clamp(weight, least, most) * scored.advantages * scored.logprobs
     return TokenLosses(losses=losses, bounded=(weight < least) | (weight > most))
+
+
+def whole_trajectory(scored: Scored) -> Tensor:
+    """Log of the product of a rollout's token ratios, [N, 1], detached, bounded so that exp is finite."""
+    whole = scored.log_ratio.detach().double().sum(dim=1, keepdim=True)
+    return whole.clamp(-TRAJECTORY_BOUND, TRAJECTORY_BOUND).to(scored.log_ratio.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +83,43 @@ class DetachedClip(WeightPart):
 
     def __call__(self, scored: Scored) -> TokenLosses:
         return weighted_likelihood(scored, scored.log_ratio, 1 - self.low, 1 + self.high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnchoredLikelihood(WeightPart):
+    """REINFORCE, and a squared log-ratio that pulls back to the ratio's denominator.
+
+    Source: Kimi k1.5, arXiv:2501.12599 section 2.3.2, as a token loss in ROLL `kimi15`; arXiv:2509.24203.
+    """
+
+    equation: ClassVar[str] = "L_t = -A log pi_t + (tau/2) (log r)^2"
+    tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.tau < 0:
+            raise ConfigError(f"tau {self.tau} must not be negative")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -scored.advantages * scored.logprobs + self.tau / 2 * scored.log_ratio**2
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryClip(WeightPart):
+    """The clipped ratio of the whole trajectory as a constant weight of each of its tokens.
+
+    Wants a token ratio, which it multiplies up.
+
+    Source: A-LoL, arXiv:2305.14718; abaheti95/LoL-RL.
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[clip(prod_s r_s, 1-low, 1+high)] A log pi_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.9  # half-width
+    high: float = 0.9  # half-width
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return weighted_likelihood(scored, whole_trajectory(scored), 1 - self.low, 1 + self.high)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """TOPR: rewarded rollouts count fully, the others by their ratio, tapered into [low, high].
 
-Invariant: weights are constants, so that no clip stops a gradient; log-ratios are summed in float64.
+Invariant: weights are constants, so that no clip stops a gradient; a product of ratios is a float64 sum of their logs.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.parts.weight.detached import weighted_likelihood
+from swarm.parts.weight.detached import weighted_likelihood, whole_trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,8 @@ class TaperedTrajectory(WeightPart):
         _check(self.low, self.high)
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        whole = scored.log_ratio.detach().double().sum(dim=1, keepdim=True)
-        bound = 700.0  # exp of more is infinite in float64
-        weight = whole.clamp(-bound, bound).exp()
-        tapered = weight.clamp(self.low, self.high).to(scored.logprobs.dtype)
+        weight = torch.exp(whole_trajectory(scored))
+        tapered = weight.clamp(self.low, self.high)
         is_positive = scored.advantages > 0
         losses = -torch.where(is_positive, 1.0, tapered) * scored.advantages * scored.logprobs
         return TokenLosses(losses=losses, bounded=~is_positive & ((weight < self.low) | (weight > self.high)))

@@ -52,6 +52,30 @@ class BoundedRatio(WeightPart):
         return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryRegression(WeightPart):
+    """Squared distance of a rollout's scaled log-ratio from its advantage.
+
+    Wants a token ratio, which it adds up. Every token carries the rollout's value: take the mean over
+    rollouts.
+
+    Source: Kimi k1.5, arXiv:2501.12599 section 2.3.2 (ROLL `kimi15`); A*-PO, arXiv:2505.20686.
+    """
+
+    equation: ClassVar[str] = "L_i = (scale sum_t log r_t - A)^2"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise ConfigError(f"scale {self.scale} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        moved = torch.where(scored.mask, scored.log_ratio, torch.zeros_like(scored.log_ratio)).sum(dim=1, keepdim=True)
+        losses = (self.scale * moved - scored.advantages) ** 2
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
 def _group_median(batch: Batch) -> Tensor:
     rewards = batch.rewards.to(torch.float64)
     medians = torch.zeros_like(rewards)

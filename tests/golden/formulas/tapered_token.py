@@ -7,7 +7,7 @@ from golden_case import Case, Tensor, log_ratio, mean, zero
 
 def loss(case: Case) -> Tensor:
     total = zero()
-    for group, place, response in case:
+    for group, _, response in case:
         advantage = 0.0 if max(group.rewards) == min(group.rewards) else response.reward - mean(group.rewards)
         for token in response.tokens:
             alpha = 1.0 if response.reward > 0 else min(math.exp(log_ratio(token, token.mu).item()), 1.0)

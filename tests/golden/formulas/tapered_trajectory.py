@@ -7,7 +7,7 @@ from golden_case import Case, Tensor, log_ratio, mean, zero
 
 def loss(case: Case) -> Tensor:
     total = zero()
-    for group, place, response in case:
+    for group, _, response in case:
         advantage = 0.0 if max(group.rewards) == min(group.rewards) else response.reward - mean(group.rewards)
         log_weight = sum(log_ratio(token, token.mu).item() for token in response.tokens)
         weight = 1.0 if advantage > 0 else math.exp(min(log_weight, 0.0))

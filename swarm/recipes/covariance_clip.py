@@ -1,0 +1,23 @@
+"""Clip-Cov: a few tokens whose likelihood and advantage rise together, which cost most entropy, are left out.
+
+The published rule draws them at random between two bounds of the covariance. Ours: those of largest
+covariance between the bounds, so that a run can be repeated.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import GroupZScore
+from swarm.parts.aggregate.mean import TokenMean
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.weight.covariance import CovarianceClip
+
+RECIPE = Recipe(
+    name="covariance_clip",
+    title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
+    acronym="Clip-Cov",
+    arxiv="2505.22617",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=CovarianceClip(),
+    aggregate=TokenMean(),
+)

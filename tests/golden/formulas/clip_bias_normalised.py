@@ -1,0 +1,17 @@
+"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C||), C_t = (1/|o|) 1[t clipped] r A."""
+
+import math
+
+from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
+
+
+def loss(case: Case) -> Tensor:
+    total, squares = zero(), 0.0
+    for group, place, response in case:
+        advantage = z_score(group, place, 1e-6)
+        for token in response.tokens:
+            ratio = log_ratio(token, token.mu).exp()
+            if (advantage > 0 and ratio.item() > 1.2) or (advantage < 0 and ratio.item() < 0.8):
+                squares += (ratio.item() * advantage / len(response.tokens)) ** 2
+            total = total - ppo_min(ratio, advantage, 0.8, 1.2) / len(response.tokens) / case.num_responses
+    return total / max(1.0, math.sqrt(squares))

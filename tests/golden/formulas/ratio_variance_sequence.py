@@ -1,0 +1,19 @@
+"""Entry 2.14, unclipped primal: (1/N) sum_i of -(s A - lambda (s-1)^2), s the ratio of 1.2, at a remembered lambda."""
+
+import torch
+from golden_case import Case, Tensor, clip, z_score, zero
+
+MEMORY = {"RatioVariance": {"price": 0.3}}
+INERT = {
+    f"weight.{name}": "the price is remembered and moves between steps only; the unit test of observe covers it"
+    for name in ("start", "bound", "rate", "least", "most")
+}
+
+
+def loss(case: Case) -> Tensor:
+    total = zero()
+    for group, place, response in case:
+        logs = [token.logp - token.mu for token in response.tokens]
+        ratio = clip(torch.stack(logs).mean(), -20.0, 10.0).exp()
+        total = total - (ratio * z_score(group, place, 1e-6) - 0.3 * (ratio - 1) ** 2) / case.num_responses
+    return total
