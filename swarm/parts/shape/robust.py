@@ -29,9 +29,7 @@ class RobustWeights(ShapePart):
     Source: arXiv:2601.19280 (Prompt-GDRO).
     """
 
-    equation: ClassVar[str] = (
-        "A <- A min(exp(rate clip(S_b, -bound, bound)), most); S_b <- (1-pace) S_b + pace mean loss"
-    )
+    equation: ClassVar[str] = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"
     rate: float = 1.0
     bound: float = 1.0
     most: float = 2.0

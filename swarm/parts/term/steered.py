@@ -80,7 +80,7 @@ class ConvexKl(TermPart):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return need_of("reference") | need_of("proximal")
+        return need_of("reference") | need_of("proximal") | {Need.SEVERAL_UPDATES}
 
     def initial(self) -> Memory:
         return {"steps": 0}
