@@ -7,22 +7,39 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from swarm import __version__
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import SwarmError
+from swarm.simulate.cli import simulate
+
+
+class _Commands(TyperGroup):
+    """Turns our own errors into one red line and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except SwarmError as error:
+            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {error}", soft_wrap=True)
+            raise typer.Exit(2) from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Train a language model by reinforcement learning together with machines you do not control.",
     no_args_is_help=True,
     add_completion=False,
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Objectives that a learner can use.", no_args_is_help=True)
+app.command()(simulate)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
 console = Console()
@@ -33,82 +50,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         console.print(__version__)
         raise typer.Exit
-
-
-@app.command()
-def simulate(
-    preset: Annotated[
-        str, typer.Option(help="smollm (2 nodes, a real chat model) or tiny (8 nodes, seconds).")
-    ] = "smollm",
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Optimizer steps of each node.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this long, whatever was reached.")] = None,
-    mix: Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")] = "",
-    recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`.")] = "swarm_sampling",
-    seed: Annotated[int, typer.Option(help="Of tasks, sampling and draws.")] = 0,
-    foreign: Annotated[
-        Literal["all", "positive"],
-        typer.Option(help="positive: drop foreign rollouts with negative advantage; all: keep."),
-    ] = "positive",
-    slow: Annotated[list[str] | None, typer.Option(help="NODE=FACTOR: this node takes FACTOR times as long.")] = None,
-    kill: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS: SIGSTOP.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Killed processes come back after 5 seconds.")] = False,
-    latency_ms: Annotated[float, typer.Option(help="Delay of every group from a peer.")] = 0.0,
-    barrier: Annotated[bool, typer.Option("--barrier", help="Synchronous rounds, for comparison.")] = False,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Generate and learn strictly in turn.")
-    ] = False,
-    compare: Annotated[str, typer.Option(help="silo: run the same without sharing too, and report both.")] = "",
-    virtual: Annotated[
-        bool, typer.Option("--virtual", help="The whole swarm in this process on virtual time.")
-    ] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")
-    ] = None,
-) -> None:
-    """Run a real swarm on this machine and report what it did.
-
-    A coordinator and every node are separate processes that find each other through the DHT and exchange
-    rollouts over authenticated gRPC. Exit code 0 only if the run's invariants hold.
-    """
-    from swarm.simulate.presets import SimulationOptions
-
-    with _errors():
-        options = SimulationOptions(
-            preset=preset,
-            nodes=nodes,
-            rounds=rounds,
-            minutes=minutes,
-            mix=_mix(mix),
-            recipe=recipe,
-            seed=seed,
-            slow=dict(_pair(text, "=") for text in slow or []),
-            kill=tuple(_pair(text, "@") for text in kill or []),
-            stop=tuple(_pair(text, "@") for text in stop or []),
-            restart=restart,
-            latency_ms=latency_ms,
-            barrier=barrier,
-            deterministic=deterministic,
-            foreign=foreign,
-            overrides=tuple(set_ or ()),
-            out=out,
-        )
-        if compare not in ("", "silo"):
-            raise ConfigError(f"--compare {compare}: only silo is known")
-        if virtual:
-            from swarm.simulate.virtual_run import run_virtual_command
-
-            holds = run_virtual_command(num_nodes=nodes or 10, num_steps=rounds or 50, seed=seed, console=console)
-        else:
-            from swarm.simulate.command import run_command
-
-            directory = out or Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-            holds = run_command(options, directory, compare == "silo", console)
-        raise typer.Exit(0 if holds else 1)
 
 
 @app.command()
@@ -126,8 +67,7 @@ def join(
     """
     from node.join import join_swarm
 
-    with _errors():
-        asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print))
+    asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print))
 
 
 @app.command()
@@ -140,9 +80,8 @@ def status(
     from node.status import problems, read_status
     from swarm.process import is_running
 
-    with _errors():
-        figures = read_status(dir)
-        found = problems(figures, time.time(), max_idle_s, is_running(dir))
+    figures = read_status(dir)
+    found = problems(figures, time.time(), max_idle_s, is_running(dir))
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:
@@ -179,8 +118,7 @@ def doctor(
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix."""
     from node.doctor import examine
 
-    with _errors():
-        findings = asyncio.run(examine(config))
+    findings = asyncio.run(examine(config))
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
@@ -204,13 +142,12 @@ def check(
     """Validate a node's configuration, its recipe included, without starting anything."""
     from swarm.config import NodeConfig, load_config
 
-    with _errors():
-        settings = load_config(NodeConfig, config, set_)
-        from swarm.learn.supply import check_supply, supplied_by
-        from swarm.recipes import load_recipe
+    settings = load_config(NodeConfig, config, set_)
+    from swarm.learn.supply import check_supply, supplied_by
+    from swarm.recipes import load_recipe
 
-        recipe = load_recipe(settings.learner.recipe, settings.learner.recipe_params)
-        check_supply(recipe, supplied_by(settings))
+    recipe = load_recipe(settings.learner.recipe, settings.learner.recipe_params)
+    check_supply(recipe, supplied_by(settings))
     console.print(f"{config}: valid; recipe {recipe.name} ({recipe.acronym})")
 
 
@@ -219,9 +156,8 @@ def keys_new(path: Annotated[Path, typer.Argument(help="File to write; never ove
     """Make a new identity."""
     from swarm.identity import Identity
 
-    with _errors():
-        identity = Identity.create()
-        identity.save(path)
+    identity = Identity.create()
+    identity.save(path)
     console.print(f"node id {identity.node_id}\nsaved to {path} (keep it secret; it is this node's name)")
 
 
@@ -230,8 +166,7 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
     """Show the node id of a key file."""
     from swarm.identity import Identity
 
-    with _errors():
-        console.print(Identity.load(path).node_id)
+    console.print(Identity.load(path).node_id)
 
 
 @recipes_app.command("list")
@@ -251,35 +186,6 @@ def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-r
     for row in rows:
         table.add_row(*row.values())
     console.print(table)
-
-
-def _mix(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
-    local, separator, external = text.partition(":")
-    if not separator or not local.isdigit() or not external.isdigit():
-        raise ConfigError(f"--mix {text}: expected local:external, such as 4:4")
-    return int(local), int(external)
-
-
-def _pair(text: str, separator: str) -> tuple[str, float]:
-    name, _, number = text.partition(separator)
-    try:
-        return name, float(number)
-    except ValueError:
-        raise ConfigError(f"{text}: expected NAME{separator}NUMBER") from None
-
-
-class _errors:
-    """Turns our own errors into one red line and exit code 2."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SwarmError):
-            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {error}", soft_wrap=True)
-            raise typer.Exit(2)
 
 
 def main() -> None:
