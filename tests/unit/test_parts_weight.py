@@ -1,0 +1,275 @@
+"""Weight rules on a few tokens worked out by hand, and what the stateful ones remember.
+
+Derivation: every expected number is typed here from methods 2.14, 2.16, 2.22, 2.30, 2.32, 2.33 and 2.11.
+"""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import Scored, WeightPart
+from swarm.parts.advantage.outlier import OutlierFiltered
+from swarm.parts.advantage.signal import SignalScaled
+from swarm.parts.weight.bias import BiasNormalisedClip
+from swarm.parts.weight.covariance import CovarianceClip, CovariancePenalty
+from swarm.parts.weight.detached import FourBounds, TrajectoryClip
+from swarm.parts.weight.gate import OneSidedGate, RingGate, SoftGate, TwoSidedGate
+from swarm.parts.weight.geometric import GeometricMean
+from swarm.parts.weight.preserving import FlippedClip, PreClip, PreservingClip
+from swarm.parts.weight.taper import TaperedToken, TaperedTrajectory
+from swarm.parts.weight.target import BoundedRatio, TrajectoryRegression
+from swarm.parts.weight.token_bounds import EntropyClip, ProbabilityClip
+from swarm.parts.weight.variance import RatioVariance
+from swarm.types import Correction
+
+
+def make_batch(rewards: list[float], mask: Tensor | None = None, groups: list[int] | None = None) -> Batch:
+    """One rollout for each reward, all of one group unless told, one token each unless masked otherwise."""
+    count = len(rewards)
+    mask = torch.ones(count, 1, dtype=torch.bool) if mask is None else mask
+    groups = groups or [0] * count
+    zeros = torch.zeros(mask.shape, dtype=torch.float64)
+    return Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=torch.where(mask, -1.0, zeros),
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        advantages=zeros,
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.tensor(groups),
+        age_steps=torch.zeros(count, dtype=torch.int64),
+        is_foreign=torch.zeros(count, dtype=torch.bool),
+        temperature=torch.ones(count),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.full((count,), mask.shape[1]),
+        is_truncated=torch.zeros(count, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=(torch.ones(1, dtype=torch.int64),) * (max(groups) + 1),
+        sources=("me",) * (max(groups) + 1),
+        task_keys=("sums/1",) * (max(groups) + 1),
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=max(groups) + 1,
+    )
+
+
+def one_row(ratios: list[float], advantages: list[float], entropies: list[float] | None = None) -> Scored:
+    """A single rollout whose tokens have these ratios to the generator, which gave each log-prob -1."""
+    mask = torch.ones(1, len(ratios), dtype=torch.bool)
+    log_ratio = torch.tensor([[math.log(ratio) for ratio in ratios]], dtype=torch.float64)
+    entropy = torch.tensor([entropies or [1.0] * len(ratios)], dtype=torch.float64)
+    logprobs = (log_ratio - 1).requires_grad_()
+    return Scored(
+        batch=make_batch([1.0], mask),
+        logprobs=logprobs,
+        entropy=entropy,
+        advantages=torch.tensor([advantages], dtype=torch.float64),
+        log_ratio=logprobs + 1,
+    )
+
+
+def pulls(part: WeightPart, scored: Scored) -> list[float]:
+    """Minus d(sum of losses)/d(log pi) of each token: positive pushes it up."""
+    losses = part(scored).losses.sum()
+    if not losses.requires_grad:
+        return [0.0] * scored.logprobs.numel()
+    (gradient,) = torch.autograd.grad(losses, scored.logprobs, retain_graph=True)
+    return [-float(value) for value in gradient.flatten()]
+
+
+def test_the_price_of_variance_rises_above_the_bound_and_falls_below_it() -> None:
+    part = RatioVariance(start=0.04, bound=0.04, rate=0.1)
+    spread_out, close = one_row([1.5, 0.5], [1.0, 1.0]), one_row([1.001, 1.0], [1.0, 1.0])
+    price = 0.04
+    memory = part.initial()
+    for scored, variance in ((spread_out, 0.25), (close, 0.0000005), (spread_out, 0.25)):
+        memory = part.observe(memory, scored)
+        price *= math.exp(0.1 * max(-1.0, min(1.0, variance / 0.04 - 1)))
+        assert memory["price"] == pytest.approx(price, rel=1e-9)
+    assert json.loads(json.dumps(memory)) == memory
+
+
+def test_the_price_of_variance_settles_where_the_variance_meets_the_bound() -> None:
+    part, memory = RatioVariance(bound=0.04), {"price": 10.0}
+    for _ in range(400):
+        size = 0.1 / float(memory["price"]) ** 0.5  # a policy that moves less the more it pays
+        memory = dict(part.observe(memory, one_row([1 + size, 1 - size], [1.0, 1.0])))
+    assert 0.01 / float(memory["price"]) == pytest.approx(0.04, rel=0.01)
+
+
+def test_the_price_of_variance_stays_within_its_limits() -> None:
+    part, far, still = RatioVariance(), one_row([1e6], [1.0]), one_row([1.0], [1.0])
+    memory = part.initial()
+    for _ in range(200):
+        memory = part.observe(memory, far)
+    assert memory["price"] == part.most
+    for _ in range(200):
+        memory = part.observe(memory, still)
+    assert memory["price"] == part.least
+
+
+def test_the_remembered_price_is_what_a_step_pays() -> None:
+    scored = one_row([1.5], [2.0])
+    priced = replace(scored, batch=replace(scored.batch, memory={"RatioVariance": {"price": 0.5}}))
+    assert pulls(RatioVariance(), priced) == pytest.approx([1.5 * (2.0 - 2 * 0.5 * 0.5)])
+
+
+def test_the_target_of_the_bounded_ratio_is_a_sigmoid_of_the_lead_over_the_median() -> None:
+    batch = make_batch([0.0, 1.0, 0.25, 0.5, 0.3], groups=[0, 0, 0, 0, 1])
+    part = BoundedRatio(low=0.2, high=0.4, temperature=0.5, floor=0.1)
+    rewards = torch.tensor([0.0, 1.0, 0.25, 0.5], dtype=torch.float64)
+    leads = (rewards - 0.375) / (float(rewards.std()) + 0.1) / 0.5
+    expected = [0.8 + 0.6 / (1 + math.exp(-float(lead))) for lead in leads] + [1.1]
+    assert part.targets(batch).tolist() == pytest.approx(expected)
+
+
+def test_only_the_asked_share_of_tokens_pays_for_its_covariance() -> None:
+    advantages = [1.0] * 50 + [-1.0] * 50
+    ratios = [math.exp(place / 100) for place in range(100)]
+    scored = one_row(ratios, advantages)
+    centred = [advantage * (place - 49.5) for place, advantage in enumerate(advantages)]
+    for share, count in ((0.0002, 1), (0.01, 1), (0.039, 3), (1.0, 100)):
+        chosen = CovariancePenalty(share=share)(scored).bounded.flatten()
+        ranked = sorted(range(100), key=lambda place: -centred[place])[:count]
+        assert sorted(chosen.nonzero()[:, 0].tolist()) == sorted(ranked)
+
+
+def test_covariance_outside_the_bounds_and_clipped_tokens_are_never_dropped() -> None:
+    # log-probs -1 +- x, mean -1; advantages mean 0: covariances are A x
+    scored = one_row([math.exp(x) for x in (0.1, -0.1, 0.15, -0.15)], [8.0, -8.0, 30.0, -30.0])
+    part = CovarianceClip(share=1.0, least=0.5, most=4.0)
+    assert part(scored).bounded.flatten().tolist() == [True, True, False, False]
+    assert CovarianceClip(share=1.0, least=0.5, most=4.6)(scored).bounded.flatten().tolist() == [True] * 4
+    clipped = one_row([math.exp(0.3), math.exp(-0.3)], [8.0, -8.0])
+    assert pulls(CovarianceClip(share=1.0, least=0.5, most=4.0), clipped) == [0.0, 0.0]
+    assert CovarianceClip(least=2.5, most=4.0, share=1.0)(clipped).losses.flatten().tolist() == pytest.approx(
+        [-8 * 1.2, 8 * 0.8]
+    )
+
+
+def test_gates_keep_the_tokens_that_they_say() -> None:
+    scored = one_row([0.3, 0.9, 1.3, 3.5] * 2, [1.0] * 4 + [-1.0] * 4)
+    assert pulls(OneSidedGate(), scored) == [1, 1, 0, 0, 0, -1, -1, -1]
+    assert pulls(TwoSidedGate(), scored) == [0, 1, 0, 0, 0, -1, 0, 0]
+    assert pulls(RingGate(), scored) == [1, 1, 0, 0, 0, -1, 0, -1]
+
+
+def test_the_soft_gate_has_the_slope_of_the_ratio_at_one_and_dies_out_far_away() -> None:
+    pull = pulls(SoftGate(), one_row([1.0, 1.0, 40.0], [1.0, -1.0, 1.0]))
+    assert pull[:2] == pytest.approx([1.0, -1.0])
+    assert 0 <= pull[2] < 1e-14
+
+
+def test_preserved_bounds_pull_as_much_as_the_bound() -> None:
+    scored = one_row([1.5, 0.5, 0.5, 5.0], [1.0, 1.0, -1.0, -1.0])
+    assert pulls(PreservingClip(), scored) == pytest.approx([1.2, 0.5, -0.8, -5.0])
+    assert pulls(PreservingClip(preserve="upper", dual=3.0), scored) == pytest.approx([1.2, 0.5, 0.0, 0.0])
+
+
+def test_a_flipped_token_weighs_the_inverse_of_its_ratio_up_to_the_cap() -> None:
+    # entropies 1..5: the last one lies above the .8 quantile and has the wide bounds
+    scored = one_row([0.5, 0.1, 1.3, 1.0, 1.3], [1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert pulls(FlippedClip(), scored) == pytest.approx([2.0, 3.0, 0.0, 1.0, 1 / 1.3])
+    negative = one_row([0.7, 5.0, 1.5, 1.0, 0.7], [-1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert pulls(FlippedClip(), negative) == pytest.approx([0.0, -3.0, -1.5, -1.0, -0.7])
+
+
+def test_extreme_ratios_do_not_pass_the_pre_clip() -> None:
+    assert pulls(PreClip(), one_row([900.0, 1100.0], [-1.0, -1.0])) == pytest.approx([-900.0, 0.0])
+
+
+def test_the_taper_acts_on_what_did_not_pay() -> None:
+    scored = one_row([3.0, 0.5, 0.5], [-2.0, -2.0, -2.0])
+    assert pulls(TaperedTrajectory(), scored) == pytest.approx([-1.5] * 3)
+    assert pulls(TaperedToken(threshold=1.0), scored) == pytest.approx([-2.0, -1.0, -1.0])
+    assert pulls(TaperedToken(threshold=0.5), scored) == pytest.approx([-2.0] * 3)
+    assert pulls(TaperedTrajectory(), one_row([0.1], [2.0])) == pytest.approx([2.0])
+
+
+def test_a_trajectory_far_off_is_finite() -> None:
+    scored = one_row([math.exp(20)] * 60, [-1.0] * 60)
+    assert pulls(TrajectoryClip(low=0.9, high=0.9), scored) == pytest.approx([-1.9] * 60)
+    assert pulls(TaperedTrajectory(), scored) == pytest.approx([-1.0] * 60)
+
+
+def test_each_sign_has_its_own_pair_of_bounds() -> None:
+    part = FourBounds(positive_low=0.2, positive_high=1.0, negative_low=0.5, negative_high=2.0)
+    scored = one_row([0.1, 9.0, 0.1, 9.0], [1.0, 1.0, -1.0, -1.0])
+    assert pulls(part, scored) == pytest.approx([0.8, 2.0, -0.5, -3.0])
+
+
+def test_the_geometric_mean_splits_its_pull_over_the_tokens_it_did_not_clip() -> None:
+    mean = math.exp((0.1 + 0.4 - 0.9) / 3)
+    pull = pulls(GeometricMean(), one_row([math.exp(0.1), math.exp(0.8), math.exp(-0.9)], [2.0] * 3))
+    assert pull == pytest.approx([2 * mean, 0.0, 2 * mean])  # three tokens carry the same loss
+
+
+def test_regression_has_no_pull_where_the_log_ratio_matches_the_advantage() -> None:
+    assert pulls(TrajectoryRegression(scale=0.5), one_row([math.e, math.e], [1.0, 1.0])) == pytest.approx([0.0, 0.0])
+
+
+def test_rare_tokens_have_wide_bounds() -> None:
+    part, likely = ProbabilityClip(low=0.16, high=0.2), math.exp(-1)
+    high = 0.5 + 0.5 * math.sqrt(1 + 0.8 / likely)
+    assert pulls(part, one_row([high - 0.01, high + 0.01], [1.0, 1.0])) == pytest.approx([high - 0.01, 0.0])
+    low = 0.5  # 4 * .16 exceeds the probability
+    assert pulls(part, one_row([low + 0.01, low - 0.01, 11.0], [-1.0] * 3)) == pytest.approx([-low - 0.01, 0.0, 0.0])
+
+
+def test_entropy_is_placed_between_minus_one_and_one() -> None:
+    entropy = torch.tensor([[math.exp(-4.0), math.exp(-2.0), 1.0, math.exp(3.0), 99.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, True, False]])
+    places = EntropyClip(pivot=0.67).places(entropy, mask)
+    assert places.flatten().tolist() == pytest.approx([-1.0, -0.5, 0.0, 1.0, 0.0])
+    assert not EntropyClip().places(torch.full_like(entropy, 0.7), mask).any()
+
+
+def test_the_clip_bias_only_ever_shrinks_an_update() -> None:
+    mild, harsh = one_row([1.5, 1.0], [0.5, 0.5]), one_row([6.0, 1.0], [2.0, 2.0])
+    assert pulls(BiasNormalisedClip(), mild) == pytest.approx([0.0, 0.5])
+    assert pulls(BiasNormalisedClip(), harsh) == pytest.approx([0.0, 2.0 / 6.0])  # removed: 6 * 2 / 2 tokens
+
+
+def test_outlying_rewards_are_not_learned_from() -> None:
+    batch = make_batch([0.0] * 19 + [100.0])
+    advantages = OutlierFiltered()(batch)
+    assert advantages[-1] == 0 and torch.allclose(advantages[:-1], advantages[0]) and advantages[0] < 0
+    assert OutlierFiltered(limit=5.0)(batch)[-1] == pytest.approx(math.sqrt(19))
+    assert not OutlierFiltered()(make_batch([0.1] * 4)).any()
+
+
+def test_silent_groups_scale_the_others_up() -> None:
+    batch = make_batch([0.0, 1.0, 1.0, 1.0], groups=[0, 0, 1, 1])
+    assert SignalScaled()(batch).tolist() == [-1.0, 1.0, 0.0, 0.0]
+    assert SignalScaled()(make_batch([1.0, 1.0])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "constants"),
+    [
+        (RatioVariance, {"start": 20.0}),
+        (RatioVariance, {"bound": 0.0}),
+        (BoundedRatio, {"temperature": 0.0}),
+        (CovarianceClip, {"least": 5.0}),
+        (CovarianceClip, {"share": 0.0}),
+        (RingGate, {"far_low": 0.1}),
+        (SoftGate, {"positive": 0.0}),
+        (PreservingClip, {"preserve": "lower"}),
+        (FlippedClip, {"cap": 1.0}),
+        (PreClip, {"least": 0.0}),
+        (TaperedToken, {"low": 2.0}),
+        (EntropyClip, {"pivot": 1.5}),
+        (BiasNormalisedClip, {"floor": 0.0}),
+        (ProbabilityClip, {"ceiling": 1.0}),
+    ],
+)
+def test_senseless_constants_are_refused(kind: type[WeightPart], constants: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        kind(**constants)
