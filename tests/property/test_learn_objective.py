@@ -1,157 +1,267 @@
-"""What every recipe must satisfy, whatever its formula."""
+"""What every recipe must satisfy, whatever its formula: order, padding, accumulation, the on-policy case."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.learn.objective import Coefficients, Recipe, Scope, coefficients, with_advantages
+from swarm.learn.objective import Coefficients, coefficients, with_advantages
+from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.learn.recipe import Recipe
+from swarm.learn.update import minibatches, parts_of
+from swarm.parts.ratio.token import NoRatio
 from swarm.recipes import list_recipes, load_recipe
 from swarm.types import Correction
 
 NAMES = list_recipes()
-seeds = st.integers(0, 2**31)
-names = st.sampled_from(NAMES)
+SEEDS = range(2)
+LENGTH = 6
 
 
-def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor]:
-    """Four groups of 2 to 5 rollouts, 1 to 6 tokens, `width` columns of padding, float64."""
+def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor, Tensor]:
+    """(batch, log pi, entropy): four groups of 2 to 5 rollouts, 1 to 6 tokens, `width` columns of padding, float64."""
     generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
     sizes = torch.randint(2, 6, (4,), generator=generator)
     group_index = torch.repeat_interleave(torch.arange(4), sizes)
     count = len(group_index)
-    mask = torch.arange(6)[None] < torch.randint(1, 7, (count, 1), generator=generator)
-    behavior = -3 * torch.rand(mask.shape, generator=generator).double() - 0.01
-    logprobs = behavior + torch.randn(mask.shape, generator=generator).double()
-    rewards = torch.randint(0, 3, (count,), generator=generator).double()
-    padding = torch.nn.functional.pad
-    mask = padding(mask, (0, width))
-    behavior = torch.where(mask, padding(behavior, (0, width)), 0.0)
-    return (
-        Batch(
-            token_ids=torch.zeros(mask.shape, dtype=torch.int64),
-            mask=mask,
-            behavior_logprobs=behavior,
-            rewards=rewards,
-            advantages=torch.zeros_like(behavior),
-            turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-            group_index=group_index,
-            age_steps=torch.zeros(count, dtype=torch.int64),
-            is_foreign=group_index >= 2,
-            temperature=torch.ones(count),
-            corrections=(Correction.EXACT,) * count,
-            prompts=(torch.ones(1, dtype=torch.int64),) * 4,
-            sources=("a", "a", "b", "c"),
-            step_tokens=int(mask.sum()),
-            step_rollouts=count,
-            step_groups=4,
-        ),
-        padding(logprobs, (0, width)),
+    mask = torch.arange(LENGTH)[None] < torch.randint(1, LENGTH + 1, (count, 1), generator=generator)
+    behavior, noise = -3 * uniform(count, LENGTH) - 0.01, uniform(3, count, LENGTH)
+    rewards = torch.randint(0, 3, (count,), generator=generator).double() / 2
+
+    def padded(values: Tensor) -> Tensor:
+        values = torch.nn.functional.pad(values, (0, width))
+        return torch.where(torch.nn.functional.pad(mask, (0, width)), values, torch.zeros_like(values))
+
+    batch = Batch(
+        token_ids=torch.zeros((count, LENGTH + width), dtype=torch.int64),
+        mask=torch.nn.functional.pad(mask, (0, width)),
+        behavior_logprobs=padded(behavior),
+        rewards=rewards,
+        advantages=torch.zeros((count, LENGTH + width), dtype=torch.float64),
+        turn_ids=padded(torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH)),
+        group_index=group_index,
+        age_steps=torch.randint(0, 4, (count,), generator=generator),
+        is_foreign=group_index >= 2,
+        temperature=torch.ones(count),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.full((count,), LENGTH),
+        is_truncated=mask[:, -1].clone(),
+        corrections=(Correction.EXACT,) * count,
+        texts=tuple(f"answer {int(number)}" for number in torch.randint(0, 3, (count,), generator=generator)),
+        prompts=(torch.ones(1, dtype=torch.int64),) * 4,
+        sources=("a", "a", "b", "c"),
+        task_keys=("sums/1", "sums/2", "products/1", "sums/3"),
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=4,
+        proximal_logprobs=padded(behavior + 0.3 * noise[0] - 0.15),
+        reference_logprobs=padded(behavior + 0.4 * noise[1] - 0.2),
+        baseline_rewards=uniform(4),
+        reference_rewards=uniform(count),
+        reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
     )
+    return batch, padded(behavior + 2 * noise[2] - 1), padded(0.1 + uniform(count, LENGTH))
 
 
-def run(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Coefficients:
-    return coefficients(recipe, batch, logprobs, torch.zeros_like(logprobs))
+def steps(width: int = 0) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    for seed in SEEDS:
+        yield random_batch(seed, width)
+
+
+def entropy_of(found: Coefficients) -> Tensor:
+    return torch.zeros_like(found.logprobs) if found.entropy is None else found.entropy
 
 
 def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, names)
-def test_the_order_of_rollouts_does_not_matter(seed: int, name: str) -> None:
+DEPENDS_ON_ORDER = {
+    "bundle_risk": "bundles are consecutive rollouts",
+    "successive_elimination": "asks its rollouts one round after the other",
+}
+"""Recipe -> why the order of rollouts means something to it."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DEPENDS_ON_ORDER])
+def test_the_order_of_rollouts_does_not_matter(name: str) -> None:
     recipe = load_recipe(name)
-    batch, logprobs = random_batch(seed)
-    order = torch.randperm(batch.num_rollouts, generator=torch.Generator().manual_seed(seed))
-    plain = run(recipe, with_advantages(recipe, batch, "positive"), logprobs)
-    shuffled = run(recipe, with_advantages(recipe, batch.select(order.tolist()), "positive"), logprobs[order])
-    close(shuffled.logprobs, plain.logprobs[order])
-    assert shuffled.loss == pytest.approx(plain.loss, rel=1e-9, abs=1e-12)
+    for seed, (batch, logprobs, entropy) in enumerate(steps()):
+        order = torch.randperm(batch.num_rollouts, generator=torch.Generator().manual_seed(seed))
+        plain = coefficients(recipe, with_advantages(recipe, batch, "positive"), logprobs, entropy)
+        other = with_advantages(recipe, batch.select(order.tolist()), "positive")
+        shuffled = coefficients(recipe, other, logprobs[order], entropy[order])
+        close(shuffled.logprobs, plain.logprobs[order])
+        close(entropy_of(shuffled), entropy_of(plain)[order])
+        assert shuffled.loss == pytest.approx(plain.loss, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, names, st.integers(1, 5))
-def test_padding_does_not_matter_and_nan_behind_the_mask_never_leaks(seed: int, name: str, width: int) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_does_not_matter_and_nan_behind_the_mask_never_leaks(name: str) -> None:
     recipe = load_recipe(name)
-    narrow, wide = random_batch(seed), random_batch(seed, width)
-    poisoned = torch.where(wide[0].mask, wide[1], torch.nan)
-    plain = run(recipe, with_advantages(recipe, narrow[0], "all"), narrow[1])
-    padded = run(recipe, with_advantages(recipe, wide[0], "all"), poisoned)
-    close(padded.logprobs[:, :6], plain.logprobs)
-    assert not padded.logprobs[:, 6:].any() and padded.logprobs.isfinite().all()
+    for (batch, *scores), (wide, *padded) in zip(steps(), steps(width=3), strict=True):
+        poisoned = (torch.where(wide.mask, values, torch.nan) for values in padded)
+        plain = coefficients(recipe, with_advantages(recipe, batch, "all"), *scores)
+        found = coefficients(recipe, with_advantages(recipe, wide, "all"), *poisoned)
+        for a, b in ((found.logprobs, plain.logprobs), (entropy_of(found), entropy_of(plain))):
+            close(a[:, :LENGTH], b)
+            assert not a[:, LENGTH:].any() and a.isfinite().all()
+        assert found.loss == pytest.approx(plain.loss, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, st.sampled_from([n for n in NAMES if load_recipe(n).scope in (Scope.TOKEN, Scope.ROLLOUT)]), st.data())
-def test_any_split_into_micro_batches_adds_up_to_the_whole(seed: int, name: str, data: st.DataObject) -> None:
+def random_plan(batch: Batch, seed: int, by_group: bool) -> list[Any]:
+    """Trained rollouts spread over three micro-batches; whole groups stay together where asked."""
+    generator = torch.Generator().manual_seed(seed)
+    unit = batch.group_index if by_group else torch.arange(batch.num_rollouts)
+    place = torch.randint(0, 3, (int(unit.max()) + 1,), generator=generator)[unit]
+    is_trained = batch.mask.any(dim=1)
+    members = [tuple(((place == number) & is_trained).nonzero().flatten().tolist()) for number in range(3)]
+    return [SimpleNamespace(members=chosen) for chosen in members if chosen]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("by_group", [True, False])
+def test_micro_batches_add_up_to_the_whole(name: str, by_group: bool) -> None:
+    """With the learner's own rule for what one micro-batch may compute alone."""
     recipe = load_recipe(name)
-    batch, logprobs = random_batch(seed)
-    ready = with_advantages(recipe, batch, "positive")
-    part_of = data.draw(st.lists(st.integers(0, 2), min_size=batch.num_rollouts, max_size=batch.num_rollouts))
-    whole, loss, joined = run(recipe, ready, logprobs), 0.0, torch.zeros_like(logprobs)
-    for part in range(3):
-        members = [index for index, number in enumerate(part_of) if number == part]
-        if members:
-            found = run(recipe, ready.select(members), logprobs[members])
-            joined[members] = found.logprobs
+    for seed, (batch, logprobs, entropy) in enumerate(steps()):
+        ready = with_advantages(recipe, batch, "positive")
+        whole = coefficients(recipe, ready, logprobs, entropy)
+        parts = parts_of(ready, random_plan(ready, seed, by_group), recipe.scope)
+        if parts is None:
+            assert recipe.scope in (Scope.STEP, Scope.GROUP)
+            continue
+        assert recipe.scope is not Scope.STEP or len(parts) == 1
+        loss, joined, joined_entropy = 0.0, torch.zeros_like(logprobs), torch.zeros_like(entropy)
+        for members in parts:
+            index = list(members)
+            found = coefficients(recipe, ready.select(index), logprobs[index], entropy[index])
+            joined[index], joined_entropy[index] = found.logprobs, entropy_of(found)
             loss += found.loss
-    close(joined, whole.logprobs)
-    assert loss == pytest.approx(whole.loss, rel=1e-9, abs=1e-12)
+        close(joined, whole.logprobs)
+        close(joined_entropy, entropy_of(whole))
+        assert loss == pytest.approx(whole.loss, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, names)
-def test_on_policy_every_recipe_is_plain_policy_gradient(seed: int, name: str) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyGradient(WeightPart):
+    """What a trust region is on-policy: nothing."""
+
+    equation: ClassVar[str] = "L_t = -A log pi_t"
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return TokenLosses(losses=-scored.advantages * scored.logprobs, bounded=torch.zeros_like(scored.mask))
+
+
+def on_policy(recipe: Recipe) -> tuple[Batch, Tensor, Tensor]:
+    batch, _, entropy = random_batch(0)
+    mu = batch.behavior_logprobs
+    same = replace(batch, proximal_logprobs=mu, reference_logprobs=mu, age_steps=torch.zeros_like(batch.age_steps))
+    ready = with_advantages(recipe, same, "all")
+    return ready, ready.behavior_logprobs, entropy
+
+
+NOT_PLAIN_ON_POLICY = {
+    "BoundedRatio": "pulls the ratio to a target that is not 1",
+    "MixtureRatio": "foreign tokens never count as drawn from the policy alone",
+    "CovarianceClip": "drops tokens by covariance, whatever their ratio",
+    "CovariancePenalty": "penalises tokens by covariance, whatever their ratio",
+    "EntropyClip": "scales advantages by entropy inside the bounds",
+    "MixtureRatio": "foreign tokens have a mixture in the denominator",
+    "TemperedLikelihood": "divides by 1 + tau",
+    "TrajectoryRegression": "regresses the log-ratio on the advantage: a scale of 2",
+}
+"""Part -> why a recipe with it is not the plain policy gradient of its advantages where all policies agree."""
+
+ACTS_WITHOUT_ADVANTAGE = {
+    "AnchoredLikelihood": "its anchor pulls every token back",
+    "RatioVariance": "prices the variance of every ratio",
+    "TrajectoryRegression": "an advantage of 0 is a target too",
+}
+"""Part -> why it moves tokens whose advantage is 0."""
+
+
+def listed(recipe: Recipe, reasons: dict[str, str]) -> set[str]:
+    return {type(part).__name__ for _, part in recipe.parts} & reasons.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_policy_a_recipe_is_the_policy_gradient_of_its_advantages(name: str) -> None:
     recipe = load_recipe(name)
-    batch, _ = random_batch(seed)
-    ready = with_advantages(recipe, batch, "all")
-    found = run(recipe, ready, ready.behavior_logprobs)
-    expected = -ready.advantages / batch.step_tokens
-    if name == "grpo":
-        expected = -ready.advantages / ready.mask.sum(dim=1, keepdim=True) / batch.step_rollouts
-    close(found.logprobs, expected)
-    assert not found.bounded.any()
+    batch, logprobs, entropy = on_policy(recipe)
+    found = coefficients(recipe, batch, logprobs, entropy)
+    plain = replace(recipe, ratio=NoRatio(), weight=PolicyGradient(), corrections=())
+    expected = coefficients(plain, batch, logprobs, entropy)
+    reasons = listed(recipe, NOT_PLAIN_ON_POLICY)
+    is_plain = torch.allclose(found.logprobs, expected.logprobs, rtol=1e-9, atol=1e-12) and not found.bounded.any()
+    assert is_plain != bool(reasons), f"{name}: plain {is_plain}, listed {reasons}"
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, names)
-def test_groups_without_signal_give_exactly_no_gradient(seed: int, name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_group_whose_advantages_are_zero_gives_exactly_no_gradient(name: str) -> None:
+    recipe = replace(load_recipe(name), terms=())
+    moved, num_silent = False, 0
+    for batch, logprobs, entropy in steps():
+        is_even = batch.group_index < 2
+        rewards = torch.where(is_even, torch.full_like(batch.rewards, 0.1), batch.rewards)
+        ready = with_advantages(recipe, replace(batch, rewards=rewards), "all")
+        is_silent = is_even & ~ready.advantages.any(dim=1)
+        num_silent += int(is_silent.sum())
+        found = coefficients(replace(recipe, shapers=()), ready, logprobs, entropy)
+        moved = moved or bool(found.logprobs[is_silent].any() or entropy_of(found)[is_silent].any())
+    reasons = listed(recipe, ACTS_WITHOUT_ADVANTAGE) if num_silent else set[str]()
+    assert moved == bool(reasons), f"{name}: moved {moved}, listed {reasons}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_foreign_negatives_are_removed_without_touching_anything_else(name: str) -> None:
     recipe = load_recipe(name)
-    batch, logprobs = random_batch(seed)
-    even = replace(
-        batch, rewards=torch.where(batch.group_index < 2, torch.full_like(batch.rewards, 0.1), batch.rewards)
-    )
-    found = run(recipe, with_advantages(recipe, even, "all"), logprobs)
-    assert not found.logprobs[batch.group_index < 2].any()
+    for batch, _, _ in steps():
+        everything, positive = (with_advantages(recipe, batch, rule) for rule in ("all", "positive"))
+        dropped = (batch.is_foreign[:, None] & (everything.advantages < 0)) & batch.mask
+        assert torch.equal(positive.mask, everything.mask & ~dropped)
+        assert torch.equal(positive.advantages[~dropped], everything.advantages[~dropped])
+        assert (positive.step_tokens, positive.step_rollouts) == (batch.step_tokens, batch.step_rollouts)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, names)
-def test_foreign_negatives_are_removed_without_touching_anything_else(seed: int, name: str) -> None:
-    recipe = load_recipe(name)
-    batch, _ = random_batch(seed)
-    everything, positive = (with_advantages(recipe, batch, rule) for rule in ("all", "positive"))
-    dropped = (batch.is_foreign[:, None] & (everything.advantages < 0)) & batch.mask
-    assert torch.equal(positive.mask, batch.mask & ~dropped)
-    assert torch.equal(positive.advantages[~dropped], everything.advantages[~dropped])
-    assert (positive.step_tokens, positive.step_rollouts) == (batch.step_tokens, batch.step_rollouts)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_minibatches_hold_each_group_once_with_totals_of_their_own(count: int) -> None:
+    batch, _, _ = random_batch(5)
+    parts = minibatches(batch, count)
+    assert len(parts) == min(count, 4)
+    assert sorted(torch.cat([places for places, _ in parts]).tolist()) == list(range(batch.num_rollouts))
+    for places, part in parts:
+        assert torch.equal(part.mask, batch.mask[places]) and torch.equal(part.rewards, batch.rewards[places])
+        keys = [batch.task_keys[group] for group in batch.group_index[places].tolist()]
+        assert [part.task_keys[group] for group in part.group_index.tolist()] == keys
+        assert part.baseline_rewards is not None and batch.baseline_rewards is not None
+        wanted = batch.baseline_rewards[batch.group_index[places]]
+        assert torch.equal(part.baseline_rewards[part.group_index], wanted)
+        totals = int(part.mask.sum()), len(places), len(set(keys))
+        assert (part.step_tokens, part.step_rollouts, part.step_groups) == totals
+        assert len(part.prompts) == len(part.sources) == part.step_groups
 
 
 @pytest.mark.parametrize(
     ("spec", "params", "message"),
     [
         ("gpro", {}, "unknown recipe 'gpro'"),
-        ("grpo", {"clip": 0.1}, "has no such constant; known: clip_high"),
-        ("grpo", {"clip_low": "0.1"}, "expected float, got '0.1'"),
-        ("grpo", {"clip_low": True}, "expected float, got True"),
+        ("grpo", {"clip": 0.1}, "has no such constant; known: advantage.floor"),
+        ("grpo", {"weight.low": "0.1"}, "expected float, got '0.1'"),
+        ("grpo", {"weight": {"low": True}}, "expected float, got True"),
+        ("grpo", {"ratio.against": "nobody"}, "neither 'behavior' nor 'proximal'"),
         ("swarm.recipes.grpo:load", {}, "has no 'load'"),
-        ("swarm.recipes.grpo:Batch", {}, "not a swarm.learn.objective.Recipe"),
+        ("swarm.recipes.grpo:Clip", {}, "not a swarm.learn.recipe.Recipe"),
     ],
 )
 def test_a_wrong_recipe_or_constant_is_named(spec: str, params: dict[str, object], message: str) -> None:
@@ -159,7 +269,8 @@ def test_a_wrong_recipe_or_constant_is_named(spec: str, params: dict[str, object
         load_recipe(spec, params)
 
 
-def test_a_constant_is_overridden_by_name_and_a_plug_in_by_place() -> None:
-    recipe = load_recipe("swarm.recipes.grpo:RECIPE", {"clip_high": 1})
-    assert recipe.params["clip_high"] == 1 and recipe.params["clip_low"] == 0.2
-    assert load_recipe("grpo").params["clip_high"] == 0.2
+def test_a_constant_is_overridden_by_address_and_a_plug_in_by_place() -> None:
+    recipe = load_recipe("swarm.recipes.grpo:RECIPE", {"weight": {"high": 1}, "advantage.floor": 1e-4})
+    assert recipe.constants["weight.high"] == 1 and recipe.constants["weight.low"] == 0.2
+    assert recipe.constants["advantage.floor"] == 1e-4
+    assert load_recipe("grpo").constants["weight.high"] == 0.2

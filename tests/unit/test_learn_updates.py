@@ -1,0 +1,230 @@
+"""Several updates of a draw, what recipes remember, the reference policy, and runs that cannot feed a recipe."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.config import EnvironmentConfig, LearnerConfig, NodeConfig, ReplayConfig
+from swarm.errors import ConfigError
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.part import Memory, Need, Scope, Scored, TermPart
+from swarm.learn.recipe import Recipe
+from swarm.learn.supply import check_supply, supplied_by
+from swarm.model import CharCodec, add_adapters, tiny_network
+from swarm.recipes import list_recipes, load_recipe
+from swarm.testing import make_group, make_scored
+from swarm.types import Draw, DrawnGroup, StepReport
+
+CODEC: Any = CharCodec()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tracker(TermPart):
+    """Notes what it is shown; its term uses what it remembers, and the policies that it asks for."""
+
+    equation = "strength * (1 + seen) * mean (log pi - log pi_ref + log pi - log pi_old)"
+    scope = Scope.STEP
+    strength: float = 0.01
+    log: list[tuple[Scored, Memory]] = dataclasses.field(default_factory=list)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.REFERENCE_LOGPROBS, Need.PROXIMAL_LOGPROBS})
+
+    def initial(self) -> Memory:
+        return {"seen": 0, "tokens": {}}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        self.log.append((scored, memory))
+        key = int(memory["seen"])
+        return {"seen": key + 1, "tokens": {**memory["tokens"], key: scored.batch.step_tokens}}
+
+    def __call__(self, scored: Scored) -> torch.Tensor:
+        scale = self.strength * (1 + self.remembered(scored.batch)["seen"]) / scored.batch.step_tokens
+        return scale * (2 * scored.logprobs - scored.reference - scored.proximal).sum()
+
+
+def recipe() -> tuple[Recipe, Tracker]:
+    tracker = Tracker()
+    return dataclasses.replace(load_recipe("grpo"), terms=(tracker,)), tracker
+
+
+def text(rng: np.random.Generator) -> str:
+    return "".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 7))))
+
+
+def draw(step: int, num_groups: int = 6, reward: float = 1.0) -> Draw:
+    rng = np.random.default_rng(step)
+    groups = [
+        make_scored(
+            make_group("a" * 64, task_id=index, codec=CODEC, texts=[text(rng) for _ in range(4)]),
+            rewards=[reward, 0.0, 0.0, float(rng.integers(0, 2))],
+            is_local=index < 3,
+        )
+        for index in range(num_groups)
+    ]
+    return Draw(step=step, groups=tuple(DrawnGroup(scored=g, age_steps=0, use=1) for g in groups), num_silent=0)
+
+
+def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> PolicyLearner:
+    network = tiny_network(seed=1)
+    if lora_rank:
+        add_adapters(network, lora_rank)
+    settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
+    return PolicyLearner.open(network, CODEC, chosen, settings, ReplayConfig(foreign="all"), "a" * 64, dir)
+
+
+def figures(report: StepReport) -> tuple[object, ...]:
+    return report.version, report.loss, report.grad_norm
+
+
+def test_each_update_of_a_draw_sees_its_groups_and_the_memory_of_the_one_before(tmp_path: Path) -> None:
+    chosen, tracker = recipe()
+    one = learner(tmp_path, chosen, updates_per_step=4)
+    report = one.step(draw(1))
+    assert report.diagnostics["num_updates"] == 4 and report.version.step == one.version.step == 1
+    batches = [scored.batch for scored, _ in tracker.log]
+    assert [batch.step_groups for batch in batches] == [2, 2, 1, 1]
+    assert [bool(batch.is_foreign.any()) for batch in batches] == [True, True, False, True]
+    assert [memory["seen"] for _, memory in tracker.log] == [0, 1, 2, 3]
+    assert report.num_tokens == sum(batch.step_tokens for batch in batches)
+    assert one._memory["Tracker"]["tokens"] == {str(i): b.step_tokens for i, b in enumerate(batches)}
+
+
+def test_proximal_log_probs_are_those_before_the_first_update_of_the_draw(tmp_path: Path) -> None:
+    chosen, tracker = recipe()
+    one = learner(tmp_path, chosen, updates_per_step=3)
+    report = one.step(draw(1))
+    gaps = [float((scored.logprobs - scored.proximal).abs().max()) for scored, _ in tracker.log]
+    assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3, gaps
+    assert report.seconds["proximal"] > 0
+    start = [float((scored.proximal - scored.reference).abs().max()) for scored, _ in tracker.log]
+    assert max(start) < 1e-6, "at the first draw the policy is the reference"
+    one.step(draw(2))
+    later = [float((scored.proximal - scored.reference).abs().max()) for scored, _ in tracker.log[3:]]
+    assert min(later) > 1e-3, later
+
+
+def test_one_update_a_draw_scores_no_proximal_policy(tmp_path: Path) -> None:
+    chosen, tracker = recipe()
+    report = learner(tmp_path, chosen).step(draw(1))
+    assert "proximal" not in report.seconds and report.seconds["reference"] > 0
+    assert tracker.log[0][0].batch.proximal_logprobs is None
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_run_with_memory_reference_and_several_updates_resumes_bit_for_bit(tmp_path: Path, lora_rank: int) -> None:
+    settings: dict[str, Any] = {"lora_rank": lora_rank, "updates_per_step": 2}
+    whole = learner(tmp_path / "whole", recipe()[0], **settings)
+    reports = [whole.step(draw(step)) for step in range(1, 5)]
+    first = learner(tmp_path / "parts", recipe()[0], **settings)
+    for step in (1, 2):
+        first.step(draw(step))
+    first.save()
+    second = learner(tmp_path / "parts", recipe()[0], **settings)
+    assert [figures(second.step(draw(step))) for step in (3, 4)] == [figures(report) for report in reports[2:]]
+    assert second._memory == whole._memory and whole._memory["Tracker"]["seen"] == 8
+    assert all(torch.equal(tensor, second.weights()[name]) for name, tensor in whole.weights().items())
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_reference_stays_what_the_network_was(tmp_path: Path, lora_rank: int) -> None:
+    chosen, tracker = recipe()
+    one = learner(tmp_path, chosen, lora_rank=lora_rank)
+    for _ in range(3):
+        one.step(draw(7))
+    first, *later = [scored.reference for scored, _ in tracker.log]
+    assert first.abs().max() > 0 and all(torch.equal(first, values) for values in later)
+    moved = tracker.log[-1][0].logprobs - tracker.log[0][0].logprobs
+    assert moved.abs().max() > 1e-3
+    learned = [p for name, p in one._network.named_parameters() if name.endswith("lora_b")]
+    assert not lora_rank or all(bool(factor.any()) for factor in learned), "the adapters were not put back"
+
+
+def test_other_initial_weights_at_a_restart_are_refused(tmp_path: Path) -> None:
+    learner(tmp_path, recipe()[0], lora_rank=2).save()
+    other = tiny_network(seed=2)
+    add_adapters(other, 2)
+    with pytest.raises(ConfigError, match="the reference policy was"):
+        PolicyLearner.open(other, CODEC, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path)
+
+
+def test_an_update_that_is_not_finite_leaves_memory_and_weights_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    chosen, tracker = recipe()
+    one = learner(tmp_path, chosen, updates_per_step=2)
+    bad, good = draw(1, num_groups=2, reward=float("inf")).groups[0], draw(1, num_groups=2).groups[1]
+    before = one.weights()
+    report = one.step(dataclasses.replace(draw(1), groups=(bad, good)))
+    assert report.diagnostics["num_updates"] == 1 and not report.was_skipped and np.isfinite(report.loss)
+    assert one._memory["Tracker"]["seen"] == 1 == len(tracker.log) and one.version.step == 1
+    assert all(bool(tensor.isfinite().all()) for tensor in one.weights().values())
+    report = one.step(dataclasses.replace(draw(2), groups=(bad,)))
+    assert report.was_skipped and one._memory["Tracker"]["seen"] == 1 and one.version.step == 1
+    assert any(not torch.equal(tensor, one.weights()[name]) for name, tensor in before.items())
+
+
+def test_the_memory_in_a_checkpoint_is_plain_json(tmp_path: Path) -> None:
+    one = learner(tmp_path, recipe()[0])
+    one.step(draw(1))
+    one.save()
+    state = json.loads((tmp_path / "checkpoint-00000001" / "state.json").read_text())
+    assert state["memory"] == one._memory and len(state["reference"]) == 64
+
+
+# --- what a run supplies -----------------------------------------------------------------------
+
+
+def node(num_tasks: int = 1_000_000, **sections: Any) -> NodeConfig:
+    env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=num_tasks)
+    return NodeConfig(environments=(env,), **sections)
+
+
+def needing(need: Need) -> Recipe:
+    @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+    class Needy(TermPart):
+        equation = "0"
+        strength: float = 0.0
+        needs = frozenset({need})
+
+        def __call__(self, scored: Scored) -> torch.Tensor:
+            return scored.logprobs.sum() * 0
+
+    return dataclasses.replace(load_recipe("swarm_sampling"), terms=(Needy(),))
+
+
+@pytest.mark.parametrize("need", list(Need))
+def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Need) -> None:
+    fed = {
+        Need.SILENT_GROUPS: node(replay=ReplayConfig(keep_silent=True)),
+        Need.SEVERAL_UPDATES: node(learner=LearnerConfig(updates_per_step=4)),
+        Need.REPEATED_PROMPTS: node(num_tasks=200),
+    }
+    always = {Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS}
+    if need in always:
+        check_supply(needing(need), supplied_by(node()))
+        return
+    with pytest.raises(ConfigError, match=rf"swarm_sampling needs .* {need}: .*"):
+        check_supply(needing(need), supplied_by(node()))
+    if need in fed:
+        check_supply(needing(need), supplied_by(fed[need]))
+
+
+def test_every_missing_thing_is_named_at_once() -> None:
+    both = dataclasses.replace(
+        load_recipe("grpo"), terms=(*needing(Need.TURNS).terms, *needing(Need.SILENT_GROUPS).terms)
+    )
+    with pytest.raises(ConfigError, match=r"silent_groups: .*keep_silent = true; turns: "):
+        check_supply(both, supplied_by(node()))
+
+
+def test_most_recipes_run_with_the_defaults() -> None:
+    def runs(name: str) -> bool:
+        return load_recipe(name).needs <= supplied_by(node())
+
+    names = list_recipes()
+    assert runs("grpo") and runs("swarm_sampling") and sum(map(runs, names)) > len(names) / 2
