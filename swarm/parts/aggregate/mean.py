@@ -92,3 +92,16 @@ class RolloutMeanSum(AggregatePart):
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return (losses.sum(dim=1) / scored.mask.sum(dim=1).clamp(min=1)).sum()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSum(AggregatePart):
+    """Token losses added up, per prompt of the step: for weights that already divide inside a group.
+
+    Source: DRPO; Optimization-AI/DRPO `compute_policy_loss_drpo`.
+    """
+
+    equation: ClassVar[str] = "L = (1/M) sum_i sum_t L_t"
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return losses.sum() / max(1, scored.batch.step_groups)

@@ -1,0 +1,334 @@
+"""Advantages, rewards and shapes against hand-worked numbers, and what their stateful parts remember.
+
+Derivation: the numbers are worked out beside each test from the entry of the formula sheet.
+"""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import AdvantagePart, Memory, RewardPart, Scored
+from swarm.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
+from swarm.parts.advantage.group import BestOfGroup, GroupCentred, GroupZScore, LeaveOneOut, LengthWeightedBaseline
+from swarm.parts.advantage.length import LengthBalance
+from swarm.parts.advantage.risk import BundleRisk
+from swarm.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
+from swarm.parts.advantage.several import PerRewardScore
+from swarm.parts.advantage.shifted import ReferenceMomentum, ShiftedMean, VirtualMaximum
+from swarm.parts.advantage.smoothed import CumulativeScore
+from swarm.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
+from swarm.parts.history import renewed
+from swarm.parts.reward.length import HistoryLength, Overlong
+from swarm.parts.shape.confidence import EntropyScaled, NoveltySharpening
+from swarm.types import Correction
+
+
+def step(
+    rewards: list[list[float]],
+    lengths: list[list[int]] | None = None,
+    limit: int = 8,
+    keys: tuple[str, ...] = (),
+    memory: dict[str, Memory] | None = None,
+) -> Batch:
+    """A step with these rewards by group; every response of two tokens unless `lengths` says otherwise."""
+    lengths = lengths or [[2] * len(group) for group in rewards]
+    count = sum(map(len, rewards))
+    length = torch.tensor([one for group in lengths for one in group])
+    width = max(1, int(length.max()))
+    mask = torch.arange(width)[None] < length[:, None]
+    return Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=torch.where(mask, -1.0, 0.0),
+        rewards=torch.tensor([one for group in rewards for one in group], dtype=torch.float64),
+        advantages=torch.zeros(mask.shape, dtype=torch.float64),
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
+        age_steps=torch.zeros(count, dtype=torch.int64),
+        is_foreign=torch.zeros(count, dtype=torch.bool),
+        temperature=torch.ones(count),
+        length=length,
+        max_new_tokens=torch.full((count,), limit),
+        is_truncated=torch.zeros(count, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=(torch.ones(1, dtype=torch.int64),) * len(rewards),
+        sources=("a",) * len(rewards),
+        task_keys=keys or tuple(f"task/{index}" for index in range(len(rewards))),
+        step_tokens=int(length.sum()),
+        step_rollouts=count,
+        step_groups=len(rewards),
+        memory=dict(memory or {}),
+    )
+
+
+def seen(batch: Batch, logprobs: Tensor | None = None, entropy: Tensor | None = None) -> Scored:
+    zeros = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    return Scored(
+        batch=batch,
+        logprobs=zeros if logprobs is None else logprobs,
+        entropy=zeros if entropy is None else entropy,
+        advantages=batch.advantages,
+        log_ratio=zeros,
+    )
+
+
+def close(found: Tensor, expected: list[float]) -> bool:
+    return torch.allclose(found, torch.tensor(expected, dtype=found.dtype), rtol=1e-9, atol=1e-9)
+
+
+FLAT = (
+    GroupZScore(),
+    GroupCentred(),
+    LengthWeightedBaseline(),
+    BestOfGroup(),
+    BatchDeviation(),
+    MedianDeviation(),
+    TokenGroupScore(),
+    BetaNormalised(),
+    UsefulGroups(),
+)
+
+
+@pytest.mark.parametrize("part", FLAT, ids=lambda part: type(part).__name__)
+def test_a_group_of_equal_rewards_gets_exactly_zero(part: AdvantagePart) -> None:
+    # 0.1 has no exact mean of three in binary, so a careless mean leaves a remainder.
+    found = part(step([[0.1, 0.1, 0.1], [0.0, 1.0]], [[1, 3, 2], [2, 5]]))
+    assert found[:3].tolist() == [0.0, 0.0, 0.0]
+    assert bool((found[3:] != 0).any())
+
+
+@pytest.mark.parametrize("part", FLAT, ids=lambda part: type(part).__name__)
+def test_an_advantage_has_the_dtype_of_the_rewards(part: AdvantagePart) -> None:
+    batch = step([[0.0, 1.0, 1.0]])
+    assert part(replace(batch, rewards=batch.rewards.float())).dtype == torch.float32
+
+
+def test_leave_one_out_is_the_distance_to_the_mean_of_the_others() -> None:
+    found = LeaveOneOut()(step([[1.0, 0.0, 0.5], [0.7]]))
+    assert close(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.7])
+
+
+def test_only_a_sole_best_member_leads() -> None:
+    # std of {0, 1, 0.5} is 0.5; two equally good members share nothing.
+    found = BestOfGroup(floor=0.0)(step([[0.0, 1.0, 0.5], [1.0, 1.0, 0.0]]))
+    assert close(found, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_the_shifted_mean_leaves_equal_groups_a_signal() -> None:
+    assert close(ShiftedMean(shift=-0.1)(step([[0.1, 0.1, 0.1], [0.0, 1.0]])), [0.1, 0.1, 0.1, -0.4, 0.6])
+
+
+def test_a_failing_group_goes_down_against_the_virtual_maximum_and_a_perfect_one_stays() -> None:
+    # {0, 0, 0, 1}: mean 1/4, unbiased variance 1/4.
+    found = VirtualMaximum(floor=0.0)(step([[0.0, 0.0, 0.0], [1.0, 1.0]]))
+    assert close(found, [-0.5, -0.5, -0.5, 0.0, 0.0])
+
+
+def test_momentum_is_clipped_on_both_sides() -> None:
+    batch = replace(step([[1.0, 1.0, 1.0]]), reference_rewards=torch.tensor([0.0, 0.9, 3.0], dtype=torch.float64))
+    assert close(ReferenceMomentum()(batch), [0.28, 0.1, -0.2])
+
+
+def test_zero_advantages_of_the_median_are_made_up_for() -> None:
+    # Median 1, deviations {1, 0, 0, 2, 3}: MAD 1, three of five differ.
+    found = MedianDeviation(floor=0.0)(step([[0.0, 1.0, 1.0, 3.0, 4.0]]))
+    assert close(found, [-5 / 3, 0.0, 0.0, 10 / 3, 5.0])
+
+
+def test_token_statistics_fall_back_to_the_group_where_they_go_far() -> None:
+    # One success of one token beside 40 wrong tokens: p = 1/41, (1 - p) / sqrt(p (1 - p)) = sqrt(40) = 6.3 > 5.
+    batch = step([[1.0, 0.0, 0.0], [1.0, 0.0]], [[1, 20, 20], [1, 3]])
+    found = TokenGroupScore(floor=0.0)(batch)
+    spread = statistics.stdev([1.0, 0.0, 0.0])
+    assert close(found[:3], [(2 / 3) / spread, (-1 / 3) / spread, (-1 / 3) / spread])
+    assert close(found[3:], [math.sqrt(3), -1 / math.sqrt(3)])
+
+
+def test_prompts_of_one_rate_leave_nothing_to_fit() -> None:
+    assert close(BetaNormalised()(step([[0.0, 1.0], [1.0, 0.0]])), [-0.5, 0.5, 0.5, -0.5])
+
+
+def test_groups_whose_successes_are_short_are_damped() -> None:
+    rewards = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    plain = float(GroupZScore()(step(rewards))[0])
+    found = UsefulGroups(damp=0.1)(step(rewards, [[5, 3], [3, 5], [3, 8]]))
+    # In the third the failure was cut off (8 of 8 tokens), so it says nothing about usual lengths.
+    assert close(found[::2], [plain, 0.1 * plain, plain])
+
+
+def test_whitening_of_equal_values_is_zero_and_of_others_has_unit_variance() -> None:
+    mask = torch.tensor([[True, True], [True, False]])
+    assert float(whitened(torch.full((2, 2), 0.3, dtype=torch.float64), mask, 1e-8).abs().max()) == 0.0
+    white = whitened(torch.tensor([[1.0, 2.0], [6.0, math.nan]], dtype=torch.float64), mask, 0.0)
+    assert float(white[mask].var()) == pytest.approx(1.0) and float(white[1, 1]) == 0.0
+
+
+def test_returns_are_discounted_over_trained_tokens_only() -> None:
+    part = WhitenedReturn(gamma=0.5, kl=0.0, floor=0.0)
+    batch = step([[1.0], [0.0]], [[3], [3]])
+    holed = replace(batch, mask=torch.tensor([[True, False, True], [True, True, True]]), length=torch.tensor([2, 3]))
+    expected = whitened(torch.tensor([[0.5, 0, 1.0], [0, 0, 0]], dtype=torch.float64), holed.mask, 0.0)
+    assert torch.allclose(part(holed), expected)
+    assert len(WhitenedReturn(kl=0.1).needs) == len(part.needs) + 2
+
+
+def test_named_rewards_are_weighted() -> None:
+    parts = {"a": torch.tensor([0.0, 1.0, 1.0]), "b": torch.tensor([1.0, 0.0, 1.0])}
+    batch = replace(step([[0.0, 0.0, 0.0]]), reward_parts=parts)
+    only_a = PerRewardScore(weights="b=0")(batch)
+    assert torch.equal(only_a[1], only_a[2]) and float(only_a[0, 0]) < 0 < float(only_a[1, 0])
+    for broken in ("a", "a=x", "a=1=2"):
+        with pytest.raises(ConfigError, match="weights"):
+            PerRewardScore(weights=broken)
+
+
+def test_overlong_responses_are_charged_over_the_last_part_of_what_was_allowed() -> None:
+    # Limit 10, buffer 4: free up to 6 tokens, a quarter for each one more.
+    batch = step([[1.0, 1.0, 1.0, 1.0]], [[3, 6, 8, 10]], limit=10)
+    assert close(Overlong(share=0.4, factor=1.0)(batch), [1.0, 1.0, 0.5, 0.0])
+
+
+def test_a_response_beyond_its_declared_limit_is_not_blown_up() -> None:
+    batch = step([[1.0, 1.0]], [[4, 4]], limit=1)
+    losses = torch.ones(2, 4, dtype=torch.float64)
+    assert float(ConstantLength()(losses, seen(batch))) == pytest.approx(1.0)
+    assert close(Overlong(share=0.5)(batch), [0.0, 0.0])
+
+
+def test_the_aggregates_add_up_over_micro_batches() -> None:
+    batch = step([[1.0, 0.0], [1.0, 0.0, 0.5]], [[1, 3], [2, 4, 1]])
+    losses = torch.where(batch.mask, torch.rand(batch.mask.shape, dtype=torch.float64), 0.0)
+    for aggregate in (RolloutSum(), ConstantLength(), PromptSum(), RolloutMeanSum()):
+        whole = float(aggregate(losses, seen(batch)))
+        parts = [float(aggregate(losses[rows], seen(batch.select(rows)))) for rows in ([0, 3], [4], [1, 2])]
+        assert sum(parts) == pytest.approx(whole), type(aggregate).__name__
+    by_group = [float(losses[:2].sum()) / 4, float(losses[2:].sum()) / 7]
+    assert float(GroupMean()(losses, seen(batch))) == pytest.approx(sum(by_group) / 2)
+
+
+def test_unlikely_successes_are_sharpened_up_to_a_share() -> None:
+    batch = step([[1.0, 1.0, 0.0]])
+    batch = replace(batch, advantages=torch.tensor([[0.5], [0.5], [-1.0]], dtype=torch.float64).expand(3, 2))
+    logprobs = torch.tensor([[-3.0], [-1.0], [-2.0]], dtype=torch.float64).expand(3, 2)
+    found = NoveltySharpening(strength=0.1, bound=1.0)(seen(batch, logprobs))[:, 0]
+    assert close(found, [0.5 + 0.1 * (1 - math.exp(-1)), 0.5, -1.0])
+    assert close(NoveltySharpening(strength=9.0, bound=0.5)(seen(batch, logprobs))[:, 0], [0.75, 0.5, -1.0])
+
+
+def test_advantages_scale_with_the_entropy_of_the_token() -> None:
+    batch = step([[1.0, 1.0]], [[2, 1]])
+    batch = replace(batch, advantages=torch.ones(2, 2, dtype=torch.float64))
+    entropy = torch.tensor([[1.0, 3.0], [2.0, 99.0]], dtype=torch.float64)
+    found = EntropyScaled(strength=0.2)(seen(batch, entropy=entropy))
+    assert close(found[batch.mask], [0.8, 1.2, 1.0])  # entropies 1, 3, 2: mean 2, deviation 1
+    flat = EntropyScaled()(seen(batch, entropy=torch.ones(2, 2, dtype=torch.float64)))
+    assert torch.equal(flat, batch.advantages)
+
+
+def run(part: AdvantagePart | RewardPart, batches: list[Batch]) -> list[Tensor]:
+    """What the part makes of successive steps, its memory passing through JSON as in a checkpoint."""
+    memory, found = part.initial(), list[Tensor]()
+    for batch in batches:
+        batch = replace(batch, memory={type(part).__name__: json.loads(json.dumps(memory))})
+        found.append(part(batch))
+        memory = part.observe(part.remembered(batch), seen(batch))
+    return found
+
+
+def test_cumulative_scores_are_those_of_all_rewards_so_far() -> None:
+    random = Random(3)
+    visits = [[random.choice([0.0, 0.25, 1.0]) for _ in range(random.choice([3, 4]))] for _ in range(6)]
+    visits[2] = [1.0, 1.0, 1.0]
+    found = run(CumulativeScore(), [step([rewards, [0.0, 1.0]], keys=("a", "b")) for rewards in visits])
+    for index, rewards in enumerate(visits):
+        everything, i = [reward for visit in visits[: index + 1] for reward in visit], index + 1
+
+        def z(reward: float, among: list[float]) -> float:
+            return (reward - statistics.mean(among)) / statistics.stdev(among) if len(set(among)) > 1 else 0.0
+
+        for place, reward in enumerate(rewards):
+            now, total = z(reward, rewards), z(reward, everything)
+            mixtures = ((i - 1) / i * now + total / i, now / i + (i - 1) / i * total)
+            assert float(found[index][place]) == pytest.approx(min(mixtures, key=abs), abs=1e-9)
+    assert bool((found[2][:3] != 0).all()), "a flat visit learns from earlier ones"
+
+
+def test_the_shortest_success_of_a_prompt_is_remembered() -> None:
+    part = HistoryLength()
+    rewards = [[1.0, 0.0, 1.0]]
+    steps = [step(rewards, [lengths], keys=("a",)) for lengths in ([4, 1, 6], [2, 4, 8], [4, 4, 4])]
+    first, second, third = run(part, steps)
+    assert first.tolist() == rewards[0], "nothing is known yet"
+    assert close(second, [1 + math.cos(math.pi / 4), 0.0, 1 - 0.7])  # record 4: half as long, as long, twice
+    assert close(third, [1 - 0.7, -1.0, 1 - 0.7])  # record 2 now
+
+
+def test_a_record_is_of_outcomes_and_not_of_shaped_rewards() -> None:
+    batch = step([[0.3, 1.2]], [[3, 5]], keys=("a",))
+    shaped = replace(batch, outcomes=torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert HistoryLength().observe({"prompts": {}}, seen(shaped)) == {"prompts": {"a": 3}}
+
+
+def test_the_oldest_prompts_are_forgotten() -> None:
+    records = renewed({"a": 1, "b": 2, "c": 3}, {"a": 4, "d": 5}, limit=3)
+    assert list(records.items()) == [("c", 3), ("a", 4), ("d", 5)]
+
+
+def test_quantiles_of_bundles_are_tracked() -> None:
+    part = BundleRisk(bundle=2, low=0.2, high=0.8, rate=0.1)
+    # Two bundles (the last group is left over and makes its own); papers score 1+0, 0+1, 1+1 and 0, 1, 0.
+    batch = step([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    scores = [1.0, 1.0, 2.0, 0.0, 1.0, 0.0]
+    first = part.observe(part.initial(), seen(batch))
+    quantiles = torch.tensor(scores, dtype=torch.float64).quantile(torch.tensor([0.2, 0.8], dtype=torch.float64))
+    assert first["quantiles"] == pytest.approx(quantiles.tolist())
+    batch = replace(batch, memory={"BundleRisk": {"quantiles": [0.5, 1.5]}})
+    after = part.observe(part.remembered(batch), seen(batch))
+    assert after["quantiles"] == pytest.approx([0.5 + 0.1 * (0.2 - 2 / 6), 1.5 + 0.1 * (0.8 - 5 / 6)])
+
+
+def test_a_paper_hands_its_advantage_to_the_members_by_their_lead() -> None:
+    part = BundleRisk(bundle=2, low=0.25, high=0.75, tail_weight=1.0)
+    batch = step([[1.0, 0.0], [1.0, 0.0, 1.0]], memory={"BundleRisk": {"quantiles": [0.5, 1.0]}})
+    found = part(batch)
+    # Papers score 2 and 0. Middle: (1.5 - 1 - 0.5) / 0.5 = 0 and -0.5 / 0.5; tail: 0 and -0.5 / 0.25.
+    assert float(found[0] + found[2]) == pytest.approx(0.0, abs=1e-5)
+    assert float(found[1] + found[3]) == pytest.approx((-2.0 - 1.0) / 2 / math.sqrt(2), rel=1e-4)
+    assert float(found[1] / found[3]) == pytest.approx(0.5 / (2 / 3))
+    assert float(found[4]) == 0.0, "beyond the smallest group"
+
+
+def test_the_proportion_moves_to_what_is_unsettled() -> None:
+    part = LengthBalance()
+    solved = step([[1.0, 1.0], [1.0, 1.0]], [[2, 6], [3, 8]])  # nothing left to win by correctness
+    unsolved = step([[0.0, 1.0], [0.0, 0.0]], [[4, 4], [4, 4]])  # one success, right at its target
+    down = part.observe({"weight": 0.5}, seen(replace(solved, memory={"LengthBalance": {"weight": 0.5}})))
+    up = part.observe({"weight": 0.5}, seen(replace(unsolved, memory={"LengthBalance": {"weight": 0.5}})))
+    assert down["weight"] == pytest.approx(0.95 * 0.5) and up["weight"] == pytest.approx(0.95 * 0.5 + 0.05)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: WhitenedReturn(gamma=0.0),
+        lambda: WhitenedReturn(kl=-1.0),
+        lambda: BetaNormalised(lowest=1.0, highest=1.0),
+        lambda: BundleRisk(bundle=0),
+        lambda: BundleRisk(low=0.9, high=0.8),
+        lambda: LengthBalance(decay=1.0),
+        lambda: NoveltySharpening(bound=-0.1),
+        lambda: Overlong(share=0.0),
+    ],
+)
+def test_senseless_constants_are_refused(broken: type) -> None:
+    with pytest.raises(ConfigError):
+        broken()
