@@ -2,7 +2,8 @@
 
 arXiv:2110.00641 introduced it; AReaL uses it for asynchronous data, and its code drops tokens whose weight
 exceeds a cap (`masked_mismatch` with low 0). Here the weight is whole, as in both papers' equations.
-Ours: group z-scores in place of a critic.
+Ours: group z-scores in place of a critic. Among strangers prefer `masked_mismatch`: nothing bounds a weight here,
+so that one false log-prob of a peer can outweigh a step.
 """
 
 from swarm.learn.recipe import Recipe

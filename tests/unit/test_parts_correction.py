@@ -1,0 +1,218 @@
+"""Corrections at their edges: fresh data passes, hostile log-probs stay finite, thresholds act where they say.
+
+Derivation: by hand from the formula sheet (1.6 to 1.12, 2.6, 2.18, MiniRL).
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import CorrectionPart, Need, Scored
+from swarm.parts.correction.mismatch import (
+    MaskedMismatch,
+    MaskedSequenceMismatch,
+    Mismatch,
+    TruncatedMismatch,
+    TruncatedSequenceMismatch,
+)
+from swarm.parts.correction.rejection import GeometricRejection, K3Rejection, OffPolicySequenceMask, Veto
+from swarm.parts.correction.trust import (
+    BernoulliDivergenceMask,
+    ProbabilityBand,
+    ProbabilityDifferenceMask,
+    SecondMomentMask,
+    SignGate,
+)
+from swarm.parts.ratio.interpolated import InterpolatedMismatch
+from swarm.types import Correction
+
+CORRECTIONS: tuple[type[CorrectionPart], ...] = (
+    Mismatch,
+    TruncatedMismatch,
+    TruncatedSequenceMismatch,
+    MaskedMismatch,
+    MaskedSequenceMismatch,
+    GeometricRejection,
+    K3Rejection,
+    Veto,
+    OffPolicySequenceMask,
+    ProbabilityDifferenceMask,
+    BernoulliDivergenceMask,
+    ProbabilityBand,
+    SignGate,
+    SecondMomentMask,
+    InterpolatedMismatch,
+)
+WEIGHTS = {Mismatch, TruncatedMismatch, TruncatedSequenceMismatch, MaskedMismatch, MaskedSequenceMismatch}
+
+
+def make_scored(
+    behavior: list[float], current: list[float], advantage: float = 1.0, proximal: list[float] | None = None
+) -> Scored:
+    """One rollout with a hole behind its tokens; without `proximal` the policy is its own (one update)."""
+
+    def row(values: list[float]) -> Tensor:
+        return torch.tensor([[*values, 0.0]])
+
+    mask = torch.tensor([[True] * len(behavior) + [False]])
+    batch = Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=row(behavior),
+        rewards=torch.tensor([1.0]),
+        advantages=torch.zeros(mask.shape),
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.tensor([0]),
+        age_steps=torch.tensor([3]),
+        is_foreign=torch.tensor([False]),
+        temperature=torch.ones(1),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.tensor([8]),
+        is_truncated=torch.tensor([False]),
+        corrections=(Correction.EXACT,),
+        texts=("a",),
+        prompts=(torch.ones(1, dtype=torch.int64),),
+        sources=("me",),
+        task_keys=("sums/1",),
+        step_tokens=len(behavior),
+        step_rollouts=1,
+        step_groups=1,
+        proximal_logprobs=None if proximal is None else row(proximal),
+    )
+    return Scored(
+        batch=batch,
+        logprobs=row(current).requires_grad_(),
+        entropy=torch.zeros(mask.shape),
+        advantages=torch.where(mask, advantage, 0.0),
+        log_ratio=torch.zeros(mask.shape),
+    )
+
+
+def factors(part: CorrectionPart, scored: Scored) -> list[float]:
+    return part(scored)[scored.mask].tolist()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_fresh_data_is_neither_weighted_nor_dropped(correction: type[CorrectionPart], advantage: float) -> None:
+    same = [-0.1, -2.0, -9.0]
+    assert factors(correction(), make_scored(same, same, advantage)) == [1.0, 1.0, 1.0]
+    assert factors(correction(), make_scored(same, same, advantage, same)) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_factors_are_finite_not_negative_and_constant_whatever_a_peer_sends(
+    correction: type[CorrectionPart], advantage: float
+) -> None:
+    hostile = [0.0, -1e-9, -50.0, -1e30]
+    for behavior, current in ((hostile, hostile[::-1]), (hostile[::-1], hostile), (hostile, [-1.0] * 4)):
+        found = correction()(make_scored(behavior, current, advantage))
+        assert found.isfinite().all() and (found >= 0).all() and not found.requires_grad
+        if correction not in WEIGHTS | {InterpolatedMismatch}:
+            assert set(found.flatten().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_step_without_trained_tokens_is_no_error(correction: type[CorrectionPart]) -> None:
+    found = correction()(make_scored([], []))
+    assert found.shape == (1, 1) and found.isfinite().all()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_correction_that_reads_the_generator_says_so(correction: type[CorrectionPart]) -> None:
+    needs = correction().needs
+    assert needs == ({Need.PROXIMAL_LOGPROBS} if correction is SignGate else needs | {Need.BEHAVIOR_LOGPROBS})
+
+
+def test_weights_by_hand() -> None:
+    scored = make_scored([math.log(0.2), math.log(0.4)], [math.log(0.6), math.log(0.1)])  # rho 3, 1/4; product 3/4
+    assert factors(Mismatch(), scored) == pytest.approx([3.0, 0.25])
+    assert factors(TruncatedMismatch(cap=2.0), scored) == pytest.approx([2.0, 0.25])
+    assert factors(TruncatedSequenceMismatch(cap=0.5), scored) == pytest.approx([0.5, 0.5])
+    assert factors(TruncatedSequenceMismatch(cap=2.0), scored) == pytest.approx([0.75, 0.75])
+    assert factors(MaskedMismatch(low=0.5, high=5.0), scored) == pytest.approx([3.0, 0.0])
+    assert factors(MaskedSequenceMismatch(low=0.5, high=2.0), scored) == pytest.approx([0.75, 0.75])
+    assert factors(MaskedSequenceMismatch(low=0.8, high=2.0), scored) == [0.0, 0.0]
+
+
+def test_a_weight_is_of_the_proximal_policy_where_there_is_one() -> None:
+    scored = make_scored([-1.0], [-0.1], proximal=[-1.5])
+    assert factors(Mismatch(), scored) == pytest.approx([math.exp(-0.5)])
+
+
+def test_rejections_by_hand() -> None:
+    scored = make_scored([math.log(0.2), math.log(0.4)], [math.log(0.6), math.log(0.1)])  # geometric mean sqrt(3/4)
+    assert factors(GeometricRejection(low=0.8, high=1.0), scored) == [1.0, 1.0]
+    assert factors(GeometricRejection(low=0.9, high=1.0), scored) == [0.0, 0.0]
+    divergence = (3 - math.log(3) - 1 + 0.25 - math.log(0.25) - 1) / 2
+    assert factors(K3Rejection(limit=divergence + 1e-4), scored) == [1.0, 1.0]
+    assert factors(K3Rejection(limit=divergence - 1e-4), scored) == [0.0, 0.0]
+    assert factors(Veto(least=0.24), scored) == [1.0, 1.0]
+    assert factors(Veto(least=0.26), scored) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("advantage", "kept"), [(1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)])
+def test_only_negatives_that_the_policy_left_behind_are_masked(advantage: float, kept: float) -> None:
+    assert factors(OffPolicySequenceMask(limit=0.5), make_scored([-1.0, -1.0], [-1.0, -2.2], advantage)) == [kept] * 2
+    assert factors(OffPolicySequenceMask(limit=0.5), make_scored([-1.0, -1.0], [-1.0, -1.9], advantage)) == [1.0] * 2
+
+
+@pytest.mark.parametrize(("advantage", "kept"), [(1.0, [0.0, 1.0, 1.0]), (-1.0, [1.0, 0.0, 1.0])])
+def test_trust_masks_drop_what_the_advantage_pushes_further(advantage: float, kept: list[float]) -> None:
+    """Probabilities 0.3 -> 0.6, 0.6 -> 0.3 and 0.001 -> 0.004: a rare token may change by any factor."""
+    before, after = ([math.log(p) for p in values] for values in ((0.3, 0.6, 0.001), (0.6, 0.3, 0.004)))
+    scored = make_scored(before, after, advantage)
+    assert factors(ProbabilityDifferenceMask(low=0.2, high=0.2), scored) == kept
+    assert factors(BernoulliDivergenceMask(low=0.05, high=0.05), scored) == kept
+    assert factors(ProbabilityBand(width=0.2), scored) == [0.0, 0.0, 1.0]
+    by_ratio = [0.0, 1.0, 0.0] if advantage > 0 else kept
+    assert factors(SignGate(against="behavior"), scored) == by_ratio
+    assert factors(SignGate(), scored) == [1.0, 1.0, 1.0]  # the only update of a batch
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.21, 0.5, 1.0, -0.1, -0.3, -2.0]), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_the_second_moment_of_what_is_kept_is_in_the_budget(gaps: list[float]) -> None:
+    scored = make_scored([-3.0] * len(gaps), [-3.0 + gap for gap in gaps])
+    scored = replace(scored, logprobs=scored.logprobs.double())
+    kept = factors(SecondMomentMask(budget=0.04), scored)
+    squares = [gap**2 for gap in gaps]
+    inside = [square for square, is_kept in zip(squares, kept, strict=True) if is_kept]
+    dropped = [square for square, is_kept in zip(squares, kept, strict=True) if not is_kept]
+    assert inside and (max(inside) < min(dropped, default=math.inf))
+    if max(inside) > min(inside):
+        assert sum(inside) / len(inside) < 0.04 * (1 + 1e-5)
+    if dropped:
+        smallest = [square for square in squares if square <= min(dropped) + 1e-9]
+        assert sum(smallest) / len(smallest) >= 0.04 * (1 - 1e-5), "one more value would have fitted"
+
+
+@pytest.mark.parametrize(
+    ("part", "constants"),
+    [
+        (TruncatedMismatch, {"cap": 0.0}),
+        (TruncatedSequenceMismatch, {"cap": -1.0}),
+        (MaskedMismatch, {"low": 1.1}),
+        (MaskedSequenceMismatch, {"high": 0.9}),
+        (GeometricRejection, {"low": -0.1}),
+        (K3Rejection, {"limit": -0.1}),
+        (Veto, {"least": 1.0}),
+        (OffPolicySequenceMask, {"against": "mu"}),
+        (ProbabilityDifferenceMask, {"low": -0.1}),
+        (BernoulliDivergenceMask, {"against": "mu"}),
+        (ProbabilityBand, {"width": -0.1}),
+        (SignGate, {"against": "mu"}),
+        (SecondMomentMask, {"budget": 0.0}),
+    ],
+)
+def test_a_constant_that_makes_no_sense_is_refused(part: type[CorrectionPart], constants: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(constants))):
+        part(**constants)
