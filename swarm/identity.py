@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import secrets
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -72,10 +73,15 @@ def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -
     if public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _SMALL_ORDER:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, domain + b"\0" + message)
+        _public_key_of(public_key).verify(signature, domain + b"\0" + message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=1024)  # a node hears of the same few keys again and again
+def _public_key_of(raw: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(raw)
 
 
 class Identity:

@@ -144,7 +144,10 @@ class Rollout:
     @property
     def oldest_step(self) -> int | None:
         """Step of the oldest policy version among its tokens."""
-        return None if self.trace is None else min(span.version.step for span in self.trace.spans)
+        if self.trace is None:
+            return None
+        spans = self.trace.spans
+        return spans[0].version.step if len(spans) == 1 else min(span.version.step for span in spans)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +168,8 @@ class RolloutGroup:
     @property
     def oldest_step(self) -> int:
         """Step of the oldest token in the group (0 when only text travelled)."""
-        return min((r.oldest_step for r in self.rollouts if r.oldest_step is not None), default=0)
+        steps = [rollout.oldest_step for rollout in self.rollouts]
+        return min((step for step in steps if step is not None), default=0)
 
     @property
     def num_tokens(self) -> int:
@@ -208,7 +212,8 @@ class ScoredGroup:
     @property
     def has_signal(self) -> bool:
         """False when every reward is equal: all group-relative advantages are zero."""
-        return bool(np.ptp(self.rewards) > 0)
+        rewards = self.rewards.tolist()
+        return max(rewards) > min(rewards)
 
 
 class RefusalReason(StrEnum):

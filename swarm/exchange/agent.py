@@ -14,7 +14,7 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
-from swarm.exchange.agent_events import draw_fields, evaluation_fields, group_fields, step_fields
+from swarm.exchange.agent_events import draw_fields, evaluation_fields, group_fields, mean_and_std, step_fields
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.peers import Peers, keep_newest
 from swarm.exchange.replay import ReplayBuffer
@@ -165,9 +165,9 @@ class Agent:
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
         decay = 0.95 if self.counters.num_put > 1 else 0.0
-        mean = float(scored.rewards.mean())
+        mean, std = mean_and_std(scored.rewards)
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
-        self._reward_std = decay * self._reward_std + (1 - decay) * float(scored.rewards.std())
+        self._reward_std = decay * self._reward_std + (1 - decay) * std
         self._add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "tokens": group.num_tokens})
         return mean

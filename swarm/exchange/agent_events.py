@@ -4,8 +4,17 @@ Invariant: figures and digests only, never a prompt, an answer or a key; enough 
 from the events alone.
 """
 
+import math
+
 from swarm.config import NodeConfig
-from swarm.types import Draw, Evaluation, JsonDict, ScoredGroup, StepReport
+from swarm.types import Draw, Evaluation, FloatArray, JsonDict, ScoredGroup, StepReport
+
+
+def mean_and_std(rewards: FloatArray) -> tuple[float, float]:
+    """Of [G] rewards; in plain Python, which for a handful of numbers is several times faster than numpy."""
+    values: list[float] = rewards.tolist()
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def group_fields(scored: ScoredGroup) -> JsonDict:
@@ -16,7 +25,7 @@ def group_fields(scored: ScoredGroup) -> JsonDict:
         "env": scored.group.env,
         "step": scored.group.oldest_step,
         "bytes": scored.size_bytes,
-        "reward": float(scored.rewards.mean()),
+        "reward": mean_and_std(scored.rewards)[0],
     }
 
 

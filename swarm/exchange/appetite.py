@@ -78,7 +78,9 @@ class Appetite:
             share = self._shares[via] = _Share(groups=most, at_s=now_s)
             if len(self._shares) > MAX_SHARES:
                 del self._shares[next(iter(self._shares))]
-        per_s = _SURPLUS * self._num_per_draw / (num_neighbours * max(interval_s, 1e-6))
+        assert self._drew_at_s is not None
+        late_s = max(interval_s, now_s - self._drew_at_s, 1e-6)  # a learner that stopped needs ever less
+        per_s = _SURPLUS * self._num_per_draw / (num_neighbours * late_s)
         share.groups = min(most, share.groups + (now_s - share.at_s) * per_s)
         share.at_s = now_s
         return share

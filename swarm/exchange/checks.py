@@ -17,6 +17,7 @@ from swarm.interfaces import TextCodec, Verdict
 from swarm.types import (
     Correction,
     FinishReason,
+    IntArray,
     PolicyVersion,
     RefusalReason,
     Rollout,
@@ -62,9 +63,11 @@ def check_form(group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Fin
     """Everything that group, vocabulary and limits decide alone."""
     if len(group.rollouts) != limits.group_size:
         return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {limits.group_size}"
-    is_traced = group.rollouts[0].trace is not None
-    if any((rollout.trace is not None) != is_traced for rollout in group.rollouts):
+    num_traced = sum([rollout.trace is not None for rollout in group.rollouts])
+    if num_traced not in (0, len(group.rollouts)):
         return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"
+    if num_traced and group.tokenizer_digest == codec.digest and not _are_in_vocabulary(group.prompt_ids, codec):
+        return RefusalReason.BAD_TOKENS, f"token id of the prompt outside [0, {codec.vocab_size})"
     for rollout in group.rollouts:
         finding = _check_rollout(rollout, group, codec, limits)
         if finding is not None:
@@ -102,44 +105,50 @@ def _check_sampling(rollout: Rollout, limits: DoorLimits) -> Finding:
 
 
 def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
-    if any(span.version.policy_id != policy_id for span in trace.spans):
-        return RefusalReason.BAD_VERSION, "a span of another lineage than the group's"
-    steps = [span.version.step for span in trace.spans]
-    if sorted(steps) != steps:
-        return RefusalReason.BAD_VERSION, "steps of the spans go back"
+    newest_step = 0
+    for span in trace.spans:
+        if span.version.policy_id != policy_id:
+            return RefusalReason.BAD_VERSION, "a span of another lineage than the group's"
+        if span.version.step < newest_step:
+            return RefusalReason.BAD_VERSION, "steps of the spans go back"
+        newest_step = span.version.step
     return None
 
 
 def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
-    num_trained = int(trace.action_mask.sum())
+    num_trained = int(np.count_nonzero(trace.action_mask))
     if not 1 <= num_trained <= limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"{num_trained} trained tokens, expected 1 to {limits.max_new_tokens}"
     if group.tokenizer_digest != codec.digest:
         return None  # ids of another vocabulary are never looked up here
-    for ids in (trace.token_ids, group.prompt_ids):
-        if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < codec.vocab_size):
-            return RefusalReason.BAD_TOKENS, f"token id outside [0, {codec.vocab_size})"
+    if not _are_in_vocabulary(trace.token_ids, codec):
+        return RefusalReason.BAD_TOKENS, f"token id outside [0, {codec.vocab_size})"
     if _has_inner_eos(trace, codec.eos_ids):
         return RefusalReason.BAD_TOKENS, "tokens after an end of sequence within a turn"
     return None
 
 
+def _are_in_vocabulary(ids: IntArray, codec: TextCodec) -> bool:
+    return not ids.size or int(ids.view(np.uint32).max()) < codec.vocab_size  # a negative id is a huge one
+
+
 def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
     """True when a trained token follows an EOS of the same turn: invisible in the text, yet learned."""
-    is_eos = np.array([token in eos_ids for token in trace.token_ids.tolist()], dtype=np.bool_) & trace.action_mask
-    if not is_eos[:-1].any():
-        return False
-    continues = trace.action_mask[1:] & (trace.turn_ids[1:] == trace.turn_ids[:-1])
-    return bool((is_eos[:-1] & continues).any())
+    mask, turns = trace.action_mask, trace.turn_ids
+    for at, token in enumerate(trace.token_ids.tolist()[:-1]):
+        if token in eos_ids and mask[at] and mask[at + 1] and turns[at] == turns[at + 1]:
+            return True
+    return False
 
 
 def _check_logprobs(trace: TokenTrace) -> Finding:
     if trace.logprobs is None:
         return None
     values = trace.logprobs[trace.action_mask]
-    if not bool(np.isfinite(values).all()):
+    least, largest = float(values.min()), float(values.max())  # both NaN when one value is
+    if not (math.isfinite(least) and math.isfinite(largest)):
         return RefusalReason.BAD_LOGPROBS, "a log-prob that is not finite"
-    if float(values.max()) > _ROUNDING_NATS or float(values.min()) < _LEAST_LOGPROB:
+    if largest > _ROUNDING_NATS or least < _LEAST_LOGPROB:
         return RefusalReason.BAD_LOGPROBS, f"log-probs outside [{_LEAST_LOGPROB}, {_ROUNDING_NATS}]"
     return None
 
@@ -184,32 +193,30 @@ def check_freshness(
 
 def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limits: DoorLimits) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says."""
-    rewards = verdict.rewards
-    if rewards.shape != (len(group.rollouts),) or not bool(np.isfinite(rewards).all()):
+    rewards: list[float] = verdict.rewards.tolist()
+    if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
         return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
     if verdict.task.is_held_out:
         return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
     if group.tokenizer_digest == codec.digest and group.prompt_ids.tolist() != codec.encode_prompt(verdict.task):
         return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
     if group.verifier == verdict.verifier:
-        claimed = np.array([rollout.claimed_reward for rollout in group.rollouts])
-        error = float(np.abs(claimed - rewards).max())
-        if not error <= limits.reward_tolerance:  # catches NaN
-            return (
-                RefusalReason.FALSE_REWARD,
-                f"claim off by {error:.4f}, at most {limits.reward_tolerance}",
-            )
+        for rollout, reward in zip(group.rollouts, rewards, strict=True):
+            error = abs(rollout.claimed_reward - reward)
+            if not error <= limits.reward_tolerance:  # catches NaN
+                return RefusalReason.FALSE_REWARD, f"claim off by {error:.4f}, at most {limits.reward_tolerance}"
     return None
 
 
 def correction_of(group: RolloutGroup, codec: TextCodec) -> Correction:
     """Which ratios this node may form for the group."""
-    if group.tokenizer_digest != codec.digest or any(rollout.trace is None for rollout in group.rollouts):
+    if group.tokenizer_digest != codec.digest:
         return Correction.TEXT_ONLY
-    is_exact = all(
-        rollout.trace is not None and rollout.trace.logprobs is not None and rollout.sampling.is_exact
-        for rollout in group.rollouts
-    )
+    is_exact = True
+    for rollout in group.rollouts:
+        if rollout.trace is None:
+            return Correction.TEXT_ONLY
+        is_exact = is_exact and rollout.trace.logprobs is not None and rollout.sampling.is_exact
     return Correction.EXACT if is_exact else Correction.NO_LOGPROBS
 
 

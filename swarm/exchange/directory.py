@@ -26,9 +26,18 @@ class MemoryDirectory:
         discovery = directory.view(identity, "run", clock)
     """
 
-    def __init__(self, can_see: CanSee | None = None) -> None:
-        self.can_see: CanSee = can_see or (lambda reader, author: True)
+    def __init__(self, can_see: CanSee | None = None, is_parted: Callable[[], bool] = lambda: True) -> None:
+        """Without `can_see`, or while not `is_parted()`, everybody sees everybody."""
+        self.can_see = can_see
+        self.is_parted = is_parted
         self.adverts: dict[tuple[str, NodeId], Advert] = {}
+
+    def put(self, run_id: str, advert: Advert) -> None:
+        """Keeps an opened advert; the table stays ordered by run and node id."""
+        key, is_new = (run_id, advert.node_id), (run_id, advert.node_id) not in self.adverts
+        self.adverts[key] = advert
+        if is_new:
+            self.adverts = dict(sorted(self.adverts.items()))
 
     def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
         """The directory as one node sees it."""
@@ -52,21 +61,24 @@ class MemoryView:
         check_own(advert, self._identity.node_id, self._run_id, now_s)
         opened = open_advert(seal_advert(advert, self._identity), now_s)
         assert opened is not None, f"own advert does not open: {advert}"
-        self._directory.adverts[self._run_id, advert.node_id] = opened
+        self._directory.put(self._run_id, opened)
 
     async def lookup(self) -> list[Advert]:
         """Unexpired adverts of the run that this node can see now, by node id."""
         self._check_running()
-        now_s, me = self._clock.now_s(), self._identity.node_id
-        for key in [key for key, advert in self._directory.adverts.items() if advert.expires_at_s < now_s - MAX_TTL_S]:
-            del self._directory.adverts[key]
-        return [
+        now_s, me, directory = self._clock.now_s(), self._identity.node_id, self._directory
+        found = [
             advert
-            for (run_id, author), advert in sorted(self._directory.adverts.items())
-            if run_id == self._run_id
-            and advert.expires_at_s > now_s
-            and (author == me or self._directory.can_see(me, author))
+            for (run_id, _), advert in directory.adverts.items()
+            if advert.expires_at_s > now_s and run_id == self._run_id
         ]
+        if len(found) < len(directory.adverts):
+            for key in [key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_TTL_S]:
+                del directory.adverts[key]
+        can_see = directory.can_see
+        if can_see is None or not directory.is_parted():
+            return found
+        return [advert for advert in found if advert.node_id == me or can_see(me, advert.node_id)]
 
     async def maintain(self) -> None:
         """Nothing to repair in memory."""

@@ -8,10 +8,10 @@ import asyncio
 import hashlib
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
@@ -55,6 +55,11 @@ class MemoryNetwork:
     def add(self, node_id: NodeId) -> int:
         """The number of a node in the fault plan; the same again after a restart."""
         return self._numbers.setdefault(node_id, len(self._numbers))
+
+    def is_parted(self) -> bool:
+        """Whether any partition is on now."""
+        now_s = self.now_s()
+        return any(p.start_s <= now_s < p.end_s for p in self.faults.partitions)
 
     def is_cut(self, a: NodeId, b: NodeId) -> bool:
         """Whether a partition separates the two now (also for a MemoryDirectory's `can_see`)."""
@@ -229,25 +234,85 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    at_s: float  # network time
-    item: StreamItem
-
-
 class _UnderWay:
     """What was sent on one stream and is not yet read: a sender waits for room, a reader for arrivals."""
 
     def __init__(self) -> None:
-        self.arrivals: asyncio.Queue[_Arrival | Exception] = asyncio.Queue()
-        self.room = asyncio.Semaphore(_WINDOW)
-        self.late: list[asyncio.TimerHandle] = []
+        self._loop = asyncio.get_running_loop()
+        self._travelling: deque[tuple[float, StreamItem | Exception]] = deque()  # loop time of arrival, ascending
+        self._timer: asyncio.TimerHandle | None = None  # of the first of them
+        self._arrived: deque[StreamItem | Exception] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._num_free = _WINDOW
+        self._sender: asyncio.Future[None] | None = None
+        self._late: dict[int, asyncio.TimerHandle] = {}
+        self._num_late = 0
 
-    def deliver_late(self, arrival: _Arrival, delay_s: float) -> None:
-        """Lets an item arrive behind later ones."""
-        loop = asyncio.get_running_loop()
-        self.late = [timer for timer in self.late if timer.when() > loop.time()]
-        self.late.append(loop.call_later(delay_s, self.arrivals.put_nowait, arrival))
+    def send(self, item: StreamItem, at_s: float) -> None:
+        """The item arrives at `at_s` (loop time), behind all that was sent before it."""
+        self._num_free -= 1
+        if not self._travelling and at_s <= self._loop.time():
+            self._arrive(item)
+            return
+        self._travelling.append((at_s, item))
+        if self._timer is None:
+            self._timer = self._loop.call_at(at_s, self._land)
+
+    def send_late(self, item: StreamItem, at_s: float) -> None:
+        """The item arrives at `at_s` (loop time), whatever arrives before it."""
+        self._num_free -= 1
+        self._num_late += 1
+        self._late[self._num_late] = self._loop.call_at(at_s, self._land_late, self._num_late, item)
+
+    def end(self, error: Exception) -> None:
+        """Nothing comes after what is under way; the reader is told why."""
+        if self._travelling:
+            self._travelling.append((self._travelling[-1][0], error))
+        else:
+            self._arrive(error)
+
+    def break_off(self, error: Exception) -> None:
+        """The line is cut: the reader is told at once."""
+        self._arrive(error)
+
+    def stop(self) -> None:
+        """Nobody reads any more."""
+        for timer in (*self._late.values(), *([] if self._timer is None else [self._timer])):
+            timer.cancel()
+
+    async def read(self) -> StreamItem | Exception:
+        """The next arrival, or why there is none."""
+        while not self._arrived:
+            self._reader = self._loop.create_future()
+            await self._reader
+        self._num_free += 1
+        if self._sender is not None:
+            _wake(self._sender)
+        return self._arrived.popleft()
+
+    async def room(self) -> None:
+        """Waits until another item may be sent."""
+        while self._num_free <= 0:
+            self._sender = self._loop.create_future()
+            await self._sender
+            self._sender = None
+
+    def _land(self) -> None:
+        """Everything that has travelled long enough arrives."""
+        travelling = self._travelling
+        due_s = max(self._loop.time(), travelling[0][0])  # a loop may run a timer a little early
+        while travelling and travelling[0][0] <= due_s:
+            self._arrive(travelling.popleft()[1])
+        self._timer = self._loop.call_at(travelling[0][0], self._land) if travelling else None
+
+    def _land_late(self, number: int, item: StreamItem) -> None:
+        del self._late[number]
+        self._arrive(item)
+
+    def _arrive(self, what: StreamItem | Exception) -> None:
+        self._arrived.append(what)
+        if self._reader is not None:
+            _wake(self._reader)
 
 
 class MemoryClient:
@@ -270,17 +335,16 @@ class MemoryClient:
         source = network.handler_of(line.server).subscribe(line.client, cursor, relay)
         pump = asyncio.create_task(self._pump(source, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}")
         try:
-            with line.waking(lambda: under_way.arrivals.put_nowait(Unavailable("the line broke"))):
+            with line.waking(lambda: under_way.break_off(Unavailable("the line broke"))):
                 while True:
-                    arrival = await under_way.arrivals.get()
+                    arrived = await under_way.read()
                     line.check()
-                    if isinstance(arrival, Exception):
-                        raise Unavailable(f"stream from {line.server[:8]} ended: {arrival!r}") from arrival
-                    await line.wait(arrival.at_s - network.now_s())
-                    under_way.room.release()
+                    if isinstance(arrived, Exception):
+                        raise Unavailable(f"stream from {line.server[:8]} ended: {arrived!r}") from arrived
                     network.note("delivered", line.server, line.client)
-                    yield arrival.item
+                    yield arrived
         finally:
+            under_way.stop()
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
@@ -318,39 +382,39 @@ class MemoryClient:
         """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
         try:
             await self._send_all(source, under_way)
-            under_way.arrivals.put_nowait(EOFError("the peer ended the stream"))
+            under_way.end(EOFError("the peer ended the stream"))
         except SwarmError as error:
-            under_way.arrivals.put_nowait(error)
+            under_way.end(error)
         except Exception as error:
             # A programming error of the serving node: a virtual run must not swallow it.
             asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
-            under_way.arrivals.put_nowait(error)
+            under_way.end(error)
         finally:
-            for timer in under_way.late:
-                timer.cancel()
             if isinstance(source, AsyncGenerator):
                 await cast(AsyncGenerator[StreamItem, None], source).aclose()
 
     async def _send_all(self, source: AsyncIterator[StreamItem], under_way: "_UnderWay") -> None:
-        line, network = self._line, self._network
+        line, network, loop = self._line, self._network, asyncio.get_running_loop()
         ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
         async for item in source:
             self._maybe_drop()
-            changed = item if item.sealed is None else replace(item, sealed=self._maybe_corrupt(item.sealed))
-            size_bytes = _HEADER_BYTES + (0 if item.sealed is None else item.sealed.size_bytes)
-            ordered_s = max(ordered_s, network.now_s() + network.transit_s(line.server, size_bytes))
-            arrival = _Arrival(ordered_s, changed)
-            await under_way.room.acquire()
-            # Own groups keep the order of their log; only notices of others' may come by a longer way.
-            late_s = self._lateness_s() if item.sealed is None else 0.0
+            changed, size_bytes, late_s = item, _HEADER_BYTES, 0.0
+            if item.sealed is None:
+                late_s = self._lateness_s()  # own groups keep the order of their log; notices may come a longer way
+            else:
+                size_bytes += item.sealed.size_bytes
+                sealed = self._maybe_corrupt(item.sealed)
+                changed = item if sealed is item.sealed else replace(item, sealed=sealed)
+            ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+            await under_way.room()
             if late_s > 0:
-                under_way.deliver_late(_Arrival(ordered_s + late_s, changed), ordered_s + late_s - network.now_s())
+                under_way.send_late(changed, ordered_s + late_s)
                 continue
-            under_way.arrivals.put_nowait(arrival)
+            under_way.send(changed, ordered_s)
             if network.happens(network.faults.duplicate_rate):
                 network.note("duplicate", line.server, line.client)
-                await under_way.room.acquire()
-                under_way.arrivals.put_nowait(arrival)
+                await under_way.room()
+                under_way.send(changed, ordered_s)
 
     def _maybe_drop(self) -> None:
         if self._network.happens(self._network.faults.drop_rate):

@@ -138,10 +138,11 @@ class MemoryGroupStore:
     def _drop_old(self, keep_from_step: int | None) -> None:
         """Forgets old tombstones, and the journal of steps all of whose groups are gone (never the newest step)."""
         horizon_s = self._clock.now_s() - TOMBSTONE_HORIZON_S
-        for digest, deleted_s in list(self._tombstones.items()):
-            if deleted_s >= horizon_s and len(self._tombstones) <= MAX_TOMBSTONES:
+        while self._tombstones:
+            oldest = next(iter(self._tombstones))
+            if self._tombstones[oldest] >= horizon_s and len(self._tombstones) <= MAX_TOMBSTONES:
                 break
-            del self._tombstones[digest]
+            del self._tombstones[oldest]
         newest = max(self._draws, default=0)
         for step, draw in list(self._draws.items()):
             digests = (*(drawn.scored.digest for drawn in draw.groups), *draw.silent)

@@ -99,7 +99,10 @@ class Standing:
 
     def is_low(self, peer: NodeId) -> bool:
         """True while nothing from this peer is worth any work."""
-        return self.score(peer) < FLOOR
+        known = self._peers.get(peer)
+        return (
+            known is not None and known.score < FLOOR and self.score(peer) < FLOOR
+        )  # a low score only rises by itself
 
     def take(self, peer: NodeId) -> bool:
         """Takes one group out of the peer's quota; False when it is used up."""

@@ -8,29 +8,20 @@ import asyncio
 import gc
 import itertools
 import selectors
-from collections.abc import Coroutine, Generator
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 _RESOLUTION_S = 1e-6  # timers this close together run in one turn of the loop
+_GC_THRESHOLDS = (100_000, 20, 50)  # a run makes values by the million and few cycles: look for those rarely
 
 
 class VirtualDeadlock(RuntimeError):
     """Nothing is ready and no timer is set, but the main coroutine is not finished: it would wait for ever."""
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that moves the loop's clock forward instead of waiting."""
-
-    loop: "VirtualLoop"
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise VirtualDeadlock(f"nothing can happen any more at {self.loop.time():.3f} s: {self.loop.describe()}")
-        if timeout > 0:
-            self.loop.advance(timeout)
-        return []
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -64,10 +55,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_s: float = 0.0) -> None:
         """Begins at `start_s` on the loop's own (monotonic) time."""
         self._virtual_s = start_s
-        selector = _JumpingSelector()
-        selector.loop = self
-        super().__init__(selector)
-        self._clock_resolution = _RESOLUTION_S
+        super().__init__(selectors.SelectSelector())  # never asked: there is nothing to wait for outside
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap; equal times in order of creation
+        self._timer_numbers = itertools.count()
         self.unhandled: list[BaseException] = []
         numbers = itertools.count(1)
         self.set_task_factory(lambda loop, coro, **options: _NumberedTask(next(numbers), coro, loop=loop, **options))
@@ -77,9 +68,44 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Virtual seconds."""
         return self._virtual_s
 
-    def advance(self, seconds: float) -> None:
-        """Moves the time forward; called by the selector when nothing is ready."""
-        self._virtual_s += seconds
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """As in asyncio, without its checks for threads and debugging."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As in asyncio."""
+        return self.call_at(self._virtual_s + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As in asyncio."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self._timer_numbers), handle))
+        return handle
+
+    def _run_once(self) -> None:
+        """One turn, in place of asyncio's own: what is ready, else what is due after a jump to the next timer."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        if not ready:
+            if not timers:
+                raise VirtualDeadlock(f"nothing can happen any more at {self._virtual_s:.3f} s: {self.describe()}")
+            self._virtual_s = max(self._virtual_s, timers[0][0])
+        due_s = self._virtual_s + _RESOLUTION_S
+        while timers and timers[0][0] < due_s:
+            handle = heappop(timers)[2]
+            if not handle.cancelled():
+                ready.append(handle)
+        for _ in range(len(ready)):  # what these make ready belongs to the next turn
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def describe(self) -> str:
         """The tasks that still wait, for the message of a deadlock."""
@@ -127,12 +153,15 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
         ExceptionGroup: a task failed and nobody took its exception.
     """
     loop = VirtualLoop(start_s)
+    thresholds = gc.get_threshold()
     gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             result: Result = runner.run(main)  # pyright: ignore[reportArgumentType]
         gc.collect()  # a failed task reports when it is freed
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)

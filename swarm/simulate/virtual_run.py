@@ -4,9 +4,8 @@ Invariant: a failing seed can be replayed by one printed command.
 """
 
 import asyncio
-import hashlib
-import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -14,10 +13,10 @@ from rich.table import Table
 
 from swarm.exchange.faults import FaultPlan
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.virtual import Parts, VirtualSwarm
+from swarm.simulate.virtual import SECONDS_PER_STEP, VirtualSwarm
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
-
-SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes about two steps in it
+from swarm.simulate.virtual_parts import Parts
+from swarm.simulate.virtual_scale import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,8 @@ class VirtualRun:
     """What one virtual swarm did."""
 
     seed: int
-    num_rounds: int  # of SECONDS_PER_STEP virtual seconds each
+    num_rounds: int
+    scale: Scale
     invariants: Invariants
     steps: dict[str, int]  # node -> optimizer steps
     num_events: int
@@ -34,6 +34,7 @@ class VirtualRun:
     refusals: dict[str, int]
     virtual_s: float
     wall_s: float
+    cpu_s: float  # of this process
     plan: FaultPlan
 
     @property
@@ -43,46 +44,46 @@ class VirtualRun:
 
 
 def run_seed(
-    seed: int, num_nodes: int, num_rounds: int, plan: FaultPlan | None = None, parts: Parts | None = None
+    seed: int,
+    num_nodes: int,
+    num_rounds: int,
+    plan: FaultPlan | None = None,
+    parts: Parts | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> VirtualRun:
     """One virtual swarm.
 
     Args:
         seed: of everything that happens.
         num_nodes: honest ones.
-        num_rounds: of SECONDS_PER_STEP virtual seconds each.
+        num_rounds: of SECONDS_PER_STEP virtual seconds each; in a large swarm, steps of every node.
         plan: what goes wrong; None draws a plan from the seed.
         parts: what the nodes are built of, for mutation tests.
+        on_progress: told the share of the run that is done, in [0, 1].
     """
-    began_s = time.perf_counter()
-    duration_s = num_rounds * SECONDS_PER_STEP
-    chosen = FaultPlan.random(seed, num_nodes, duration_s) if plan is None else plan
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    chosen = FaultPlan.random(seed, num_nodes, num_rounds * SECONDS_PER_STEP) if plan is None else plan
 
-    async def main() -> VirtualSwarm:
+    async def main() -> tuple[VirtualSwarm, float]:
         clock = LoopClock(asyncio.get_running_loop())
-        swarm = VirtualSwarm(num_nodes, seed, chosen, clock, parts)
-        await swarm.run(duration_s)
-        return swarm
+        swarm = VirtualSwarm(num_nodes, seed, num_rounds, chosen, clock, parts, on_progress)
+        await swarm.run()
+        return swarm, clock.monotonic_s()
 
-    swarm = run_virtual(main())
-    digest = hashlib.sha256()
-    for entry in swarm.log:
-        digest.update(json.dumps(entry, sort_keys=True).encode())
-    refusals: dict[str, int] = {}
-    for _, _, kind, fields in swarm.log:
-        if kind == "refused":
-            refusals[fields["reason"]] = refusals.get(fields["reason"], 0) + 1
+    swarm, virtual_s = run_virtual(main())
     return VirtualRun(
         seed=seed,
         num_rounds=num_rounds,
+        scale=swarm.scale,
         invariants=swarm.invariants,
         steps={f"n{index}": agent.head.step for index, agent in sorted(swarm.agents.items())},
-        num_events=len(swarm.log),
-        log_digest=digest.hexdigest(),
+        num_events=swarm.log.num_events,
+        log_digest=swarm.log.digest,
         network=dict(swarm.network.counts),
-        refusals=refusals,
-        virtual_s=duration_s,
+        refusals=dict(swarm.log.refusals),
+        virtual_s=virtual_s,
         wall_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - began_cpu_s,
         plan=chosen,
     )
 

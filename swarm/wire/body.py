@@ -109,20 +109,24 @@ def _rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
 
 
 def _trace_to_message(trace: TokenTrace) -> rollout_pb2.TokenTrace:
-    logprobs = b"" if trace.logprobs is None else trace.logprobs[trace.action_mask].astype("<f4").tobytes()
+    mask, logprobs = trace.action_mask, b""
+    if trace.logprobs is not None:
+        is_all = bool(mask.all())  # nearly every response
+        logprobs = (trace.logprobs if is_all else trace.logprobs[mask]).astype("<f4").tobytes()
+    turn_starts = (np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist() if trace.turn_ids.any() else []
     return rollout_pb2.TokenTrace(
         token_ids=trace.token_ids.tolist(),
-        action_runs=_runs_of_mask(trace.action_mask),
+        action_runs=_runs_of_mask(mask),
         logprobs=logprobs,
-        turn_starts=(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist(),
+        turn_starts=turn_starts,
         spans=[policy_pb2.VersionSpan(start=s.start, version=version_to_message(s.version)) for s in trace.spans],
     )
 
 
 def _runs_of_mask(mask: BoolArray) -> list[int]:
     """[T] -> lengths of alternating runs, trained first (0 where the first token is not trained)."""
-    if mask.size == 0:
-        return []
+    if mask.all():
+        return [mask.size] if mask.size else []
     edges = np.flatnonzero(np.diff(mask)) + 1
     lengths: list[int] = np.diff(np.concatenate(([0], edges, [mask.size]))).tolist()
     return lengths if mask[0] else [0, *lengths]
@@ -133,11 +137,16 @@ def _runs_of_mask(mask: BoolArray) -> list[int]:
 
 def version_from_message(message: policy_pb2.PolicyVersion) -> PolicyVersion:
     """A policy version within its bounds. Raises Malformed (BAD_VERSION)."""
-    _require(0 < len(message.policy_id) <= MAX_NAME_CHARS, RefusalReason.BAD_VERSION, "policy id length")
-    _require(message.step < MAX_STEP, RefusalReason.BAD_VERSION, f"step {message.step} not below {MAX_STEP}")
-    size = len(message.digest)
+    return _version(message.policy_id, message.step, message.digest)
+
+
+@lru_cache(maxsize=1024)  # the rollouts of a group share one; a refusal is raised and not kept
+def _version(policy_id: str, step: int, digest: bytes) -> PolicyVersion:
+    _require(0 < len(policy_id) <= MAX_NAME_CHARS, RefusalReason.BAD_VERSION, "policy id length")
+    _require(step < MAX_STEP, RefusalReason.BAD_VERSION, f"step {step} not below {MAX_STEP}")
+    size = len(digest)
     _require(size in (0, 32), RefusalReason.BAD_VERSION, f"weights digest of {size} bytes, expected 0 or 32")
-    return PolicyVersion(policy_id=message.policy_id, step=message.step, digest=message.digest)
+    return PolicyVersion(policy_id=policy_id, step=step, digest=digest)
 
 
 def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup:
@@ -151,21 +160,17 @@ def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup
         Malformed: names the bound that was broken.
     """
     malformed = RefusalReason.MALFORMED
-    for name, text in (
-        ("run_id", body.run_id),
-        ("policy_id", body.policy_id),
-        ("env", body.env),
-        ("verifier", body.verifier),
-    ):
-        _require(
-            0 < len(text) <= MAX_NAME_CHARS, malformed, f"{name} of {len(text)} characters, bound {MAX_NAME_CHARS}"
-        )
-    count = len(body.rollouts)
-    _require(1 <= count <= MAX_ROLLOUTS, malformed, f"{count} rollouts, expected 1 to {MAX_ROLLOUTS}")
-    _require(body.task_id < MAX_TASK_ID, malformed, f"task id {body.task_id} not below {MAX_TASK_ID}")
-    size = len(body.tokenizer_digest)
-    _require(size == 32, malformed, f"tokenizer digest of {size} bytes, expected 32")
-    _require(math.isfinite(body.created_at_s), malformed, f"created_at_s {body.created_at_s} is not finite")
+    for text in (body.run_id, body.policy_id, body.env, body.verifier):
+        if not 0 < len(text) <= MAX_NAME_CHARS:
+            raise Malformed(malformed, f"a name of {len(text)} characters, expected 1 to {MAX_NAME_CHARS}")
+    if not 1 <= len(body.rollouts) <= MAX_ROLLOUTS:
+        raise Malformed(malformed, f"{len(body.rollouts)} rollouts, expected 1 to {MAX_ROLLOUTS}")
+    if body.task_id >= MAX_TASK_ID:
+        raise Malformed(malformed, f"task id {body.task_id} not below {MAX_TASK_ID}")
+    if len(body.tokenizer_digest) != 32:
+        raise Malformed(malformed, f"tokenizer digest of {len(body.tokenizer_digest)} bytes, expected 32")
+    if not math.isfinite(body.created_at_s):
+        raise Malformed(malformed, f"created_at_s {body.created_at_s} is not finite")
     return RolloutGroup(
         run_id=body.run_id,
         producer=producer,
@@ -229,17 +234,20 @@ def _trace_from_message(message: rollout_pb2.TokenTrace) -> TokenTrace:
 
 def _token_ids(values: Sequence[int], what: str) -> IntArray:
     count = len(values)
-    _require(count <= MAX_TOKENS, RefusalReason.BAD_TOKENS, f"{count} {what} tokens exceed {MAX_TOKENS}")
+    if count > MAX_TOKENS:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"{count} {what} tokens exceed {MAX_TOKENS}")
     ids = np.fromiter(values, dtype=np.uint32, count=count)
     largest = int(ids.max()) if count else 0
-    _require(largest < MAX_ID, RefusalReason.BAD_TOKENS, f"{what} token id {largest} not below {MAX_ID}")
-    return ids.astype(np.int32)
+    if largest >= MAX_ID:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"{what} token id {largest} not below {MAX_ID}")
+    return ids.view(np.int32)
 
 
 def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
     """Run lengths -> bool [T]; only the first run may be empty."""
     count = len(runs)
-    _require(count <= num_tokens + 1, RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
+    if count > num_tokens + 1:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
     lengths = list(runs)
     if lengths == [num_tokens]:  # all trained: nearly every response
         return np.ones(num_tokens, dtype=np.bool_)
@@ -254,7 +262,10 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
     if not data:
         return None
     expected = 4 * int(np.count_nonzero(mask))
-    _require(len(data) == expected, RefusalReason.BAD_LOGPROBS, f"{len(data)} bytes, expected {expected}")
+    if len(data) != expected:
+        raise Malformed(RefusalReason.BAD_LOGPROBS, f"{len(data)} bytes, expected {expected}")
+    if expected == 4 * mask.size:
+        return np.frombuffer(data, dtype="<f4").astype(np.float32)
     logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
     logprobs[mask] = np.frombuffer(data, dtype="<f4")
     return logprobs
@@ -262,7 +273,8 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
 
 def _turn_ids(starts: Sequence[int], num_tokens: int) -> "np.ndarray[tuple[int], np.dtype[np.int16]]":
     count = len(starts)
-    _require(count < MAX_TURNS, RefusalReason.BAD_TOKENS, f"{count + 1} turns exceed {MAX_TURNS}")
+    if count >= MAX_TURNS:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"{count + 1} turns exceed {MAX_TURNS}")
     turn_ids = np.zeros(num_tokens, dtype=np.int16)
     if not count:
         return turn_ids
@@ -273,7 +285,10 @@ def _turn_ids(starts: Sequence[int], num_tokens: int) -> "np.ndarray[tuple[int],
 
 def _spans(messages: Sequence[policy_pb2.VersionSpan], num_tokens: int) -> tuple[VersionSpan, ...]:
     count = len(messages)
-    _require(1 <= count <= MAX_SPANS, RefusalReason.BAD_VERSION, f"{count} spans, expected 1 to {MAX_SPANS}")
+    if not 1 <= count <= MAX_SPANS:
+        raise Malformed(RefusalReason.BAD_VERSION, f"{count} spans, expected 1 to {MAX_SPANS}")
+    if count == 1 and messages[0].start == 0:  # nearly every response
+        return (VersionSpan(start=0, version=version_from_message(messages[0].version)),)
     starts = [message.start for message in messages]
     _require(starts[0] == 0, RefusalReason.BAD_VERSION, f"first span starts at {starts[0]}, expected 0")
     _require_rising(starts, num_tokens, RefusalReason.BAD_VERSION, "span starts")

@@ -7,6 +7,7 @@ holds, and no input raises: hostile bytes become a `Refused` value (groups) or N
 import hashlib
 import math
 import re
+import threading
 from typing import Final
 
 import zstandard
@@ -112,7 +113,7 @@ def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
     if group.producer != identity.node_id:
         raise ValueError(f"group of {group.producer[:8]} cannot be sealed by {identity.node_id[:8]}")
     plain = group_to_body(group).SerializeToString()
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True).compress(plain)
+    packed = _zstd.compressor.compress(plain)
     is_compressed = len(packed) < len(plain)
     body = packed if is_compressed else plain
     digest = hashlib.sha256(body).digest()
@@ -164,6 +165,24 @@ def _open_group(sealed: SealedGroup, max_bytes: int) -> RolloutGroup:
     return group
 
 
+class _Zstd(threading.local):
+    """Contexts of one thread: making one costs more than using it on a small group, and two threads may not share."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window; a process has one or two bounds
+
+    def decompressor(self, max_bytes: int) -> zstandard.ZstdDecompressor:
+        """One that refuses a window beyond the bound."""
+        window = max(1 << 10, 1 << max_bytes.bit_length())
+        if window not in self._decompressors:
+            self._decompressors[window] = zstandard.ZstdDecompressor(max_window_size=window)
+        return self._decompressors[window]
+
+
+_zstd = _Zstd()
+
+
 def _decompress(data: bytes, max_bytes: int) -> bytes:
     """One zstd frame that states its size; the stated size is checked before anything is allocated."""
     # A skippable frame is none of ours, and the library would allocate the size that it states.
@@ -176,8 +195,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise Malformed(RefusalReason.TOO_LARGE, f"{size} bytes after decompression exceed {max_bytes}")
         # With the size known the whole frame is decoded into one buffer of that size: no window besides.
-        window = max(1 << 10, 1 << max_bytes.bit_length())
-        plain = zstandard.ZstdDecompressor(max_window_size=window).decompress(data, allow_extra_data=False)
+        plain = _zstd.decompressor(max_bytes).decompress(data, allow_extra_data=False)
     except zstandard.ZstdError:
         raise Malformed(RefusalReason.MALFORMED, "not one whole zstd frame") from None
     return plain

@@ -20,7 +20,7 @@ from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer, ReplayStatistics
 from swarm.interfaces import Verdict
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, ONCE, PROGRESS, REPEAT, REUSE
-from swarm.simulate.virtual import Parts
+from swarm.simulate.virtual_parts import Parts
 from swarm.simulate.virtual_run import run_seed, run_virtual_command
 from swarm.types import Draw, NodeId, RefusalReason, Refused, RolloutGroup, SealedGroup
 from swarm.wire.body import Malformed, body_to_group

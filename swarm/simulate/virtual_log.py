@@ -1,0 +1,39 @@
+"""The event log of a virtual run as a running digest: what happened, when, at which node.
+
+Invariant: equal runs have equal digests, bit for bit; an event is hashed when it happens and then forgotten, so that a
+run of millions of events needs no memory for them.
+"""
+
+import hashlib
+import json
+from collections import Counter
+
+from swarm.types import JsonDict
+
+_encode = json.JSONEncoder(sort_keys=True).encode
+
+
+class EventLog:
+    """Counts and hashes events.
+
+    Example:
+        log = EventLog()
+        log.add(1.5, "n0", "put", {"digest": "ab"})
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.num_events = 0
+        self.refusals: Counter[str] = Counter()  # by reason, over all nodes
+
+    def add(self, at_s: float, who: str, kind: str, fields: JsonDict) -> None:
+        """One event: virtual seconds, node, what happened, and its fields."""
+        self._hash.update(_encode((at_s, who, kind, fields)).encode())
+        self.num_events += 1
+        if kind == "refused":
+            self.refusals[fields["reason"]] += 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything so far, hex."""
+        return self._hash.hexdigest()

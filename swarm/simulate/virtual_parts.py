@@ -1,0 +1,320 @@
+"""What a virtual swarm puts in place of models, disks and the coordinator's process: scripted, and the same each time.
+
+Invariant: everything here is a function of its seed and of what it was given; a disk outlives the node that used it.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import cast
+
+import numpy as np
+
+from coordinator.core import CoordinatorCore
+from coordinator.store import MemoryCoordinatorStore
+from swarm.clock import Clock
+from swarm.config import EnvironmentConfig, NodeConfig, ReplayConfig
+from swarm.errors import Unavailable
+from swarm.exchange.admit import Door
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.replay import ReplayBuffer
+from swarm.interfaces import LocalExchange, Result
+from swarm.loops import Worker
+from swarm.simulate.virtual_scale import VIRTUAL_ENVIRONMENTS
+from swarm.tasks.base import NumberedEnvironment, Problem
+from swarm.tasks.char import CharEnvironment
+from swarm.tasks.held_out import is_held_out
+from swarm.tasks.mixture import TaskMixture
+from swarm.testing import ToyCodec
+from swarm.types import (
+    Advice,
+    Draw,
+    FinishReason,
+    Message,
+    NodeId,
+    NodeReport,
+    PolicyVersion,
+    Refused,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    SealedGroup,
+    StepReport,
+    Task,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.convert import open_group
+
+GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
+STEP_S = 2.0  # virtual seconds of one optimizer step
+MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
+MAX_OPENED = 8192  # opened groups remembered
+SPACING = 8  # questions between two appearances of one, for the mixture of a node
+
+
+class ScriptedLearner:
+    """A learner whose weights are the hash of everything it learned from; its disk survives a crash."""
+
+    def __init__(self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]]) -> None:
+        self._disk = disk
+        self.version, self.next_draw = disk.get(
+            "checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1)
+        )
+
+    def step(self, draw: Draw) -> StepReport:
+        """Mixes the drawn digests into the version's digest."""
+        digests = b"".join(drawn.scored.digest for drawn in draw.groups)
+        self.version = PolicyVersion(
+            policy_id=self.version.policy_id,
+            step=self.version.step + 1,
+            digest=hashlib.sha256(self.version.digest + digests).digest(),
+        )
+        self.next_draw = draw.step + 1
+        local = sum(drawn.scored.is_local for drawn in draw.groups)
+        return StepReport(
+            version=self.version,
+            loss=0.0,
+            grad_norm=0.0,
+            num_tokens=len(digests),
+            was_skipped=False,
+            diagnostics={},
+            seconds={},
+            ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
+            num_local=local,
+            num_external=len(draw.groups) - local,
+        )
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        """The version is all there is."""
+        return self.version, None
+
+    def save(self) -> None:
+        """Writes the in-memory disk."""
+        self._disk["checkpoint"] = (self.version, self.next_draw)
+
+
+class ScriptedGenerator:
+    """Answers a share of its samples rightly that grows with the version's step."""
+
+    def __init__(
+        self, version: PolicyVersion, codec: ToyCodec, environments: Mapping[str, NumberedEnvironment], seed: str
+    ) -> None:
+        self.version = version
+        self._codec = codec
+        self._environments = environments
+        self._rng = random.Random(seed)
+
+    def load(self, version: PolicyVersion, weights: object) -> None:
+        """Takes the version."""
+        self.version = version
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """Never called: `group` knows the task, a prompt alone does not tell the right answer."""
+        raise AssertionError("the scripted generator answers tasks, not prompts")
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """Never called: the virtual swarm does not evaluate."""
+        raise AssertionError("the virtual swarm does not evaluate")
+
+    def rollouts(self, task: Task, count: int, sampling: Sampling) -> tuple[Rollout, ...]:
+        """`count` answers, some right."""
+        skill = min(MOST_SKILL, 0.3 + 0.01 * self.version.step)
+        right = self._environments[task.env].reference(task.task_id)
+        num_right = int(count * skill + self._rng.random())  # stratified, so that most groups have signal
+        made: list[Rollout] = []
+        for index in range(count):
+            text = right if index < num_right else right[::-1] + "#"
+            ids = np.asarray(self._codec.encode_response(text), dtype=np.int32)
+            made.append(
+                Rollout(
+                    text=text,
+                    trace=TokenTrace(
+                        token_ids=ids,
+                        action_mask=np.ones(len(ids), dtype=np.bool_),
+                        logprobs=np.full(len(ids), -0.5, dtype=np.float32),
+                        turn_ids=np.zeros(len(ids), dtype=np.int16),
+                        spans=(VersionSpan(start=0, version=self.version),),
+                    ),
+                    sampling=sampling,
+                    finish=FinishReason.STOP,
+                    claimed_reward=float("nan"),
+                )
+            )
+        return tuple(made)
+
+
+class KeptEnvironment(CharEnvironment):
+    """A char environment that keeps every problem it made: hundreds of nodes in one process ask for the same ones."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        super().__init__(config)
+        self._kept: dict[int, tuple[Problem, Task]] = {}
+
+    def problem(self, task_id: int) -> Problem:
+        """The problem with that number. Raises LookupError."""
+        return self._keep(task_id)[0]
+
+    def task(self, task_id: int) -> Task:
+        """The problem as a chat. Raises LookupError."""
+        return self._keep(task_id)[1]
+
+    def _keep(self, task_id: int) -> tuple[Problem, Task]:
+        found = self._kept.get(task_id)
+        if found is None:
+            problem = super().problem(task_id)
+            question = self.config.prompt.replace("{question}", problem.question)
+            chat = (Message(role="user", content=question),)
+            task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=is_held_out(problem.question))
+            found = self._kept[task_id] = problem, task
+        return found
+
+
+@cache  # for all runs of a process
+def kept_environments() -> dict[str, NumberedEnvironment]:
+    """The environments of every virtual swarm, by name."""
+    return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
+
+
+@lru_cache(maxsize=MAX_OPENED)
+def _opened(sealed: SealedGroup, max_bytes: int) -> RolloutGroup | Refused:
+    return open_group(sealed, max_bytes)
+
+
+async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
+    """`Offload` of the nodes' doors: a plain call.
+
+    Several nodes of this one process open the same sealed group. What `open_group` says is a function of its bytes
+    alone, so it is asked once for each: the signature of a group is verified once in this process, not once per node.
+    """
+    if function is open_group:
+        function = cast("Callable[..., Result]", _opened)
+    return function(*arguments)
+
+
+class VirtualCoordinator:
+    """The coordinator's pure core; what its store holds survives a crash, the rest does not."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._store = MemoryCoordinatorStore()
+        self.core: CoordinatorCore | None = CoordinatorCore(clock, self._store)
+
+    def crash(self) -> None:
+        """It answers nobody until `restart`."""
+        self.core = None
+
+    async def restart(self) -> None:
+        """A new core over the same store."""
+        core = CoordinatorCore(self._clock, self._store)
+        await core.restore()
+        self.core = core
+
+
+class CoreClient:
+    """The coordinator as a node calls it, without a network; unavailable while it is down."""
+
+    def __init__(self, coordinator: VirtualCoordinator, node_id: str) -> None:
+        self._coordinator = coordinator
+        self._node_id = node_id
+
+    @property
+    def _core(self) -> CoordinatorCore:
+        if self._coordinator.core is None:
+            raise Unavailable("the coordinator is down")
+        return self._coordinator.core
+
+    async def heartbeat(self, report: NodeReport) -> Advice:
+        """Renews the lease."""
+        return await self._core.heartbeat(self._node_id, report)
+
+    async def record_version(self, version: PolicyVersion) -> None:
+        """Adds to the ledger."""
+        await self._core.record_version(self._node_id, version)
+
+    async def leave(self) -> None:
+        """Ends the lease."""
+        await self._core.leave(self._node_id)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
+
+    replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
+    door: type[Door] = Door
+    store: type[MemoryGroupStore] = MemoryGroupStore
+
+
+@dataclass
+class Disk:
+    """What survives a crash of one node."""
+
+    store: MemoryGroupStore
+    learner: dict[str, tuple[PolicyVersion, int]] = field(default_factory=dict[str, tuple[PolicyVersion, int]])
+
+
+def scripted_worker(
+    exchange: LocalExchange,
+    node_id: NodeId,
+    config: NodeConfig,
+    disk: Disk,
+    codec: ToyCodec,
+    environments: Mapping[str, NumberedEnvironment],
+    clock: Clock,
+    incarnation: str,
+) -> Worker:
+    """Learner and generator of a node; `incarnation` seeds the answers that it gives until the next restart."""
+    learner = ScriptedLearner(node_id, disk.learner)
+    generator = ScriptedGenerator(learner.version, codec, environments, incarnation)
+    mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
+    sampling = Sampling(temperature=1.0, max_new_tokens=config.generator.max_new_tokens)
+    pace = random.Random(f"pace {config.seed}").choice([0.5, 1.0, 1.0, 2.0])
+
+    def produce(first_number: int, count: int) -> list[RolloutGroup]:
+        return [
+            RolloutGroup(
+                run_id=config.run_id,
+                producer=node_id,
+                policy_id=node_id,
+                env=task.env,
+                task_id=task.task_id,
+                tokenizer_digest=codec.digest,
+                prompt_ids=np.asarray(codec.encode_prompt(task), dtype=np.int32),
+                rollouts=generator.rollouts(task, config.generator.group_size, sampling),
+                verifier="unscored",
+                created_at_s=clock.now_s(),
+            )
+            for task in mixture.tasks(first_number, count)
+        ]
+
+    async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
+        seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
+        if seconds:
+            await asyncio.sleep(seconds * pace)
+        return function(*arguments)
+
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=generator,
+        produce=produce,
+        evaluate=lambda tasks: [],
+        learner=learner,
+        codec=codec,
+        evaluation_tasks={},
+        clock=clock,
+        offload=take_time,
+    )

@@ -1,0 +1,98 @@
+"""How a virtual swarm is run at its size: what each node does per step, and how often it looks around.
+
+Invariant: the size alone decides, so that the command that names nodes, rounds and seed names the whole run.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.config import (
+    CoordinatorLink,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    GeneratorConfig,
+    LearnerConfig,
+    NodeConfig,
+    ReplayConfig,
+)
+
+LARGE_SWARM: Final = 100
+"""Nodes from which on a run is LARGE."""
+
+NUM_TASKS: Final = 2048  # of each environment
+CHECKPOINT_EVERY: Final = 5
+VIRTUAL_ENVIRONMENTS: Final = tuple(
+    EnvironmentConfig(name=task, kind="char", dataset=task, seed=1, num_tasks=NUM_TASKS) for task in ("reverse", "sort")
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Sizes and intervals of every node of one virtual swarm."""
+
+    name: str
+    local_groups: int
+    external_groups: int
+    max_neighbours: int
+    lookup_every_s: float  # virtual seconds, as all here
+    advert_every_s: float
+    heartbeat_s: float
+    store_bytes: int  # what a node keeps after tidying; its disk has room for more
+    disk_bytes: int
+    ends_by_steps: bool  # a round is one step of every node, which then only serves; else it is a span of time
+
+
+SMALL: Final = Scale(
+    name="small",
+    local_groups=2,
+    external_groups=2,
+    max_neighbours=4,
+    lookup_every_s=2.0,
+    advert_every_s=10.0,
+    heartbeat_s=5.0,
+    store_bytes=2 * 2**30,
+    disk_bytes=64 * 2**20,
+    ends_by_steps=False,
+)
+"""Everything happens often: for many short runs under faults."""
+
+LARGE: Final = Scale(
+    name="large",
+    local_groups=1,
+    external_groups=1,
+    max_neighbours=3,
+    lookup_every_s=30.0,
+    advert_every_s=30.0,
+    heartbeat_s=20.0,
+    store_bytes=64 * 2**10,
+    disk_bytes=2**20,
+    ends_by_steps=True,
+)
+"""Few groups per step and few looks around: for hundreds of nodes over a thousand steps each."""
+
+
+def scale_of(num_nodes: int) -> Scale:
+    """The scale for that many nodes."""
+    return LARGE if num_nodes >= LARGE_SWARM else SMALL
+
+
+def virtual_config(index: int, seed: int, scale: Scale = SMALL, num_steps: int = 0) -> NodeConfig:
+    """An ordinary node configuration with the sizes and intervals of `scale`; 0 steps: until stopped."""
+    return NodeConfig(
+        name=f"n{index}",
+        run_id="virtual",
+        seed=seed * 1000 + index,
+        environments=VIRTUAL_ENVIRONMENTS,
+        generator=GeneratorConfig(group_size=2, groups_per_batch=scale.local_groups, max_new_tokens=16),
+        replay=ReplayConfig(local_groups=scale.local_groups, external_groups=scale.external_groups, max_groups=256),
+        learner=LearnerConfig(checkpoint_every=CHECKPOINT_EVERY, num_steps=num_steps),
+        exchange=ExchangeConfig(
+            lookup_every_s=scale.lookup_every_s,
+            advert_every_s=scale.advert_every_s,
+            max_neighbours=scale.max_neighbours,
+            store_bytes=scale.store_bytes,
+        ),
+        coordinator=CoordinatorLink(heartbeat_s=scale.heartbeat_s),
+        evaluation=EvaluationConfig(every_steps=0),
+    )
