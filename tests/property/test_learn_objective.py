@@ -173,7 +173,6 @@ def on_policy(recipe: Recipe) -> tuple[Batch, Tensor, Tensor]:
 
 NOT_PLAIN_ON_POLICY = {
     "BoundedRatio": "pulls the ratio to a target that is not 1",
-    "MixtureRatio": "foreign tokens never count as drawn from the policy alone",
     "CovarianceClip": "drops tokens by covariance, whatever their ratio",
     "CovariancePenalty": "penalises tokens by covariance, whatever their ratio",
     "EntropyClip": "scales advantages by entropy inside the bounds",
