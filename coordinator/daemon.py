@@ -20,7 +20,7 @@ from coordinator.service import CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
-from swarm.config import CoordinatorConfig, LearnerConfig
+from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
@@ -79,7 +79,7 @@ class CoordinatorDaemon(Service):
         everyone = config.node.model_copy(
             update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
         )
-        await asyncio.to_thread(_require_recipe, config.node.learner)
+        await asyncio.to_thread(_require_recipe, config.node)
         digest = await asyncio.to_thread(_tokenizer_digest, config)
         data = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime).to_bytes()
         signature = identity.sign(DOMAIN_MANIFEST, data)
@@ -168,19 +168,22 @@ async def _listen_again(
     return await start_server(listen, sessions, [servicer.register])
 
 
-def _require_recipe(learner: LearnerConfig) -> None:
+def _require_recipe(node: NodeConfig) -> None:
     """Refuses a run that every joining node would refuse: better here, where the key can be corrected.
 
     Raises:
-        ConfigError: names node.learner.recipe, or the constant that the recipe does not have.
+        ConfigError: names the recipe, the constant that it does not have, or what the run does not supply.
     """
+    learner = node.learner
     if learner.recipe not in list_recipes():
         known = ", ".join(list_recipes())
         raise ConfigError(f"node.learner.recipe: no built-in recipe is called {learner.recipe!a}; known: {known}")
     try:
-        load_recipe(learner.recipe, learner.recipe_params)
-    except ImportError as error:  # constants are known to torch's side; a coordinator needs no torch
-        logger.info("constants of the recipe not checked", extra={"reason": str(error)})
+        from swarm.learn.supply import check_supply, supplied_by
+
+        check_supply(load_recipe(learner.recipe, learner.recipe_params), supplied_by(node))
+    except ImportError as error:  # parts are made of torch, which a coordinator does not need
+        logger.info("only the name of the recipe was checked", extra={"reason": str(error)})
     except ConfigError as error:
         raise ConfigError(f"node.{error}") from None
 

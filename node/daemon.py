@@ -86,46 +86,8 @@ class Daemon(Service):
         config.dir.mkdir(parents=True, exist_ok=True)
         self._exit.callback(os.close, lock_directory(config.dir))
         identity = load_or_create_identity(config.dir / "identity.key")
-        events = await asyncio.to_thread(EventLog, config.dir / "events.jsonl")
-        self._exit.callback(events.close)
-        self.events = events
-        name = config.name or short(identity.node_id)
-        self.telemetry = Telemetry(name, make_sinks(config.telemetry, config.dir, name))
-        self._exit.callback(self.telemetry.close)
-        if config.telemetry.metrics_listen:
-            self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
-        store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
-        self._exit.push_async_callback(store.close)
-        codec = await asyncio.to_thread(_load_codec, config)
-        self._verifier = verifier = SandboxVerifier(config.environments, config.sandbox)
-        self._exit.push_async_callback(verifier.close)
-        standing = Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute)
-        usable = await asyncio.to_thread(_usable_corrections, config)
-        door = Door(
-            run_id=config.run_id,
-            node_id=identity.node_id,
-            codec=codec,
-            verifier=verifier,
-            store=store,
-            clock=self.clock,
-            limits=DoorLimits.from_config(config),
-            head_of=lambda node_id: self.agent.peers.heads.get(node_id),
-            environments=frozenset(env.name for env in config.environments),
-            standing=standing,
-            offload=asyncio.to_thread,
-            usable=usable,
-        )
-        self.agent = Agent(
-            config=config,
-            identity=identity,
-            store=store,
-            replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
-            door=door,
-            verifier=verifier,
-            tokenizer_digest=codec.digest,
-            clock=self.clock,
-            emit=self._emit,
-        )
+        await self._start_telemetry(config.name or short(identity.node_id))
+        self.agent = await self._build_agent(identity)
         await self.agent.restore()
         others_dial = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": others_dial})
@@ -138,6 +100,49 @@ class Daemon(Service):
             "started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()}
         )
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
+
+    async def _start_telemetry(self, name: str) -> None:
+        config = self.config
+        self.events = await asyncio.to_thread(EventLog, config.dir / "events.jsonl")
+        self._exit.callback(self.events.close)
+        self.telemetry = Telemetry(name, make_sinks(config.telemetry, config.dir, name))
+        self._exit.callback(self.telemetry.close)
+        if config.telemetry.metrics_listen:
+            self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
+
+    async def _build_agent(self, identity: Identity) -> Agent:
+        """Opens the store and the sandbox, and puts the door and the buffer between them."""
+        config = self.config
+        store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
+        self._exit.push_async_callback(store.close)
+        codec = await asyncio.to_thread(_load_codec, config)
+        self._verifier = SandboxVerifier(config.environments, config.sandbox)
+        self._exit.push_async_callback(self._verifier.close)
+        door = Door(
+            run_id=config.run_id,
+            node_id=identity.node_id,
+            codec=codec,
+            verifier=self._verifier,
+            store=store,
+            clock=self.clock,
+            limits=DoorLimits.from_config(config),
+            head_of=lambda node_id: self.agent.peers.heads.get(node_id),
+            environments=frozenset(env.name for env in config.environments),
+            standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
+            offload=asyncio.to_thread,
+            usable=await asyncio.to_thread(_usable_corrections, config),
+        )
+        return Agent(
+            config=config,
+            identity=identity,
+            store=store,
+            replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
+            door=door,
+            verifier=self._verifier,
+            tokenizer_digest=codec.digest,
+            clock=self.clock,
+            emit=self._emit,
+        )
 
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
         if self.config.directory.kind == "none":

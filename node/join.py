@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.addresses import own_address
-from swarm.config import LearnerConfig, NodeConfig, load_config
+from swarm.config import NodeConfig, load_config, parse_config
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict
@@ -46,8 +46,8 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
             fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
         except Unauthenticated as error:
             raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
-        await asyncio.to_thread(_require_recipe, fetched.manifest.learner)
         data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
+        await asyncio.to_thread(_require_recipe, parse_config(NodeConfig, data, "manifest"))
         data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
         own = await asyncio.to_thread(own_address, parsed.addresses[0].rpartition(":")[0])
         say(listen_towards(data, own))
@@ -60,12 +60,17 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         await run_daemon(config)
 
 
-def _require_recipe(learner: LearnerConfig) -> None:
-    """Refuses a run whose recipe this installation does not have. Raises ConfigError naming the key."""
-    from swarm.recipes import load_recipe
+def _require_recipe(config: NodeConfig) -> None:
+    """Refuses a run whose recipe this installation does not have, or that cannot supply what the recipe needs.
 
+    Raises:
+        ConfigError: names the key.
+    """
     try:
-        load_recipe(learner.recipe, learner.recipe_params)
+        from swarm.learn.supply import check_supply, supplied_by
+        from swarm.recipes import load_recipe
+
+        check_supply(load_recipe(config.learner.recipe, config.learner.recipe_params), supplied_by(config))
     except ConfigError as error:
         raise ConfigError(f"manifest: {error}; the run may need a newer swarm-trainer") from None
     except ImportError as error:

@@ -242,6 +242,7 @@ async def test_a_coordinator_refuses_to_start_a_run_that_names_local_code(tmp_pa
     [
         ({"recipe": "best_ever"}, r"learner\.recipe: .*best_ever"),
         ({"recipe": "grpo", "recipe_params": {"weight.hihg": 0.3}}, r"learner\.recipe_params\.weight\.hihg"),
+        ({"recipe": "virtual_maximum"}, r"learner\.recipe virtual_maximum needs .*replay\.keep_silent"),
     ],
 )
 async def test_a_recipe_that_nobody_has_stops_the_coordinator_and_whoever_joins(
@@ -252,7 +253,7 @@ async def test_a_recipe_that_nobody_has_stops_the_coordinator_and_whoever_joins(
     config = good.model_copy(update={"node": node})
     with pytest.raises(ConfigError, match=f"node.{key}"):
         await CoordinatorDaemon(config).__aenter__()
-    monkeypatch.setattr("coordinator.daemon._require_recipe", lambda learner: None)  # one with other recipes than ours
+    monkeypatch.setattr("coordinator.daemon._require_recipe", lambda node: None)  # one with other recipes than ours
     async with CoordinatorDaemon(config) as daemon:
         with pytest.raises(ConfigError, match=f"manifest: {key}"):
             await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None)
