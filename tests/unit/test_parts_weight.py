@@ -14,8 +14,10 @@ from torch import Tensor
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.part import Scored, WeightPart
+from swarm.parts.advantage.imitation import RecalibratedReplay
 from swarm.parts.advantage.outlier import OutlierFiltered
 from swarm.parts.advantage.signal import SignalScaled
+from swarm.parts.correction.imitation import ReplayWarmup
 from swarm.parts.weight.bias import BiasNormalisedClip
 from swarm.parts.weight.covariance import CovarianceClip, CovariancePenalty
 from swarm.parts.weight.detached import FourBounds, TrajectoryClip
@@ -249,6 +251,40 @@ def test_silent_groups_scale_the_others_up() -> None:
     batch = make_batch([0.0, 1.0, 1.0, 1.0], groups=[0, 0, 1, 1])
     assert SignalScaled()(batch).tolist() == [-1.0, 1.0, 0.0, 0.0]
     assert SignalScaled()(make_batch([1.0, 1.0])).tolist() == [0.0, 0.0]
+
+
+def test_replay_remembers_the_means_of_fresh_groups_only_and_forgets_the_oldest() -> None:
+    part = RecalibratedReplay(history=3)
+    batch = replace(make_batch([0.0, 1.0, 1.0], groups=[0, 0, 1]), age_steps=torch.tensor([0, 0, 2]))
+    scored = replace(one_row([1.0], [1.0]), batch=batch)
+    memory = part.initial()
+    assert not part(batch)[2].any(), "nothing to compare with yet"
+    for expected in ([0.5], [0.5, 0.5]):
+        memory = part.observe(memory, scored)
+        assert memory == {"means": expected}
+    newer = replace(scored, batch=replace(batch, rewards=torch.ones(3, dtype=torch.float64)))
+    memory = part.observe(part.observe(memory, newer), newer)
+    assert memory == {"means": [0.5, 1.0, 1.0]}
+    assert json.loads(json.dumps(memory)) == memory
+
+
+def test_replay_is_judged_by_the_median_of_recent_means_and_never_pushed_down() -> None:
+    rewards, ages = [0.0, 1.0, 0.9, 0.1, 0.9], torch.tensor([0, 0, 3, 3, 6])
+    memory = {"RecalibratedReplay": {"means": [0.1, 0.4, 0.9]}}
+    batch = replace(make_batch(rewards, groups=[0, 0, 1, 1, 1]), age_steps=ages, memory=memory)
+    assert RecalibratedReplay(max_age=5)(batch).tolist() == pytest.approx([-0.5, 0.5, 0.5, 0.0, 0.0])
+
+
+def test_replay_counts_along_half_a_cosine() -> None:
+    part, memory = ReplayWarmup(steps=4), ReplayWarmup().initial()
+    scored, weights = one_row([1.0], [1.0]), []
+    for _ in range(6):
+        old = replace(scored.batch, age_steps=torch.tensor([2]), memory={"ReplayWarmup": memory})
+        weights.append(float(part(replace(scored, batch=old))[0, 0]))
+        assert float(part(scored)[0, 0]) == 1.0
+        memory = part.observe(memory, scored)
+    root = math.sqrt(0.5)
+    assert weights == pytest.approx([(1 - root) / 2, 0.5, (1 + root) / 2, 1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(

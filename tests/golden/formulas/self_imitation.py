@@ -1,0 +1,48 @@
+"""Entry 6.14: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28), without the top 2 % of cov in (1, 40).
+
+Fresh: A = R - mean_G. Ages 1 to 5: A = max(R - median of remembered group means, 0), times half a cosine.
+"""
+
+import math
+
+from golden_case import Case, Group, Tensor, log_ratio, mean, ppo_min, zero
+
+MEMORY = {"RecalibratedReplay": {"means": [0.2, 0.6, 0.3, 0.5]}, "ReplayWarmup": {"step": 120}}
+INERT = {
+    "advantage.history": "bounds what is remembered between steps; the unit test of observe covers it",
+    "advantage.max_age": "ages here are 0, 1, 4 and 64, on the same side of 5 and 6",
+    "weight.share": "a share of so few tokens is one token, and so are its mutants; the unit test covers it",
+    "weight.most": "no token of these steps is near that bound and unclipped; the unit test of the part covers it",
+}
+
+
+def loss(case: Case) -> Tensor:
+    tokens = [
+        (token, advantage(group, place), response.age, response.limit)
+        for group, place, response in case
+        for token in response.tokens
+    ]
+    mean_advantage, mean_logp = mean([a for _, a, _, _ in tokens]), mean([t.logp.item() for t, _, _, _ in tokens])
+    found: list[tuple[float, int]] = []
+    for index, (token, a, _, _) in enumerate(tokens):
+        covariance = (a - mean_advantage) * (token.logp.item() - mean_logp)
+        ratio = log_ratio(token, token.mu).exp().item()
+        clipped = (a > 0 and ratio > 1.28) or (a < 0 and ratio < 0.8)
+        if 1 < covariance < 40 and not clipped:
+            found.append((-covariance, index))
+    dropped = {index for _, index in sorted(found)[: max(1, int(0.02 * len(tokens)))]}
+    total = zero()
+    for index, (token, a, age, limit) in enumerate(tokens):
+        if index not in dropped:
+            weight = 1.0 if age == 0 else 0.5 * (1 - math.cos(math.pi * 120 / 300))
+            term = ppo_min(log_ratio(token, token.mu).exp(), a, 0.8, 1.28)
+            total = total - weight * term / limit / case.num_responses
+    return total
+
+
+def advantage(group: Group, place: int) -> float:
+    response = group.members[place]
+    if response.age == 0:
+        silent = max(group.rewards) == min(group.rewards)
+        return 0.0 if silent else response.reward - mean(group.rewards)
+    return max(response.reward - 0.4, 0.0) if response.age <= 5 else 0.0
