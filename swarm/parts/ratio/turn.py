@@ -23,10 +23,10 @@ def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
         turn_ids: int64 [N, L], any numbers.
         mask: bool [N, L].
     """
-    rows = torch.arange(values.shape[0], device=values.device)[:, None].expand(values.shape)
-    pairs = torch.stack([rows.reshape(-1), turn_ids.reshape(-1)])
-    turns, place = torch.unique(pairs, dim=1, return_inverse=True)
-    zeros = torch.zeros(turns.shape[1], dtype=values.dtype, device=values.device)
+    numbers, number = torch.unique(turn_ids, return_inverse=True)
+    row = torch.arange(values.shape[0], device=values.device)[:, None]
+    turns, place = torch.unique((row * numbers.numel() + number).reshape(-1), return_inverse=True)
+    zeros = torch.zeros(turns.numel(), dtype=values.dtype, device=values.device)
     kept = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
     totals = zeros.index_add(0, place, kept)
     counts = zeros.index_add(0, place, mask.reshape(-1).to(values.dtype))
@@ -39,7 +39,8 @@ class TurnRatio(RatioPart):
 
     With a single turn it is `SequenceTokenRatio`.
 
-    Source: AT2PO, arXiv:2601.04767; zzfoutofspace/ATPO `compute_policy_loss_gspo_turn`.
+    Source: AT2PO, arXiv:2601.04767; zzfoutofspace/ATPO `compute_policy_loss_gspo_turn`. The chunks of ROLL
+    (`ratio_type` "segment") have the same value and, where a turn has one advantage, the same gradient.
     """
 
     equation: ClassVar[str] = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
