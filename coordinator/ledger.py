@@ -1,7 +1,7 @@
 """Which policy versions exist: one append-only history per training lineage.
 
-Invariant: whatever was accepted stays in the history; within one branch steps strictly increase and a
-step has one digest.
+Invariant: whatever was accepted stays in the history (the store keeps its newest lines); within one branch
+steps strictly increase and a step has one digest.
 
 A lineage belongs to the node whose id is its policy id. A node that restarts from a checkpoint says so by
 recording, once more, the version that it resumed from (a step below the head, with the digest that the

@@ -14,7 +14,14 @@ import aiosqlite
 from coordinator.advice import AdviceChange
 from coordinator.ledger import LedgerEntry
 from coordinator.membership import Member
-from coordinator.store import MAX_ADVICE_ROWS, MAX_EDGE_ROWS, MAX_EVALUATION_ROWS, EvaluationRow, Remembered
+from coordinator.store import (
+    MAX_ADVICE_ROWS,
+    MAX_EDGE_ROWS,
+    MAX_EVALUATION_ROWS,
+    MAX_VERSION_ROWS,
+    EvaluationRow,
+    Remembered,
+)
 from swarm.errors import ConfigError, StorageFull
 from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
 
@@ -34,7 +41,12 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE TABLE IF NOT EXISTS advice (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, record TEXT NOT NULL);
 """
-_RINGS: Final = (("edges", MAX_EDGE_ROWS), ("evaluations", MAX_EVALUATION_ROWS), ("advice", MAX_ADVICE_ROWS))
+_RINGS: Final = (
+    ("versions", MAX_VERSION_ROWS),
+    ("edges", MAX_EDGE_ROWS),
+    ("evaluations", MAX_EVALUATION_ROWS),
+    ("advice", MAX_ADVICE_ROWS),
+)
 
 Statements = list[tuple[str, list[tuple[Any, ...]]]]  # SQL, and the rows it is run for
 
@@ -152,7 +164,7 @@ class SqliteCoordinatorStore:
         await self._write([("DELETE FROM members WHERE node_id = ?", [(node_id,) for node_id in node_ids])])
 
     async def trim(self) -> None:
-        """Cuts the rings of reports back to their bounds. Raises StorageFull."""
+        """Cuts the rings of versions and reports back to their bounds. Raises StorageFull."""
         await self._write(
             [
                 (f"DELETE FROM {table} WHERE number <= (SELECT MAX(number) FROM {table}) - ?", [(most,)])

@@ -12,6 +12,7 @@ from coordinator.ledger import LedgerEntry
 from coordinator.membership import Member
 from swarm.types import EdgeReport, NodeId
 
+MAX_VERSION_ROWS: Final = 2_000_000  # newest lines of the ledger, about 250 MB: no node fills the disk with its own
 MAX_EDGE_ROWS: Final = 20_000
 MAX_EVALUATION_ROWS: Final = 50_000
 MAX_ADVICE_ROWS: Final = 5_000
@@ -68,7 +69,7 @@ class CoordinatorStore(Protocol):
         ...
 
     async def trim(self) -> None:
-        """Cuts the rings of reports back to their bounds."""
+        """Cuts the rings of versions and reports back to their bounds."""
         ...
 
     async def close(self) -> None:
@@ -81,7 +82,7 @@ class MemoryCoordinatorStore:
 
     def __init__(self) -> None:
         self._members: dict[NodeId, Member] = {}
-        self._versions: list[LedgerEntry] = []
+        self._versions: deque[LedgerEntry] = deque(maxlen=MAX_VERSION_ROWS)
         self._edges: deque[tuple[float, NodeId, EdgeReport]] = deque(maxlen=MAX_EDGE_ROWS)
         self._evaluations: deque[EvaluationRow] = deque(maxlen=MAX_EVALUATION_ROWS)
         self._advice: deque[AdviceChange] = deque(maxlen=MAX_ADVICE_ROWS)

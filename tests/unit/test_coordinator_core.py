@@ -153,13 +153,20 @@ async def test_a_version_that_could_not_be_written_is_not_in_the_ledger() -> Non
 
 
 async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.sqlite_store._RINGS", (("edges", 3), ("evaluations", 2), ("advice", 1)))
+    rings = (("versions", 4), ("edges", 3), ("evaluations", 2), ("advice", 1))
+    monkeypatch.setattr("coordinator.sqlite_store._RINGS", rings)
     store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
     core = CoordinatorCore(ManualClock(), store)
     for number in range(6):
         await core.heartbeat(ADA, report(step=number, accuracy=number / 10))
+        await core.record_version(ADA, v(number))
     await core.tidy()
     left = await store.load()
+    assert [entry.version.step for entry in left.versions] == [2, 3, 4, 5]
+    again = CoordinatorCore(ManualClock(), store)
+    await again.restore()
+    assert again.ledger.head(ADA) == v(5), "what is left is enough to go on"
+    assert (await again.record_version(ADA, v(6))).accepted
     assert [len(left.edges), len(left.evaluations), len(left.advice)] == [3, 2, 1]
     assert [row.accuracy for row in left.evaluations] == [0.4, 0.5]
     await store.close()
