@@ -32,6 +32,7 @@ class Token:
     old: float
     ref: float
     turn: int
+    id: int
 
 
 @dataclass(slots=True)
@@ -211,6 +212,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
                 old=float(old[i, t]),
                 ref=math.nan if batch.reference_logprobs is None else float(batch.reference_logprobs[i, t]),
                 turn=int(batch.turn_ids[i, t]),
+                id=int(batch.token_ids[i, t]),
             )
             for t in places
         ]

@@ -27,6 +27,7 @@ from swarm.parts.advantage.smoothed import CumulativeScore
 from swarm.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
 from swarm.parts.history import renewed
 from swarm.parts.reward.length import HistoryLength, Overlong
+from swarm.parts.reward.repetition import RepeatedTail, ends_in_a_loop
 from swarm.parts.shape.confidence import EntropyScaled, NoveltySharpening
 from swarm.types import Correction
 
@@ -234,6 +235,23 @@ def test_advantages_scale_with_the_entropy_of_the_token() -> None:
     assert torch.equal(flat, batch.advantages)
 
 
+def test_a_loop_at_the_end_is_found_as_by_trying_every_length() -> None:
+    random, found = Random(5), 0
+    for _ in range(400):
+        tokens = [random.randrange(3) for _ in range(random.randrange(9))]
+        tried = any(tokens[-2 * size : -size] == tokens[-size:] for size in range(1, len(tokens) // 2 + 1))
+        assert ends_in_a_loop(tokens) == tried, tokens
+        found += tried
+    assert 50 < found < 350
+
+
+def test_only_a_loop_that_was_cut_off_costs() -> None:
+    batch = step([[1.0, 1.0, 1.0]], [[4, 4, 4]], limit=4)
+    ids = torch.tensor([[7, 8, 7, 8], [7, 8, 7, 8], [5, 6, 7, 8]])
+    batch = replace(batch, token_ids=ids, is_truncated=torch.tensor([True, False, True]))
+    assert close(RepeatedTail(penalty=0.25)(batch), [0.75, 1.0, 1.0])
+
+
 def run(part: AdvantagePart | RewardPart, batches: list[Batch]) -> list[Tensor]:
     """What the part makes of successive steps, its memory passing through JSON as in a checkpoint."""
     memory, found = part.initial(), list[Tensor]()
@@ -327,6 +345,7 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
         lambda: LengthBalance(decay=1.0),
         lambda: NoveltySharpening(bound=-0.1),
         lambda: Overlong(share=0.0),
+        lambda: RepeatedTail(penalty=-0.1),
     ],
 )
 def test_senseless_constants_are_refused(broken: type) -> None:

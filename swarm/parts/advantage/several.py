@@ -36,7 +36,7 @@ class PerRewardScore(AdvantagePart):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REWARD_PARTS})
+        return frozenset({Need.REWARD_PARTS, Need.SILENT_GROUPS})
 
     def weight_of(self, name: str) -> float:
         """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""

@@ -63,7 +63,7 @@ class HistoryLength(RewardPart):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS})
+        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}
