@@ -27,7 +27,7 @@ class LengthBalance(AdvantagePart):
     it where nothing succeeded; being off it costs the same on both sides. The proportion moves towards the
     reward that varies more and has more room left.
 
-    Source: LEAD; CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's).
+    Source: LEAD, arXiv:2605.09806; CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's).
     """
 
     equation: ClassVar[str] = (

@@ -98,7 +98,7 @@ class RolloutMeanSum(AggregatePart):
 class PromptSum(AggregatePart):
     """Token losses added up, per prompt of the step: for weights that already divide inside a group.
 
-    Source: DRPO; Optimization-AI/DRPO `compute_policy_loss_drpo`.
+    Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
 
     equation: ClassVar[str] = "L = (1/M) sum_i sum_t L_t"

@@ -22,7 +22,7 @@ class DecoupledReward(WeightPart):
     successes alone, so that a long one is not compared with failures as in a length reward. Advantages and
     ratio are not used. The failures' common value is spread evenly over their tokens. Wants `PromptSum`.
 
-    Source: DRPO; Optimization-AI/DRPO `compute_policy_loss_drpo`.
+    Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
 
     equation: ClassVar[str] = (
