@@ -68,6 +68,8 @@ def own_address(towards: str = _FAR_AWAY) -> str:
             address = str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+    if "%" in address:  # of one link only: others could not dial it
+        return "127.0.0.1"
     return f"[{address}]" if ":" in address else address
 
 
@@ -84,6 +86,6 @@ def _is_port(text: str, least: int = 1) -> bool:
 
 def _is_ip(text: str, version: int) -> bool:
     try:
-        return ipaddress.ip_address(text).version == version
+        return ipaddress.ip_address(text).version == version and "%" not in text
     except ValueError:
         return False
