@@ -23,7 +23,7 @@ from swarm.parts.advantage.risk import BundleRisk
 from swarm.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
 from swarm.parts.advantage.several import PerRewardScore
 from swarm.parts.advantage.shifted import ReferenceMomentum, ShiftedMean, VirtualMaximum
-from swarm.parts.advantage.smoothed import CumulativeScore
+from swarm.parts.advantage.smoothed import CumulativeScore, PromptTracker
 from swarm.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
 from swarm.parts.history import renewed
 from swarm.parts.reward.length import HistoryLength, Overlong
@@ -280,6 +280,15 @@ def test_cumulative_scores_are_those_of_all_rewards_so_far() -> None:
     assert bool((found[2][:3] != 0).all()), "a flat visit learns from earlier ones"
 
 
+def test_a_prompt_is_compared_with_its_own_past() -> None:
+    steps = [step([[1.0, 0.0], [0.2]], keys=("a", "b")), step([[1.0], [1.0]], keys=("a", "c"))]
+    first, second = run(PromptTracker(rate=0.5), steps)
+    assert close(first, [0.6, -0.4, -0.2])  # nothing is known: the mean of the step, 0.4
+    assert close(second, [0.5, 0.0])
+    seen_twice = step([[1.0], [0.0]], keys=("a", "a"))
+    assert PromptTracker(rate=0.5).observe({"prompts": {"a": 0.0}}, seen(seen_twice)) == {"prompts": {"a": 0.25}}
+
+
 def test_the_shortest_success_of_a_prompt_is_remembered() -> None:
     part = HistoryLength()
     rewards = [[1.0, 0.0, 1.0]]
@@ -346,6 +355,7 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
         lambda: NoveltySharpening(bound=-0.1),
         lambda: Overlong(share=0.0),
         lambda: RepeatedTail(penalty=-0.1),
+        lambda: PromptTracker(rate=0.0),
     ],
 )
 def test_senseless_constants_are_refused(broken: type) -> None:

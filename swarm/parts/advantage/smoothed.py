@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.part import AdvantagePart, Memory, Need, Scored
 from swarm.parts.history import renewed
@@ -84,3 +85,46 @@ def _visits(batch: Batch, known: Mapping[str, Record]) -> Iterator[tuple[Tensor,
         members = (batch.group_index == index).nonzero()[:, 0]
         if members.numel():
             yield members, batch.rewards[members].to(torch.float64), known.get(key, [0.0, 0.0, 0.0, 0.0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTracker(AdvantagePart):
+    """Reward minus the prompt's running mean over earlier visits; of a prompt not seen yet, the step's mean.
+
+    The baseline does not depend on the rollouts it is taken from, so that one rollout for each prompt is
+    enough.
+
+    Source: reinforcement comparison, in Williams 1992, doi:10.1007/BF00992696, section 4.
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - b(prompt), then b += rate (mean_G - b); b = mean of the step at first"
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate {self.rate} must be in (0, 1]")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"prompts": {}}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        known: Mapping[str, float] = self.remembered(batch)["prompts"]
+        rewards = batch.rewards.to(torch.float64)
+        usual = float(rewards.mean())
+        baselines = [known.get(batch.task_keys[group], usual) for group in batch.group_index.tolist()]
+        return (rewards - torch.tensor(baselines, dtype=torch.float64, device=rewards.device)).to(batch.rewards.dtype)
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        known: Mapping[str, float] = memory["prompts"]
+        news: dict[str, float] = {}
+        for index, key in enumerate(scored.batch.task_keys):
+            rewards = scored.batch.rewards[scored.batch.group_index == index]
+            if rewards.numel():
+                mean = float(rewards.to(torch.float64).mean())
+                before = news.get(key, known.get(key, mean))
+                news[key] = before + self.rate * (mean - before)
+        return {"prompts": renewed(known, news)}
