@@ -1,7 +1,7 @@
 """DISPO: the ratio as a constant weight of REINFORCE, with separate bounds for right and wrong rollouts.
 
 The bounds are the paper's. Its filter of uniform groups is the sampler's work, its penalty on overlong
-answers a reward part of its own (`soft_overlong`), and the learner chooses the learning rate.
+answers a reward part of its own (`Overlong`), and the learner chooses the learning rate.
 """
 
 from swarm.learn.recipe import Recipe

@@ -21,7 +21,7 @@ from swarm.parts.correction.imitation import ReplayWarmup
 from swarm.parts.weight.bias import BiasNormalisedClip
 from swarm.parts.weight.covariance import CovarianceClip, CovariancePenalty
 from swarm.parts.weight.detached import FourBounds, TrajectoryClip
-from swarm.parts.weight.gate import OneSidedGate, RingGate, SoftGate, TwoSidedGate
+from swarm.parts.weight.gate import ExponentialWeight, OneSidedGate, RingGate, SoftGate, TwoSidedGate
 from swarm.parts.weight.geometric import GeometricMean
 from swarm.parts.weight.preserving import FlippedClip, PreClip, PreservingClip
 from swarm.parts.weight.taper import TaperedToken, TaperedTrajectory
@@ -169,6 +169,11 @@ def test_the_soft_gate_has_the_slope_of_the_ratio_at_one_and_dies_out_far_away()
     assert 0 <= pull[2] < 1e-14
 
 
+def test_the_exponential_weight_favours_the_best_and_stays_finite() -> None:
+    pull = pulls(ExponentialWeight(temperature=0.5), one_row([1.0, 1.0, 1.0], [1.0, -1.0, 1e4]))
+    assert pull == pytest.approx([math.exp(2), -math.exp(-2), 1e4 * math.exp(20)])
+
+
 def test_preserved_bounds_pull_as_much_as_the_bound() -> None:
     scored = one_row([1.5, 0.5, 0.5, 5.0], [1.0, 1.0, -1.0, -1.0])
     assert pulls(PreservingClip(), scored) == pytest.approx([1.2, 0.5, -0.8, -5.0])
@@ -297,6 +302,7 @@ def test_replay_counts_along_half_a_cosine() -> None:
         (CovarianceClip, {"share": 0.0}),
         (RingGate, {"far_low": 0.1}),
         (SoftGate, {"positive": 0.0}),
+        (ExponentialWeight, {"temperature": 0.0}),
         (PreservingClip, {"preserve": "lower"}),
         (FlippedClip, {"cap": 1.0}),
         (PreClip, {"least": 0.0}),

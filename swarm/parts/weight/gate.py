@@ -1,4 +1,4 @@
-"""Gates: the ratio decides which tokens count, and how much, but is no surrogate that a clip cuts off.
+"""Gates: the ratio or the advantage decides which tokens count, and how much, without a surrogate to be cut off.
 
 Invariant: half-widths around 1 are in fields called low and high; REINFORCE gates are constants.
 Shape letters: N rollouts, L longest response in tokens.
@@ -95,6 +95,26 @@ class RingGate(WeightPart):
         rises = (advantages >= 0) & (ratio <= 1 - self.far_low)
         falls = (advantages <= 0) & (ratio >= 1 + self.far_high)
         return _gated(scored, is_near | rises | falls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExponentialWeight(WeightPart):
+    """REINFORCE with an exponential of the advantage as a further weight: the best rollouts count most.
+
+    Source: RED-Weight, arXiv:2509.24203; Trinity-RFT `rec` with weight "advantage".
+    """
+
+    equation: ClassVar[str] = "L_t = -exp(A / temperature) A log pi_t"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature {self.temperature} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        exponent = (scored.advantages / self.temperature).clamp(max=20.0)
+        losses = -torch.exp(exponent) * scored.advantages * scored.logprobs
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
 
 
 def _gated(scored: Scored, is_open: Tensor) -> TokenLosses:
