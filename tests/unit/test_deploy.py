@@ -67,6 +67,7 @@ def test_the_coordinator_configuration_offers_the_run_that_the_node_configuratio
     assert coordinator.node.generator.max_new_tokens == node.generator.max_new_tokens
 
 
+@pytest.mark.timeout(60)  # the first one imports torch and every reasoning-gym dataset
 @pytest.mark.parametrize("name", ["node", "laptop", "gpu", "coordinator"])
 def test_environments_and_recipes_of_the_configurations_exist(name: str):
     from swarm.recipes import load_recipe
