@@ -5,6 +5,7 @@ Derivation: by hand from the formula sheet (1.6 to 1.12, 2.6, 2.18, MiniRL).
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +214,6 @@ def test_the_second_moment_of_what_is_kept_is_in_the_budget(gaps: list[float]) -
         (SecondMomentMask, {"budget": 0.0}),
     ],
 )
-def test_a_constant_that_makes_no_sense_is_refused(part: type[CorrectionPart], constants: dict[str, object]) -> None:
+def test_a_constant_that_makes_no_sense_is_refused(part: type[CorrectionPart], constants: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(constants))):
         part(**constants)

@@ -5,6 +5,7 @@ Derivation: relations are those of the formula sheet (1.2 to 1.5, 1.11, 1.13, 2.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -197,7 +198,7 @@ def test_the_gamma_weight_is_1_at_1_and_vanishes_on_both_sides_without_overflow(
         (CentredClip, {"width": -0.1}),
     ],
 )
-def test_a_constant_that_makes_no_sense_is_refused(part: type[Part], constants: dict[str, object]) -> None:
+def test_a_constant_that_makes_no_sense_is_refused(part: type[Part], constants: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(constants)) if part is not GammaWeight else "positive"):
         part(**constants)
 

@@ -4,8 +4,6 @@ import math
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 
-NUM_SEEDS = 6  # so that the floor of either bound shows
-
 
 def loss(case: Case) -> Tensor:
     tokens = [
@@ -18,8 +16,9 @@ def loss(case: Case) -> Tensor:
     if harmful and sum(harmful) / len(harmful) > 0.04:
         largest = 0.0
         for candidate in harmful:
-            if sum(min(square, candidate) for square in harmful) / len(harmful) <= 0.04:
-                largest = candidate
+            if sum(min(square, candidate) for square in harmful) / len(harmful) > 0.04:
+                break
+            largest = candidate
         low, high = min(math.exp(-math.sqrt(largest)), 0.7), max(math.exp(math.sqrt(largest)), 1.5)
     total = zero()
     for d, advantage in tokens:
