@@ -39,7 +39,7 @@ def leave_readable(places: Iterable[Path]) -> bool:
         Whether the kernel enforces it for the whole process: False on another system, without Landlock, or when
         the process has other threads, which would keep their rights.
     """
-    if sys.platform != "linux" or len(list(Path("/proc/self/task").iterdir())) != 1:
+    if sys.platform != "linux" or _num_threads() != 1:
         return False
     version = _call(_CREATE_RULESET, None, 0, _GET_VERSION)
     rights = next((rights for least, rights in _RIGHTS_BY_VERSION if version >= least), 0)
@@ -52,6 +52,10 @@ def leave_readable(places: Iterable[Path]) -> bool:
         return all(_allow(ruleset, place) for place in places) and _call(_RESTRICT_SELF, ruleset, 0) == 0
     finally:
         os.close(ruleset)
+
+
+def _num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _allow(ruleset: int, place: Path) -> bool:

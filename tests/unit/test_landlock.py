@@ -1,0 +1,90 @@
+"""Landlock where it is not: said so, and nothing taken away. Where it is: tests/unit/test_sandbox_verifier.py."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from swarm.tasks import landlock
+from swarm.tasks.landlock import leave_readable, python_places
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux only")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """System calls that were tried; none reaches the kernel, which has no Landlock here."""
+    tried: list[int] = []
+
+    def refuse(number: int, *arguments: object) -> int:
+        tried.append(number)
+        return -1
+
+    monkeypatch.setattr(landlock, "_call", refuse)
+    monkeypatch.setattr(landlock, "_num_threads", lambda: 1)
+    return tried
+
+
+def test_a_kernel_without_landlock_is_reported_and_nothing_else_is_tried(calls: list[int]) -> None:
+    assert not leave_readable(python_places())
+    assert len(calls) == 1
+
+
+def test_a_process_with_other_threads_is_not_called_confined(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(landlock, "_call", lambda *arguments: pytest.fail("it tried"))
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        assert not leave_readable(python_places())
+    finally:
+        done.set()
+        other.join()
+
+
+PROBE = """
+import json, sys
+from pathlib import Path
+from swarm.tasks.confine import confine
+from swarm.tasks.landlock import leave_readable
+folder = Path(sys.argv[1])
+confine(10, 2**31)
+holds = leave_readable([folder / "open", folder / "file", folder / "absent"])
+def outcome(act):
+    try:
+        act()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+tries = {
+    "read beneath": lambda: (folder / "open" / "deep" / "x").read_bytes(),
+    "read the file": lambda: (folder / "file").read_bytes(),
+    "list beneath": lambda: list((folder / "open").iterdir()),
+    "read beside": lambda: (folder / "shut").read_bytes(),
+    "list above": lambda: list(folder.iterdir()),
+    "read through a link": lambda: (folder / "open" / "link").read_bytes(),
+    "write beneath": lambda: (folder / "open" / "new").touch(),
+    "delete beneath": lambda: (folder / "open" / "deep" / "x").unlink(),
+    "rename beneath": lambda: (folder / "open" / "deep" / "x").rename(folder / "open" / "y"),
+}
+print(json.dumps({"holds": holds, **{name: outcome(act) for name, act in tries.items()}}))
+"""
+
+
+def test_only_the_named_places_can_be_read_and_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "open" / "deep").mkdir(parents=True)
+    for name in ("open/deep/x", "file", "shut"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "shut")
+    probe = subprocess.run([sys.executable, "-c", PROBE, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = json.loads(probe.stdout)
+    if not found.pop("holds"):
+        pytest.skip("no Landlock on this machine")
+    allowed = {name for name, outcome in found.items() if outcome == "done"}
+    assert allowed == {"read beneath", "read the file", "list beneath"}
+    assert {outcome for name, outcome in found.items() if name not in allowed} == {"PermissionError"}
+    assert (tmp_path / "open" / "deep" / "x").exists()
