@@ -138,7 +138,7 @@ def _producer(
             run_id=config.run_id,
             producer=node_id,
             clock=clock,
-            first_number=first_number,
+            numbers=range(first_number, first_number + count),
         )
 
     return produce_groups

@@ -72,12 +72,23 @@ class GeneratorConfig(Model):
     """Environment name -> weight of the mixture that this node asks. Empty: every environment equally."""
     group_size: Annotated[int, Field(ge=2, le=256)] = 8
     """Rollouts per task."""
+    largest_group: Annotated[int, Field(ge=0, le=256)] = 0
+    """Most rollouts of a task where a recipe asks some tasks more and others less, also in groups taken from peers.
+    0: every group has group_size."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; also the one at which log-probs are taken."""
     max_new_tokens: Positive = 8
     """Longest response, tokens."""
     groups_per_batch: Positive = 4
     """Prompts generated together."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "GeneratorConfig":
+        if 0 < self.largest_group < self.group_size:
+            raise ValueError(
+                f"largest_group: {self.largest_group} is below group_size {self.group_size}; 0 turns it off"
+            )
+        return self
 
 
 class ReplayConfig(Model):

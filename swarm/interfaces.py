@@ -4,9 +4,9 @@ Invariant: modules of one layer know each other only through these protocols. Ea
 `swarm.testing` or an in-memory implementation that passes the same contract tests as the real one.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from swarm.types import (
     Advert,
@@ -114,6 +114,33 @@ class TextCodec(Protocol):
 # --- generation --------------------------------------------------------------------------------
 
 
+class PromptChooser(Protocol):
+    """Chooses what is asked, and how often, by what own groups were rewarded; memories are plain JSON data.
+
+    See `swarm.learn.part.PromptPart`, which recipes implement it with.
+    """
+
+    def initial(self) -> Mapping[str, Any]:
+        """What it remembers before the first group."""
+        ...
+
+    def odds(self, memory: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
+        """Weight >= 0 of each candidate; where all are 0 any may be asked."""
+        ...
+
+    def counts(self, memory: Mapping[str, Any], keys: Sequence[str], group_size: int, largest: int) -> list[int]:
+        """How many responses each prompt gets at first: in [2, largest]."""
+        ...
+
+    def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
+        """How many more responses a prompt gets after these, at most `largest` in all."""
+        ...
+
+    def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
+        """What it remembers after a group."""
+        ...
+
+
 class Generator(Protocol):
     """A local engine that samples from known weights.
 
@@ -174,11 +201,14 @@ class ExchangeHandler(Protocol):
     """What a node serves to its peers. Every argument from a peer is hostile until checked."""
 
     def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
-        """Own groups after `cursor`, then live ones for as long as the peer reads; notices of others' when `relay`."""
+        """Own groups after `cursor`, then live ones for as long as the peer reads; notices of others' when `relay`.
+
+        Raises Unavailable for a peer that is not welcome, also in the middle.
+        """
         ...
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """A held group. Raises NotHeld."""
+        """A held group. Raises NotHeld; Unavailable for a peer that is not welcome."""
         ...
 
 

@@ -38,6 +38,7 @@ class DoorLimits:
 
     max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
     group_size: int = 8  # rollouts, exactly
+    largest_group: int = 0  # 0, or groups have any size from 2 to this
     max_age_steps: int = 4
     max_age_s: float = 600.0  # since the producer's created_at, clock skew allowed on top
     max_new_tokens: int = 8  # trained tokens of one rollout
@@ -53,6 +54,7 @@ class DoorLimits:
         return cls(
             max_group_bytes=config.exchange.max_group_bytes,
             group_size=config.generator.group_size,
+            largest_group=config.generator.largest_group,
             max_age_steps=config.replay.max_age_steps,
             max_age_s=config.replay.max_age_s,
             max_new_tokens=config.generator.max_new_tokens,
@@ -61,8 +63,9 @@ class DoorLimits:
 
 def check_form(group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
     """Everything that group, vocabulary and limits decide alone."""
-    if len(group.rollouts) != limits.group_size:
-        return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {limits.group_size}"
+    least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
+    if not least <= len(group.rollouts) <= most:
+        return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {least} to {most}"
     num_traced = sum([rollout.trace is not None for rollout in group.rollouts])
     if num_traced not in (0, len(group.rollouts)):
         return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"

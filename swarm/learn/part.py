@@ -6,8 +6,8 @@ Shape letters: N rollouts, L longest response in tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -47,6 +47,21 @@ class Need(StrEnum):
     TURNS = "turns"  # turn boundaries
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
     REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
+    VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A chunk of c trained tokens as the scoring pass sees it, for probes; nothing in it may be changed."""
+
+    hidden: Tensor  # [c, H], last hidden states
+    logits: Tensor  # [c, V], float32 at least, at temperature 1
+    targets: Tensor  # int64 [c], the tokens
+    temperature: Tensor  # [c], of their rollouts
+
+
+Probe = Callable[[Prediction], Tensor]
+"""One number [c] of each token that log-prob and entropy do not give; constant, computed without gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +76,7 @@ class Scored:
     entropy: Tensor  # [N, L] nats, 0 off the mask
     advantages: Tensor  # [N, L], constant, 0 off the mask
     log_ratio: Tensor  # [N, L], of the recipe's ratio, 0 off the mask; all 0 until it was formed
+    probes: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L], constant, 0 off the mask
 
     @property
     def mask(self) -> Tensor:
@@ -105,6 +121,11 @@ class Part(ABC):
     def needs(self) -> frozenset[Need]:
         """What the run must supply."""
         return frozenset()
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """What it reads from `Scored.probes`; one name means one function of all parts, its constants included."""
+        return {}
 
     def initial(self) -> Memory:
         """What it remembers before the first step."""
@@ -212,16 +233,16 @@ class PromptPart(Part):
         """Weight >= 0 of each candidate; where all are 0 any may be asked."""
         return [1.0] * len(keys)
 
-    def counts(self, memory: Memory, keys: Sequence[str], group_size: int) -> list[int]:
-        """How many responses each of these prompts gets at first; `group_size` is the mean to keep."""
+    def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
+        """How many responses each of these prompts gets at first: in [2, largest], `group_size` is the mean to keep."""
         return [group_size] * len(keys)
 
-    def missing(self, rewards: Sequence[float], group_size: int) -> int:
-        """How many more responses a prompt gets after these; 0 is enough."""
+    def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
+        """How many more responses a prompt gets after these, at most `largest` in all; 0 is enough."""
         return 0
 
-    def seen(self, memory: Memory, key: str, reward: float, num_responses: int) -> Memory:
-        """What it remembers after a group with that mean reward, in [0, 1]."""
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
+        """What it remembers after a group with these rewards, in [0, 1]."""
         return memory
 
 

@@ -27,6 +27,7 @@ _FIXES = {
     "or an environment with several turns",
     Need.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: set num_tasks of each "
     f"environment that is asked to {MAX_REPEATED_TASKS} or less",
+    Need.VARIED_GROUPS: "every group has generator.group_size rollouts: set generator.largest_group on every node",
     Need.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
     "or an environment that names its rewards",
 }
@@ -48,6 +49,8 @@ def supplied_by(config: NodeConfig) -> frozenset[Need]:
         found.add(Need.SILENT_GROUPS)
     if config.learner.updates_per_step > 1:
         found.add(Need.SEVERAL_UPDATES)
+    if config.generator.largest_group > config.generator.group_size:
+        found.add(Need.VARIED_GROUPS)
     if asked and all(env.num_tasks <= MAX_REPEATED_TASKS for env in asked):
         found.add(Need.REPEATED_PROMPTS)
     return frozenset(found)

@@ -25,7 +25,7 @@ def produce(
     run_id: str,
     producer: NodeId,
     clock: Clock,
-    first_number: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[RolloutGroup]:
     """One group of `group_size` rollouts for each task (blocking; run it in a thread).
 
@@ -38,14 +38,13 @@ def produce(
         run_id: of the groups.
         producer: this node.
         clock: of `created_at_s`.
-        first_number: of the first task among all that the node asks, the others follow; see `Generator.generate`.
+        numbers: of each task among all that the node asks; see `Generator.generate`.
 
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
     """
     prompts = [codec.encode_prompt(task) for task in tasks]
     policy_id = generator.version.policy_id
-    numbers = None if first_number is None else range(first_number, first_number + len(tasks))
     generated = generator.generate(prompts, group_size, sampling, numbers)
     return [
         RolloutGroup(

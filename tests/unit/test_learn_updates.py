@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.config import EnvironmentConfig, LearnerConfig, NodeConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.part import Memory, Need, Scope, Scored, TermPart
@@ -121,14 +121,14 @@ def test_one_update_a_draw_scores_no_proximal_policy(tmp_path: Path) -> None:
 def test_a_run_with_memory_reference_and_several_updates_resumes_bit_for_bit(tmp_path: Path, lora_rank: int) -> None:
     settings: dict[str, Any] = {"lora_rank": lora_rank, "updates_per_step": 2}
     whole = learner(tmp_path / "whole", recipe()[0], **settings)
-    reports = [whole.step(draw(step)) for step in range(1, 5)]
+    reports = [whole.step(draw(step, num_groups=2)) for step in (1, 2, 3)]
     first = learner(tmp_path / "parts", recipe()[0], **settings)
     for step in (1, 2):
-        first.step(draw(step))
+        first.step(draw(step, num_groups=2))
     first.save()
     second = learner(tmp_path / "parts", recipe()[0], **settings)
-    assert [figures(second.step(draw(step))) for step in (3, 4)] == [figures(report) for report in reports[2:]]
-    assert second._memory == whole._memory and whole._memory["Tracker"]["seen"] == 8
+    assert figures(second.step(draw(3, num_groups=2))) == figures(reports[2])
+    assert second._memory == whole._memory and whole._memory["Tracker"]["seen"] == 6
     assert all(torch.equal(tensor, second.weights()[name]) for name, tensor in whole.weights().items())
 
 
@@ -137,7 +137,7 @@ def test_the_reference_stays_what_the_network_was(tmp_path: Path, lora_rank: int
     chosen, tracker = recipe()
     one = learner(tmp_path, chosen, lora_rank=lora_rank)
     for _ in range(3):
-        one.step(draw(7))
+        one.step(draw(7, num_groups=2))
     first, *later = [scored.reference for scored, _ in tracker.log]
     assert first.abs().max() > 0 and all(torch.equal(first, values) for values in later)
     moved = tracker.log[-1][0].logprobs - tracker.log[0][0].logprobs
@@ -203,6 +203,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Need) -> None:
         Need.SILENT_GROUPS: node(replay=ReplayConfig(keep_silent=True)),
         Need.SEVERAL_UPDATES: node(learner=LearnerConfig(updates_per_step=4)),
         Need.REPEATED_PROMPTS: node(num_tasks=200),
+        Need.VARIED_GROUPS: node(generator=GeneratorConfig(group_size=8, largest_group=32)),
     }
     always = {Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS}
     if need in always:

@@ -16,10 +16,14 @@ from swarm.parts.prompts.robust import RobustCounts, best_counts
 from swarm.parts.prompts.rounds import SuccessiveElimination
 
 
+LARGEST = 64
+
+
 def taught(part: PromptPart, groups: list[tuple[str, float, int]]) -> Memory:
+    """Groups as (key, mean reward, responses)."""
     memory = part.initial()
     for key, reward, num_responses in groups:
-        memory = part.seen(memory, key, reward, num_responses)
+        memory = part.seen(memory, key, [reward] * num_responses)
     return memory
 
 
@@ -49,7 +53,7 @@ def test_prompts_around_half_accuracy_are_drawn_most() -> None:
     for step in range(4000):
         keys = rng.sample(sorted(rates), 16)
         (key,) = rng.choices(keys, part.odds(memory, keys))
-        memory = part.seen(memory, key, sum(rng.random() < rates[key] for _ in range(8)) / 8, 8)
+        memory = part.seen(memory, key, [float(rng.random() < rates[key]) for _ in range(8)])
         if step >= 2000:
             drawn.append(rates[key])
     centre = sum(0.25 <= rate <= 0.75 for rate in drawn) / len(drawn)
@@ -66,13 +70,14 @@ def test_forgotten_prompts_start_anew() -> None:
 
 def test_a_prompt_is_answered_again_until_its_answers_are_mixed() -> None:
     part = SuccessiveElimination(rounds=3, keep=4)
-    assert part.missing([0.0] * 8, 8) == 8
-    assert part.missing([0.0] * 7 + [1.0], 8) == 8
-    assert part.missing([0.0] * 6 + [1.0] * 2, 8) == 0
-    assert part.missing([1.0] * 7 + [0.0], 8) == 8
-    assert part.missing([1.0] * 24, 8) == 0, "three rounds were drawn"
+    assert part.missing([0.0] * 8, 8, LARGEST) == 8
+    assert part.missing([0.0] * 7 + [1.0], 8, LARGEST) == 8
+    assert part.missing([0.0] * 6 + [1.0] * 2, 8, LARGEST) == 0
+    assert part.missing([1.0] * 7 + [0.0], 8, LARGEST) == 8
+    assert part.missing([1.0] * 24, 8, LARGEST) == 0, "three rounds were drawn"
+    assert part.missing([1.0] * 8, 8, 12) == 4 and part.missing([1.0] * 12, 8, 12) == 0
     positive = SuccessiveElimination(rule="positive")
-    assert positive.missing([1.0] * 8, 8) == 0 and positive.missing([0.5] * 8, 8) == 8
+    assert positive.missing([1.0] * 8, 8, LARGEST) == 0 and positive.missing([0.5] * 8, 8, LARGEST) == 8
 
 
 def test_elimination_leaves_fewer_silent_groups_at_the_same_mean_of_responses() -> None:
@@ -83,7 +88,7 @@ def test_elimination_leaves_fewer_silent_groups_at_the_same_mean_of_responses() 
     silent, used = 0, 0
     for rate in rates:
         rewards = [float(rng.random() < rate) for _ in range(group_size)]
-        while more := part.missing(rewards, group_size):
+        while more := part.missing(rewards, group_size, LARGEST):
             rewards += [float(rng.random() < rate) for _ in range(more)]
         silent += max(rewards) == min(rewards)
         used += len(rewards)
@@ -118,15 +123,16 @@ def test_counts_approach_the_square_root_rule() -> None:
 def test_prompts_whose_answers_differ_get_more_responses() -> None:
     part = RobustCounts(k=1, least=2, most=16, pace=0.5)
     memory = taught(part, [(key, rate, 8) for _ in range(6) for key, rate in (("solved", 1.0), ("half", 0.25))])
-    counts = part.counts(memory, ["solved", "half", "half", "new"], 8)
+    counts = part.counts(memory, ["solved", "half", "half", "new"], 8, LARGEST)
     assert sum(counts) == 32
     assert counts[0] == 2 and min(counts[1:]) > 8 and counts[1] == pytest.approx(counts[2], abs=1)
 
 
 def test_a_group_size_outside_the_bounds_widens_them() -> None:
     part = RobustCounts(least=4, most=6)
-    assert part.counts(part.initial(), ["a", "b"], 2) == [2, 2]
-    assert part.counts(part.initial(), ["a", "b"], 9) == [9, 9]
+    assert part.counts(part.initial(), ["a", "b"], 2, LARGEST) == [2, 2]
+    assert part.counts(part.initial(), ["a", "b"], 9, LARGEST) == [9, 9]
+    assert RobustCounts().counts(part.initial(), ["a", "b"], 8, 8) == [8, 8]
 
 
 def test_pass_at_k_counts_subsets() -> None:

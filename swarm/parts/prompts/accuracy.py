@@ -44,9 +44,9 @@ class GaussianAccuracy(PromptPart):
     def initial(self) -> Memory:
         return {"accuracy": {}}
 
-    def seen(self, memory: Memory, key: str, reward: float, num_responses: int) -> Memory:
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
         table = _accuracies(memory)
-        mean = (1 - self.pace) * table.get(key, self.start) + self.pace * reward
+        mean = (1 - self.pace) * table.get(key, self.start) + self.pace * math.fsum(rewards) / len(rewards)
         return {"accuracy": with_entry(table, key, mean, self.remembers)}
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:

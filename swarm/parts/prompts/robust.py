@@ -5,6 +5,7 @@ between `least` and `most` (which are widened where the group size lies outside)
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -74,25 +75,25 @@ class RobustCounts(PromptPart):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS})
+        return frozenset({Need.REPEATED_PROMPTS, Need.VARIED_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}, "variances": [0.25] * self.num_bins}
 
-    def seen(self, memory: Memory, key: str, reward: float, num_responses: int) -> Memory:
-        prompts = self._bins().with_group(cast(Prompts, memory["prompts"]), key, reward, num_responses)
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
+        mean = min(1.0, max(0.0, math.fsum(rewards) / len(rewards)))
+        prompts = self._bins().with_group(cast(Prompts, memory["prompts"]), key, mean, len(rewards))
         variances = list(cast("list[float]", memory["variances"]))
         place = place_of(prompts, key)
         assert place is not None
-        mean = min(1.0, max(0.0, reward))
         variances[place] += self.pace * (mean * (1 - mean) - variances[place])
         return {"prompts": prompts, "variances": variances}
 
-    def counts(self, memory: Memory, keys: Sequence[str], group_size: int) -> list[int]:
+    def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
         prompts, variances = cast(Prompts, memory["prompts"]), cast("list[float]", memory["variances"])
         places = [place_of(prompts, key) for key in keys]
         spread = [0.25 if place is None else variances[place] for place in places]
-        least, most = min(self.least, group_size), max(self.most, group_size)
+        least, most = min(self.least, group_size), max(min(self.most, largest), group_size)
         return best_counts(spread, group_size * len(keys), least, most)
 
     def _bins(self) -> Bins:

@@ -1,6 +1,6 @@
 """Responses drawn in rounds until a prompt has given enough signal.
 
-Invariant: a prompt gets at most `rounds` rounds of the group size, whatever its rewards.
+Invariant: a prompt gets at most `rounds` rounds of the group size and `largest` responses, whatever its rewards.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from swarm.errors import ConfigError
-from swarm.learn.part import PromptPart
+from swarm.learn.part import Need, PromptPart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,16 @@ class SuccessiveElimination(PromptPart):
         if self.rule not in ("balanced", "positive"):
             raise ConfigError(f"rule: {self.rule!r} is neither 'balanced' nor 'positive'")
 
-    def missing(self, rewards: Sequence[float], group_size: int) -> int:
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.VARIED_GROUPS})
+
+    def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
         num_right = sum(reward > self.right for reward in rewards)
         num_wrong = len(rewards) - num_right
         if self.rule == "balanced":
             is_enough = num_right >= self.keep // 2 and num_wrong >= self.keep - self.keep // 2
         else:
             is_enough = num_right >= 1
-        return 0 if is_enough or len(rewards) >= self.rounds * group_size else group_size
+        limit = min(self.rounds * group_size, largest)
+        return 0 if is_enough else min(group_size, limit - len(rewards))
