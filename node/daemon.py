@@ -249,7 +249,7 @@ class Daemon(Service):
             "bytes_sent": agent.serving.bytes_sent,
             "bytes_received": agent.counters.bytes_received,
             "refusals": {str(reason): count for reason, count in agent.refusals.items()},
-            "evaluations": agent.evaluations,
+            "evaluations": agent.coordination.evaluations,
             "replay_groups": replay.num_groups,
             "replay_bytes": replay.num_bytes,
             "num_failures": agent.num_failures,
@@ -258,7 +258,7 @@ class Daemon(Service):
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": max(0, self._verifier.num_started - 1),
             },
-            "guard": agent.advice.guard,
+            "guard": agent.coordination.advice.guard,
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
         }
 

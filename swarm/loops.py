@@ -134,16 +134,17 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
         now_s = agent.clock.monotonic_s()
         rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.counters.tokens_generated, now_s
-        agent.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+        agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
         await hand_in_versions(agent, coordinator)
         await asyncio.sleep(agent.config.coordinator.heartbeat_s)
 
 
 async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
     """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
-    while agent.pending_versions:
-        await coordinator.record_version(agent.pending_versions[0])
-        del agent.pending_versions[0]
+    pending = agent.coordination.pending_versions
+    while pending:
+        await coordinator.record_version(pending[0])
+        del pending[0]
 
 
 def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> list[Advert]:

@@ -16,7 +16,8 @@ from swarm.errors import RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.agent_events import draw_fields, evaluation_fields, group_fields, mean_and_std, step_fields
 from swarm.exchange.appetite import Appetite
-from swarm.exchange.peers import Peers, keep_newest
+from swarm.exchange.coordination import Coordination
+from swarm.exchange.peers import Peers
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
 from swarm.exchange.signal import Signal
@@ -24,11 +25,9 @@ from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Verdict, Verifier
 from swarm.types import (
     Advert,
-    Advice,
     Correction,
     Digest,
     Draw,
-    EdgeReport,
     Evaluation,
     JsonDict,
     NodeId,
@@ -36,7 +35,6 @@ from swarm.types import (
     PolicyVersion,
     RefusalReason,
     Refused,
-    Role,
     RolloutGroup,
     ScoredGroup,
     SealedGroup,
@@ -48,9 +46,7 @@ logger = logging.getLogger(__name__)
 
 Emit = Callable[[str, JsonDict], None]  # event kind, fields
 
-MAX_EDGES = 256  # sources with figures of their own: each report to the coordinator carries them all
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
-MAX_PENDING_VERSIONS = 10_000  # versions kept for a coordinator that is away
 
 
 @dataclass(slots=True)
@@ -93,10 +89,7 @@ class Agent:
         self.peers = Peers(self.node_id)
         self.fetching: set[Digest] = set()  # notices being fetched from some neighbour: no second copy
         self.head = PolicyVersion(policy_id=self.node_id, step=0)
-        self._advice, self._advice_ends_s = Advice(), 0.0
-        self.pending_versions: list[PolicyVersion] = []
-        self.edges: dict[NodeId, EdgeReport] = {}
-        self.evaluations: dict[str, float] = {}
+        self.coordination = Coordination(clock)
         self.endpoints: tuple[str, ...] = ()
         self.last_step_at_s = clock.now_s()
         self._door = door
@@ -183,8 +176,8 @@ class Agent:
         await self._changed.until(self._round_is_complete)
         draw: Draw | None = None
         while draw is None:
-            self.replay.limit_age(self.advice.max_age_steps)
-            draw = self.replay.draw(self._next_draw, head, self.peers.heads.get, self._source_weights())
+            self.replay.limit_age(self.coordination.advice.max_age_steps)
+            draw = self.replay.draw(self._next_draw, head, self.peers.heads.get, self.coordination.source_weights())
             if draw is None:
                 self._changed.fire()  # what was used up or too old makes room for the generator
                 await self._changed.wait()
@@ -218,8 +211,7 @@ class Agent:
     async def publish(self, version: PolicyVersion) -> None:
         """A new version of our own lineage exists."""
         self.head = version
-        if len(self.pending_versions) < MAX_PENDING_VERSIONS:
-            self.pending_versions.append(version)
+        self.coordination.note_version(version)
         self._changed.fire()
 
     async def report(self, report: StepReport) -> None:
@@ -227,30 +219,18 @@ class Agent:
         if self._pending_draw is not None and report.draw_step in (0, self._pending_draw.step):
             self._pending_draw, self._has_drawn = None, False
         self.last_step_at_s = self.clock.now_s()
-        for edge in report.edges:
-            keep_newest(self.edges, edge.source, edge, MAX_EDGES)
+        self.coordination.note_edges(report.edges)
         self._emit("step", step_fields(report))
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Greedy accuracies were measured."""
         for entry in evaluations:
-            self.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
+            self.coordination.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
             self._emit("evaluation", evaluation_fields(entry))
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         """The sandboxed verifier."""
         return await self._verifier.score(env, task_id, answers)
-
-    # --- coordinator ------------------------------------------------------------------------------
-
-    @property
-    def advice(self) -> Advice:
-        """The coordinator's newest advice; no opinion once its lease ran out."""
-        return self._advice if self.clock.monotonic_s() < self._advice_ends_s else Advice()
-
-    def take_advice(self, advice: Advice) -> None:
-        """A heartbeat was answered."""
-        self._advice, self._advice_ends_s = advice, self.clock.monotonic_s() + advice.lease_s
 
     # --- peers: receiving ------------------------------------------------------------------------
 
@@ -335,19 +315,14 @@ class Agent:
             num_local=self.counters.num_local_used,
             num_external=self.counters.num_external_used,
             num_refused=sum(self.refusals.values()),
-            edges=tuple(self.edges.values()),
-            evaluations=dict(self.evaluations),
+            edges=tuple(self.coordination.edges.values()),
+            evaluations=dict(self.coordination.evaluations),
         )
 
     def record_failure(self, loop: str, error: Exception) -> None:
         """An unexpected exception ended a loop: counted, and visible in every report."""
         self.num_failures += 1
         self._emit("failure", {"loop": loop, "error": f"{type(error).__name__}: {error}"})
-
-    @property
-    def is_trainer(self) -> bool:
-        """True when this node makes optimizer steps."""
-        return Role.TRAINER in self.config.roles
 
     # --- inside --------------------------------------------------------------------------------------
 
@@ -372,10 +347,3 @@ class Agent:
     def _round_is_complete(self) -> bool:
         """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
         return not self.config.replay.barrier or self.peers.have_delivered(self.head.step)
-
-    def _source_weights(self) -> dict[NodeId, float]:
-        """Own measured effective sample size per source; the coordinator's advice can only lower it."""
-        weights = {source: edge.ess_share for source, edge in self.edges.items()}
-        for source, weight in self.advice.source_weights.items():
-            weights[source] = min(weights.get(source, 1.0), weight)
-        return weights

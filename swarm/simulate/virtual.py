@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.exchange.agent import MAX_EDGES, MAX_PENDING_VERSIONS, Agent
+from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
+from swarm.exchange.coordination import MAX_PENDING_VERSIONS
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import Crash, FaultPlan
 from swarm.exchange.memory import MemoryNetwork, MemoryTransport
@@ -37,6 +38,7 @@ from swarm.simulate.virtual_scale import Scale, scale_of, virtual_config
 from swarm.tasks.inline import InlineVerifier
 from swarm.testing import ToyCodec
 from swarm.types import JsonDict
+from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
@@ -174,10 +176,10 @@ class VirtualSwarm:
             "replay fill": (agent.replay.statistics().fill, 1.0),
             "known heads": (len(agent.peers.heads), MAX_PEERS),
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
-            "edges": (len(agent.edges), MAX_EDGES),
+            "edges": (len(agent.coordination.edges), MAX_EDGES),
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
             "fetches": (len(agent.fetching), agent.config.exchange.max_neighbours),
-            "versions kept": (len(agent.pending_versions), MAX_PENDING_VERSIONS),
+            "versions kept": (len(agent.coordination.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():
             self.invariants.bound(agent.node_id, what, value, limit)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
@@ -13,7 +14,8 @@ from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
-from swarm.types import JsonDict, PolicyVersion, StepReport
+from swarm.types import EdgeReport, JsonDict, PolicyVersion, StepReport
+from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
 IDENTITY = make_identity(1)
 HEAD = PolicyVersion(policy_id=IDENTITY.node_id, step=0)
@@ -151,6 +153,26 @@ def test_questions_are_counted_over_failures_and_restarts_and_never_go_back() ->
         bench.agent = bench.start()
         await bench.agent.restore()
         assert await bench.agent.num_asked() == 2
+
+    run_virtual(main())
+
+
+def test_a_learner_of_many_sources_still_makes_reports_that_the_coordinator_takes() -> None:
+    async def main() -> None:
+        bench = Bench()
+        for number in range(100):
+            edge = EdgeReport(
+                source=make_identity(number).node_id,
+                num_groups=1,
+                age_mean_steps=1.0,
+                ess_share=0.5,
+                mismatch_kl=0.1,
+                reward_mean=0.5,
+            )
+            await bench.agent.report(replace(report_of(draw_step=number + 1, step=number + 1), edges=(edge,)))
+        report = bench.agent.node_report(tokens_per_s=1.0)
+        assert report.edges[-1].source == make_identity(99).node_id
+        assert heartbeat_to_report(report_to_heartbeat(report), IDENTITY.node_id) == report
 
     run_virtual(main())
 
