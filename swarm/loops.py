@@ -9,6 +9,7 @@ boundary, where the failure is logged with its traceback, counted and reported a
 """
 
 import asyncio
+import heapq
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -150,7 +151,8 @@ async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None
 def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> list[Advert]:
     """At most `limit` peers, ranked by XOR of the ids: a stable overlay that differs for every node."""
     peers = [advert for advert in adverts if advert.node_id != own and advert.endpoints]
-    return sorted(peers, key=lambda advert: int(advert.node_id, 16) ^ int(own, 16))[:limit]
+    place = int(own, 16)
+    return heapq.nsmallest(limit, peers, key=lambda advert: int(advert.node_id, 16) ^ place)
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:

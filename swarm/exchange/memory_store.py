@@ -4,6 +4,7 @@ Invariant: whatever a method accepted survives the node that called it, for as l
 """
 
 import errno
+import math
 import secrets
 
 from swarm.clock import Clock
@@ -32,6 +33,8 @@ class MemoryGroupStore:
         self._positions: dict[Digest, int] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
+        self._newest_seen_s = -math.inf
+        self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
         """Stores one group; idempotent by digest. Raises StorageFull."""
@@ -44,6 +47,8 @@ class MemoryGroupStore:
             self._log[self._sequence] = (scored, sealed)
             self._positions[sealed.digest] = self._sequence
             self._num_bytes += sealed.size_bytes
+            self._is_by_age = self._is_by_age and scored.first_seen_s >= self._newest_seen_s
+            self._newest_seen_s = scored.first_seen_s
         return Cursor(epoch=self._epoch, sequence=self._positions[sealed.digest])
 
     async def get(self, digest: Digest) -> SealedGroup | None:
@@ -107,16 +112,21 @@ class MemoryGroupStore:
         kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
         kept = {drawn.scored.digest for draw in kept_draws for drawn in draw.groups}
         kept.update(digest for draw in kept_draws for digest in draw.silent)
-        num_deleted = 0
-        for sequence, (scored, sealed) in list(self._log.items()):
-            is_victim = scored.first_seen_s < before_s or self._num_bytes > max_bytes
-            if is_victim and sealed.digest not in kept:
-                del self._log[sequence], self._positions[sealed.digest]
-                self._num_bytes -= sealed.size_bytes
-                self._tombstones[sealed.digest] = self._clock.now_s()
-                num_deleted += 1
+        num_bytes, victims = self._num_bytes, list[int]()
+        for sequence, (scored, sealed) in self._log.items():
+            if scored.first_seen_s >= before_s and num_bytes <= max_bytes:
+                if self._is_by_age:
+                    break
+            elif sealed.digest not in kept:
+                victims.append(sequence)
+                num_bytes -= sealed.size_bytes
+        for sequence in victims:
+            digest = self._log.pop(sequence)[1].digest
+            del self._positions[digest]
+            self._tombstones[digest] = self._clock.now_s()
+        self._num_bytes = num_bytes
         self._drop_old(keep_from_step)
-        return num_deleted
+        return len(victims)
 
     async def close(self) -> None:
         """Nothing to flush."""
@@ -145,7 +155,8 @@ class MemoryGroupStore:
             del self._tombstones[oldest]
         newest = max(self._draws, default=0)
         for step, draw in list(self._draws.items()):
-            digests = (*(drawn.scored.digest for drawn in draw.groups), *draw.silent)
-            is_needed = step == newest or (keep_from_step is not None and step >= keep_from_step)
-            if not is_needed and not any(digest in self._positions for digest in digests):
+            if step == newest or (keep_from_step is not None and step >= keep_from_step):
+                continue
+            digests = [*[drawn.scored.digest for drawn in draw.groups], *draw.silent]
+            if self._positions.keys().isdisjoint(digests):
                 del self._draws[step]

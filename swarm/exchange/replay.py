@@ -152,6 +152,8 @@ class ReplayBuffer:
             num_external_limit: lowers J for this draw.
         """
         self._drop_old(head, head_of)
+        if len(self._local) < self._config.local_groups:
+            return None
         num_external = self._config.external_groups
         if num_external_limit is not None:
             num_external = min(num_external, num_external_limit)

@@ -129,7 +129,8 @@ class Serving:
         while True:
             self._require_welcome(peer)
             newest = self.log_head
-            entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
+            is_up_to_date = cursor == newest  # the usual case: no need to ask the store
+            entries = [] if is_up_to_date else await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
             for position, sealed in entries:
                 if self._is_settling(sealed):
                     await grew.wait()

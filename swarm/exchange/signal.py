@@ -18,25 +18,32 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in order of arrival
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}  # in order of arrival
 
     def fire(self) -> None:
-        """Wakes every waiter."""
+        """Wakes every waiter whose condition holds, and those without one."""
         waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
+        for waiter, holds in waiters.items():
+            if waiter.done():
+                continue
+            if holds is not None and not holds():
+                self._waiters[waiter] = holds  # sleeps on: waking a task costs more than asking
+            else:
                 waiter.set_result(None)
 
     async def wait(self) -> None:
         """Waits for the next `fire`."""
+        await self._wait(None)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
+        while not holds():
+            await self._wait(holds)
+
+    async def _wait(self, holds: Callable[[], bool] | None) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
+        self._waiters[waiter] = holds
         try:
             await waiter
         finally:
             self._waiters.pop(waiter, None)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until `holds()`, which is asked now and after each `fire`."""
-        while not holds():
-            await self.wait()
