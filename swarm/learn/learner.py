@@ -27,7 +27,7 @@ from swarm.learn.packing import pack
 from swarm.learn.part import Need
 from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
-from swarm.learn.update import Gradient, Measured, minibatches, score_batch, score_dtype
+from swarm.learn.update import Gradient, Measured, minibatches, score_batch
 from swarm.model import snapshot, weights_digest
 from swarm.types import Draw, PolicyVersion, StepReport
 
@@ -171,7 +171,7 @@ class PolicyLearner:
         batch = replace(make_batch(draw, self._codec, self._device), memory=self._memory)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         batch = with_advantages(self._recipe, self._with_other_policies(batch, seconds), self._replay.foreign)
-        found = Measured.empty(batch, score_dtype(self._network))
+        found = Measured.empty(batch, self._network)
         found.seconds = seconds
         updates: list[_Update] = []
         for places, part in minibatches(batch, self._config.updates_per_step):
@@ -238,7 +238,7 @@ class PolicyLearner:
             norm, was_skipped = float("nan"), True
             logger.warning("step skipped", extra={"step": step, "reason": str(error)})
         else:
-            seen = scored(self._recipe, batch, part.logprobs, part.entropy)
+            seen = scored(self._recipe, batch, part.logprobs, part.entropy, part.probes)
             self._memory = plain_data(self._recipe.observe(seen))
         part.add_seconds("optimizer", self._clock.monotonic_s() - start)
         found.put(places, part)

@@ -5,6 +5,7 @@ autograd on a detached leaf. Micro-batches give the gradient of the one big batc
 Shape letters: N rollouts, L longest response in tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -87,7 +88,9 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
     )
 
 
-def scored(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Scored:
+def scored(
+    recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
+) -> Scored:
     """The batch as the recipe's parts see it: advantages shaped, ratio formed.
 
     Args:
@@ -95,6 +98,7 @@ def scored(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> S
         batch: with advantages.
         logprobs: [N, L] nats; what is off the mask is ignored.
         entropy: [N, L] nats.
+        probes: name -> [N, L], where the recipe has some.
     """
     seen = Scored(
         batch=batch,
@@ -102,13 +106,16 @@ def scored(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> S
         entropy=_on(batch.mask, entropy),
         advantages=batch.advantages.to(logprobs.dtype),
         log_ratio=torch.zeros_like(logprobs),
+        probes={name: _on(batch.mask, values.detach()) for name, values in (probes or {}).items()},
     )
     for part in recipe.shapers:
         seen = replace(seen, advantages=_on(batch.mask, part(seen).detach()))
     return replace(seen, log_ratio=recipe.ratio(seen))
 
 
-def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Coefficients:
+def coefficients(
+    recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
+) -> Coefficients:
     """d(loss)/d(log pi_t) of a recipe at the current log-probs.
 
     Args:
@@ -116,11 +123,12 @@ def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor
         batch: with advantages; the whole step where `recipe.scope` is group or step, else any part of it.
         logprobs: [N, L] nats under the policy being optimised; what is off the mask is ignored.
         entropy: [N, L] nats.
+        probes: name -> [N, L], where the recipe has some.
     """
     leaf = _on(batch.mask, logprobs.detach()).requires_grad_()
     entropy_leaf = _on(batch.mask, entropy.detach()).requires_grad_()
     with torch.enable_grad():
-        seen = scored(recipe, batch, leaf, entropy_leaf)
+        seen = scored(recipe, batch, leaf, entropy_leaf, probes)
         tokens = recipe.weight(seen)
         factor = torch.ones_like(leaf, requires_grad=False)
         for part in recipe.corrections:

@@ -36,6 +36,16 @@ class MasterAdamW:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             param.grad = None
 
+    def gradient(self, param: Tensor) -> Tensor | None:
+        """Where a trained parameter's gradient is added up, in the dtype of its master; None where it is frozen."""
+        for name, own in self._params.items():
+            if own is param:
+                master = self._masters[name]
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+                return master.grad
+        return None
+
     def discard(self) -> None:
         """Forgets every gradient."""
         for parameters in (self._params, self._masters):

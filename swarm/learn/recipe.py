@@ -17,6 +17,7 @@ from swarm.learn.part import (
     Memory,
     Need,
     Part,
+    Probe,
     PromptPart,
     RatioPart,
     RewardPart,
@@ -71,6 +72,11 @@ class Recipe:
     def needs(self) -> frozenset[Need]:
         """What a run must supply."""
         return frozenset[Need]().union(*(part.needs for _, part in self.parts))
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """What the scoring pass computes besides log-prob and entropy, by name."""
+        return {name: probe for _, part in self.parts for name, probe in part.probes.items()}
 
     @property
     def needs_proximal_first(self) -> bool:

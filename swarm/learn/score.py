@@ -1,20 +1,19 @@
-"""Log-probabilities and entropies of trained tokens, without ever holding the full logits.
+"""Scores of the trained tokens of packed rows: the network's body, then its output layer where it predicts them.
 
-Invariant: the output layer is applied only where a trained token is predicted, a chunk at a time, and
-its activations are recomputed in the backward pass; peak memory is one chunk of [tokens, vocabulary].
-Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size, V vocabulary.
+Invariant: the output layer is applied only where a trained token is predicted, a chunk at a time.
+Shape letters: B rows, S tokens of a row, n trained tokens, H hidden size.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from swarm.errors import ConfigError
+from swarm.learn.fused import CHUNK_ELEMENTS, Head, Scores, fused_logprobs, score_hidden
 from swarm.learn.packing import PackedRows
-
-CHUNK_ELEMENTS = 8 * 2**20  # logits of one chunk: 32 MiB in float32
+from swarm.learn.part import Probe
 
 
 def token_logprobs(
@@ -25,7 +24,7 @@ def token_logprobs(
     Args:
         network: a Hugging Face causal language model (sdpa or eager attention).
         packed: n trained tokens.
-        chunk_elements: most logits that exist at one time.
+        chunk_elements: most logits of one chunk.
 
     Returns:
         logprobs [n] and entropy [n] in nats, float32 (float64 for a float64 network), differentiable.
@@ -33,49 +32,27 @@ def token_logprobs(
     Raises:
         ConfigError: the model's attention window is shorter than a row.
     """
-    hidden = _hidden_states(network, packed)[packed.rows, packed.columns]
-    head = cast(nn.Module, cast(Any, network).get_output_embeddings())
-    chunk = max(1, chunk_elements // int(cast(Any, network).config.vocab_size))
-    logprobs: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for start in range(0, hidden.shape[0], chunk):
-        part = slice(start, start + chunk)
-        arguments = (network, head, hidden[part], packed.targets[part], packed.temperature[part])
-        if torch.is_grad_enabled():
-            outputs = checkpoint(_score_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            outputs = _score_chunk(*arguments)
-        logprob, entropy = cast(tuple[Tensor, Tensor], outputs)
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    return torch.cat(logprobs), torch.cat(entropies)
+    if not torch.is_grad_enabled():
+        scores = score_tokens(network, packed, chunk_elements=chunk_elements)
+        return scores.logprobs, scores.entropy
+    hidden = hidden_states(network, packed)
+    return fused_logprobs(Head.of(network), hidden, packed.targets, packed.temperature, chunk_elements)
 
 
-def _score_chunk(
-    network: nn.Module, head: nn.Module, hidden: Tensor, targets: Tensor, temperature: Tensor
-) -> tuple[Tensor, Tensor]:
-    logits = _final_logits(network, head(hidden))
-    logits = logits / temperature[:, None].to(logits.dtype)
-    log_normaliser = torch.logsumexp(logits, dim=-1)
-    logprob = logits.gather(1, targets[:, None]).squeeze(1) - log_normaliser
-    expected = (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
-    return logprob, log_normaliser - expected
+def score_tokens(
+    network: nn.Module,
+    packed: PackedRows,
+    probes: Mapping[str, Probe] | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Scores:
+    """The same without gradient, and what the probes say of each token. Raises as `token_logprobs`."""
+    with torch.no_grad():
+        hidden = hidden_states(network, packed)
+        return score_hidden(Head.of(network), hidden, packed.targets, packed.temperature, probes, chunk_elements)
 
 
-def _final_logits(network: nn.Module, logits: Tensor) -> Tensor:
-    """Logits in at least float32, with what some families do after the output layer."""
-    config = cast(Any, network).config
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if scaling := getattr(config, "logits_scaling", None):  # Granite
-        logits = logits / scaling
-    if scale := getattr(config, "logit_scale", None):  # Cohere
-        logits = logits * scale
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-        logits = torch.tanh(logits / cap) * cap
-    return logits
-
-
-def _hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
+def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
+    """Last hidden states [n, H] that predict the trained tokens. Raises as `token_logprobs`."""
     model = cast(Any, network)
     window = getattr(model.config, "sliding_window", None)
     if window is not None and packed.token_ids.shape[1] > window:
@@ -90,4 +67,4 @@ def _hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
     output = model.base_model(
         input_ids=packed.token_ids, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
     )
-    return cast(Tensor, output.last_hidden_state)
+    return cast(Tensor, output.last_hidden_state)[packed.rows, packed.columns]

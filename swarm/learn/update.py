@@ -5,20 +5,22 @@ beyond what one micro-batch holds, everything is scored without gradient before 
 Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swarm.clock import Clock
 from swarm.learn.batch import Batch
+from swarm.learn.fused import Head, Scores, Upstream, pull
 from swarm.learn.objective import Coefficients, coefficients
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
-from swarm.learn.part import Scope
+from swarm.learn.part import Probe, Scope
 from swarm.learn.recipe import Recipe
-from swarm.learn.score import token_logprobs
+from swarm.learn.score import hidden_states, score_tokens
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Measured:
     logprobs: Tensor  # [N, L] nats under the policy at its update, 0 off the mask
     entropy: Tensor  # [N, L] nats
     bounded: Tensor  # bool [N, L]
+    probes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L]
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # by phase
     num_micro_batches: int = 0
     num_inputs: int = 0  # tokens of those micro-batches, padding included
@@ -35,10 +38,18 @@ class Measured:
     num_passes: int = 0  # forward passes, those without gradient included
 
     @classmethod
-    def empty(cls, batch: Batch, dtype: torch.dtype) -> "Measured":
-        """For a batch, in the dtype of the scores."""
+    def empty(cls, batch: Batch, network: nn.Module) -> "Measured":
+        """For a batch; scores are float32, or float64 for a float64 network."""
+        dtype = torch.promote_types(next(network.parameters()).dtype, torch.float32)
         zeros = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
         return cls(logprobs=zeros, entropy=zeros.clone(), bounded=torch.zeros_like(batch.mask))
+
+    def write(self, rollouts: Tensor, positions: Tensor, scores: Scores) -> None:
+        """Puts scores [n] at their places (int64 [n] each)."""
+        self.logprobs[rollouts, positions] = scores.logprobs
+        self.entropy[rollouts, positions] = scores.entropy
+        for name, values in scores.probes.items():
+            self.probes.setdefault(name, torch.zeros_like(self.logprobs))[rollouts, positions] = values
 
     def add_seconds(self, phase: str, elapsed_s: float) -> None:
         """Adds to a phase."""
@@ -48,30 +59,31 @@ class Measured:
         """Writes a part at the places of `members` (int64) and adds up its costs."""
         for name in ("logprobs", "entropy", "bounded"):
             getattr(self, name)[members] = getattr(part, name)
+        for name, values in part.probes.items():
+            self.probes.setdefault(name, torch.zeros_like(self.logprobs))[members] = values
         for phase, elapsed_s in part.seconds.items():
             self.add_seconds(phase, elapsed_s)
         for name in ("num_micro_batches", "num_inputs", "num_padding", "num_passes"):
             setattr(self, name, getattr(self, name) + getattr(part, name))
 
 
-def score_dtype(network: nn.Module) -> torch.dtype:
-    """Of log-probs and entropies: float32, or float64 for a float64 network."""
-    return torch.promote_types(next(network.parameters()).dtype, torch.float32)
-
-
-def score_batch(network: nn.Module, batch: Batch, plan: Sequence[PackedRows]) -> Measured:
-    """Log-probs and entropies of every trained token, without gradient."""
-    found = Measured.empty(batch, score_dtype(network))
-    with torch.no_grad():
-        for packed in plan:
-            _scatter(found, packed, *token_logprobs(network, packed))
-            found.num_passes += 1
+def score_batch(
+    network: nn.Module, batch: Batch, plan: Sequence[PackedRows], probes: Mapping[str, Probe] | None = None
+) -> Measured:
+    """Log-probs, entropies and probes of every trained token, without gradient."""
+    found = Measured.empty(batch, network)
+    for packed in plan:
+        found.write(packed.rollouts, packed.positions, score_tokens(network, packed, probes))
+        found.num_passes += 1
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradient:
     """Computes the gradient of one update and leaves it in the optimizer.
+
+    The output layer's part of the backward pass happens chunk by chunk while the logits are still there: a
+    recipe's coefficients are asked for as soon as the tokens that they depend on are scored.
 
     Example:
         loss, measured = Gradient(network=..., recipe=..., optimizer=..., clock=...).of(batch, plan)
@@ -89,43 +101,136 @@ class Gradient:
             batch: with advantages; its totals are those of the update.
             plan: every trained token of it once.
         """
-        found = Measured.empty(batch, score_dtype(self.network))
-        loss, shared = 0.0, None
         parts = parts_of(batch, plan, self.recipe.scope)
         if parts is None:
             start = self.clock.monotonic_s()
-            scored = score_batch(self.network, batch, plan)
-            found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), scored)
-            shared = coefficients(self.recipe, batch, found.logprobs, found.entropy)
-            found.bounded, loss = shared.bounded, shared.loss
+            found = score_batch(self.network, batch, plan, self.recipe.probes)
+            rule: _Rule = _Known.of(self.recipe, batch, found)
             found.add_seconds("score", self.clock.monotonic_s() - start)
+        else:
+            found = Measured.empty(batch, self.network)
+            rule = _Asked(recipe=self.recipe, batch=batch, found=found)
         for index, packed in enumerate(plan):
-            start = self.clock.monotonic_s()
-            logprobs, entropy = token_logprobs(self.network, packed)
-            scored_s = self.clock.monotonic_s()
-            if parts is None:
-                assert shared is not None
-                chosen = shared
-            else:
-                _scatter(found, packed, logprobs, entropy)
-                chosen = self._part(batch, parts[index], found)
-                loss += chosen.loss
-            _chain(packed, logprobs, entropy, chosen)
-            self.optimizer.accumulate()
-            found.num_passes += 1
-            found.add_seconds("score", scored_s - start)
-            found.add_seconds("backward", self.clock.monotonic_s() - scored_s)
+            self._backward(packed, rule, None if parts is None else parts[index], found)
         found.num_micro_batches = len(plan)
         found.num_inputs = sum(packed.token_ids.numel() for packed in plan)
         found.num_padding = sum(packed.num_padding for packed in plan)
-        return loss, found
+        return rule.loss, found
 
-    def _part(self, batch: Batch, rollouts: Sequence[int], found: Measured) -> Coefficients:
-        """Coefficients of one micro-batch, at their places in the batch."""
-        members = torch.tensor(rollouts, device=batch.mask.device)
-        part = coefficients(self.recipe, batch.select(rollouts), found.logprobs[members], found.entropy[members])
-        found.bounded[members] = part.bounded
-        return part.spread(members, batch.num_rollouts)
+    def _backward(self, packed: PackedRows, rule: "_Rule", members: Sequence[int] | None, found: Measured) -> None:
+        start = self.clock.monotonic_s()
+        head, hidden = Head.of(self.network), hidden_states(self.network, packed)
+        scored_s = self.clock.monotonic_s()
+        hidden_grad = pull(
+            head,
+            hidden.detach(),
+            packed.targets,
+            packed.temperature,
+            rule.segments(packed),
+            lambda run, scores: rule(packed, run, scores, members),
+            self.optimizer.gradient(head.weight),
+            None if head.bias is None else self.optimizer.gradient(head.bias),
+            probes=rule.probes,
+        )
+        if hidden.requires_grad:
+            hidden.backward(hidden_grad)
+        self.optimizer.accumulate()
+        found.num_passes += 1
+        found.add_seconds("score", scored_s - start)
+        found.add_seconds("backward", self.clock.monotonic_s() - scored_s)
+
+
+class _Rule(Protocol):
+    """Where the upstream gradients of scored tokens come from."""
+
+    loss: float
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """What it wants to know of each token."""
+        ...
+
+    def segments(self, packed: PackedRows) -> Sequence[int]:
+        """Ends of the runs of tokens that must be scored before any of them gets its gradient."""
+        ...
+
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
+        """Upstream gradients of the tokens `run` of a micro-batch whose rollouts are `members`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """Coefficients of the whole batch, computed before the first backward."""
+
+    found: Coefficients
+    loss: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, batch: Batch, scores: Measured) -> "_Known":
+        found = coefficients(recipe, batch, scores.logprobs, scores.entropy, scores.probes)
+        scores.bounded = found.bounded
+        return cls(found=found, loss=found.loss)
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        return {}
+
+    def segments(self, packed: PackedRows) -> Sequence[int]:
+        return range(1, packed.targets.shape[0] + 1)
+
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
+        place = (packed.rollouts[run], packed.positions[run])
+        return self.found.logprobs[place], None if self.found.entropy is None else self.found.entropy[place]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Coefficients of a few rollouts or groups at a time, as they are scored."""
+
+    recipe: Recipe
+    batch: Batch
+    found: Measured
+    loss: float = 0.0
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        return self.recipe.probes
+
+    def segments(self, packed: PackedRows) -> Sequence[int]:
+        size = packed.targets.shape[0]
+        if self.recipe.scope is Scope.STEP:
+            return [size]
+        units = packed.rollouts if self.recipe.scope is not Scope.GROUP else self.batch.group_index[packed.rollouts]
+        ends = [*((units[1:] != units[:-1]).nonzero().squeeze(1) + 1).tolist(), size]
+        return ends if len(ends) == len(units.unique()) else [size]  # a unit in several places: all at once
+
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
+        assert members is not None
+        place = (packed.rollouts[run], packed.positions[run])
+        self.found.write(*place, scores)
+        rollouts = self._seen(packed.rollouts[run], members)
+        index = torch.tensor(rollouts, device=self.batch.mask.device)
+        part = coefficients(
+            self.recipe,
+            self.batch.select(rollouts),
+            self.found.logprobs[index],
+            self.found.entropy[index],
+            {name: values[index] for name, values in self.found.probes.items()},
+        )
+        self.loss += part.loss
+        self.found.bounded[index] = part.bounded
+        whole = part.spread(index, self.batch.num_rollouts)
+        return whole.logprobs[place], None if whole.entropy is None else whole.entropy[place]
+
+    def _seen(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
+        """Rollouts whose coefficients follow from these; members without a trained token belong to their unit."""
+        if self.recipe.scope is Scope.STEP:
+            return list(members)
+        if self.recipe.scope is Scope.GROUP:
+            groups = set(self.batch.group_index[rollouts].tolist())
+            return [member for member in members if int(self.batch.group_index[member]) in groups]
+        return sorted(set(rollouts.tolist()))
 
 
 def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tuple[int, ...]] | None:
@@ -166,17 +271,3 @@ def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
     num_groups = len(batch.prompts)
     chosen = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
     return [batch.of_groups(groups) for groups in chosen]
-
-
-def _scatter(found: Measured, packed: PackedRows, logprobs: Tensor, entropy: Tensor) -> None:
-    found.logprobs[packed.rollouts, packed.positions] = logprobs.detach()
-    found.entropy[packed.rollouts, packed.positions] = entropy.detach()
-
-
-def _chain(packed: PackedRows, logprobs: Tensor, entropy: Tensor, found: Coefficients) -> None:
-    """Backward from d(loss)/d(log pi) and d(loss)/d(entropy) into the network."""
-    place = (packed.rollouts, packed.positions)
-    if found.entropy is None:
-        torch.autograd.backward([logprobs], [found.logprobs[place]])
-    else:
-        torch.autograd.backward([logprobs, entropy], [found.logprobs[place], found.entropy[place]])

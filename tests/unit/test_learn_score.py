@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
+from swarm.learn.fused import Head
 from swarm.learn.packing import MIN_FILL, pack, padding_share
 from swarm.learn.score import token_logprobs
 from swarm.types import Correction
@@ -149,12 +150,18 @@ def test_scores_without_gradient_are_the_same_bits() -> None:
     assert all(torch.equal(a, b.detach()) for a, b in zip(silent, loud, strict=True))
 
 
-def test_no_chunk_of_logits_exceeds_the_bound() -> None:
-    network = tiny_llama()
-    largest: list[int] = []
-    network.lm_head.register_forward_hook(lambda module, inputs, output: largest.append(output.numel()))
-    packed_scores(network, RAGGED, 10_000, True, chunk=4 * VOCAB)
-    assert max(largest) == 4 * VOCAB
+def test_no_chunk_of_logits_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, sizes, plain = tiny_llama(), list[int](), Head.logits
+
+    def noted(head: Head, hidden: Tensor) -> Tensor:
+        logits = plain(head, hidden)
+        sizes.append(logits.numel())
+        return logits
+
+    monkeypatch.setattr(Head, "logits", noted)
+    scores = packed_scores(network, RAGGED, 10_000, True, chunk=4 * VOCAB)
+    gradients(network, scores)
+    assert max(sizes) == 4 * VOCAB and sum(sizes) == 2 * VOCAB * RAGGED.num_tokens
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -205,7 +205,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Need) -> None:
         Need.REPEATED_PROMPTS: node(num_tasks=200),
         Need.VARIED_GROUPS: node(generator=GeneratorConfig(group_size=8, largest_group=32)),
     }
-    always = {Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS}
+    always = {Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS, Need.BASELINE_ROLLOUT}
     if need in always:
         check_supply(needing(need), supplied_by(node()))
         return
