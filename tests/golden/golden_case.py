@@ -48,6 +48,7 @@ class Response:
     foreign: bool
     text: str
     parts: dict[str, float]  # named rewards
+    budget: int  # tokens it was asked to keep to
 
 
 @dataclass(slots=True)
@@ -187,6 +188,7 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         reference_logprobs=torch.where(mask, behavior + 0.4 * normal(count, LENGTH), 0.0),
         baseline_rewards=uniform(len(SIZES)),
         reference_rewards=uniform(count),
+        budgets=torch.tensor([2, 4, 6])[torch.arange(count) % 3],
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
         memory=dict(memory or {}),
     )
@@ -225,6 +227,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             age=int(batch.age_steps[i]),
             foreign=bool(batch.is_foreign[i]),
             text=batch.texts[i],
+            budget=LENGTH if batch.budgets is None else int(batch.budgets[i]),
             parts={name: float(values[i]) for name, values in batch.reward_parts.items()},
         )
         groups[int(batch.group_index[i])].members.append(response)

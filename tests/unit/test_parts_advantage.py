@@ -17,6 +17,7 @@ from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.part import AdvantagePart, Memory, RewardPart, Scored
 from swarm.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
+from swarm.parts.advantage.budget import BudgetGroups
 from swarm.parts.advantage.group import BestOfGroup, GroupCentred, GroupZScore, LeaveOneOut, LengthWeightedBaseline
 from swarm.parts.advantage.length import LengthBalance
 from swarm.parts.advantage.risk import BundleRisk
@@ -235,6 +236,17 @@ def test_advantages_scale_with_the_entropy_of_the_token() -> None:
     assert torch.equal(flat, batch.advantages)
 
 
+def test_a_smaller_budget_earns_more_and_overrunning_costs() -> None:
+    # Limit 8, budgets 4, 4, 8: worth 4 cos(pi/4) and 0. The second overruns by 2 of 8 tokens; the third fails.
+    batch = step([[1.0, 1.0, 0.0]], [[3, 6, 8]], limit=8)
+    batch = replace(batch, budgets=torch.tensor([4, 4, 8]))
+    within, over = 4 * math.cos(math.pi / 4), 4 * math.cos(3 * math.pi / 8) - 0.25
+    rewards = [within, over, 0.0]
+    z = [(reward - statistics.mean(rewards)) / statistics.stdev(rewards) for reward in rewards]
+    inside = (within + over) / 2 - within
+    assert close(BudgetGroups(floor=0.0)(batch), [inside + z[0], inside + z[1], z[2]])
+
+
 def test_a_loop_at_the_end_is_found_as_by_trying_every_length() -> None:
     random, found = Random(5), 0
     for _ in range(400):
@@ -356,6 +368,7 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
         lambda: Overlong(share=0.0),
         lambda: RepeatedTail(penalty=-0.1),
         lambda: PromptTracker(rate=0.0),
+        lambda: BudgetGroups(cost=-1.0),
     ],
 )
 def test_senseless_constants_are_refused(broken: type) -> None:
