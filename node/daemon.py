@@ -253,6 +253,7 @@ class Daemon(Service):
             "replay_groups": replay.num_groups,
             "replay_bytes": replay.num_bytes,
             "num_failures": agent.num_failures,
+            "num_events_lost": self.events.num_lost,
             "restarts": {
                 "worker": self._num_worker_restarts,
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,

@@ -48,6 +48,8 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         found.append(f"no optimizer step for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
     if status["num_failures"]:
         found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
+    if status.get("num_events_lost"):
+        found.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
     if status["guard"] == "frozen":
         found.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
     return found

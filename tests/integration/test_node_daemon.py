@@ -65,6 +65,8 @@ async def test_a_node_says_whether_its_coordinator_answers_and_where_others_dial
                 status = daemon.status()
                 assert status["restarts"] == {"worker": 0, "p2pd": 0, "sandbox": 0}
                 assert problems(status, status["at_s"], max_idle_s=60.0) == []
+                (problem,) = problems({**status, "num_events_lost": 3}, status["at_s"], max_idle_s=60.0)
+                assert "3 events" in problem
                 await coordinator.__aexit__()
                 await until(lambda: reachable() == 0)
                 assert not daemon.status()["num_failures"] and not running.done()
