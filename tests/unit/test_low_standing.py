@@ -147,7 +147,7 @@ def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: boo
         agent = agent_on(clock, standing)
 
         async def read(peer: NodeId) -> list[StreamItem]:
-            return [item async for item in agent.subscribe(peer, Cursor(), relay)]
+            return [item async for item in agent.serving.subscribe(peer, Cursor(), relay)]
 
         liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
         await asyncio.sleep(1.0)
@@ -157,7 +157,7 @@ def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: boo
             async with asyncio.timeout(1.0):
                 await liar
         with pytest.raises(Unavailable, match="standing"):
-            await agent.fetch(LIAR.node_id, bytes(32))
+            await agent.serving.fetch(LIAR.node_id, bytes(32))
         assert not honest.done()
         honest.cancel()
         await asyncio.gather(honest, return_exceptions=True)
