@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ from swarm.config import EvaluationConfig, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.interfaces import LocalExchange, TextCodec
-from swarm.loops import Produce, Worker, run_worker
-from swarm.types import NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
+from swarm.loops import Ask, Greedy, Produce, Worker, run_worker
+from swarm.types import Draw, NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 if TYPE_CHECKING:
     from swarm.learn.learner import PolicyLearner
@@ -46,6 +46,15 @@ class _Engines:
     evaluator: "TransformersGenerator"  # on the learner's network: always the newest weights
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Questions:
+    """The training sequence, and what answers it."""
+
+    tasks: Callable[[int, int], list[Task]]  # by first number and count
+    answer: Callable[[Sequence[Task], int, Sequence[int]], list[RolloutGroup]]  # tasks, responses, numbers
+    produce: Produce
+
+
 def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
     """Loads the model, resumes the learner from its newest checkpoint, prepares tasks (blocking, slow).
 
@@ -55,6 +64,7 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     """
     import torch
 
+    from swarm.learn.part import Need
     from swarm.rollout.produce import evaluate
     from swarm.tasks.build import build_environments
 
@@ -63,11 +73,14 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     environments = build_environments(config.environments)
     engines = _load_engines(config, node_id, recipe)
     clock = SystemClock()
+    questions = _questions(config, node_id, engines, environments, clock, recipe.prompts is not None)
     return Worker(
         config=config,
         exchange=exchange,
         generator=engines.generator,
-        produce=_producer(config, node_id, engines, environments, clock),
+        produce=questions.produce,
+        ask=_chooser(config, recipe, questions, exchange),
+        greedy=_greedy(config, engines) if Need.BASELINE_ROLLOUT in recipe.needs else None,
         evaluate=lambda tasks: evaluate(engines.evaluator, engines.codec, tasks, config.generator.max_new_tokens),
         learner=engines.learner,
         codec=engines.codec,
@@ -113,35 +126,73 @@ def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Eng
     return _Engines(codec=codec, learner=learner, generator=generator, evaluator=evaluator)
 
 
-def _producer(
+def _questions(
     config: NodeConfig,
     node_id: NodeId,
     engines: _Engines,
     environments: Mapping[str, "NumberedEnvironment"],
     clock: Clock,
-) -> Produce:
-    """Questions of the training sequence to groups; none comes again while a group about it may still wait."""
+    is_chosen: bool,
+) -> _Questions:
+    """The training sequence; no question comes again while a group about it may still wait."""
+    from swarm.rollout.chosen import NUM_CANDIDATES
     from swarm.rollout.produce import produce
     from swarm.tasks.mixture import SPACING, TaskMixture
 
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
-    num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
+    num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups * (NUM_CANDIDATES if is_chosen else 1)
     mixture = TaskMixture(environments, config.generator.asks, config.seed, spacing=max(SPACING, num_waiting))
 
-    def produce_groups(first_number: int, count: int) -> list[RolloutGroup]:
+    def answer(tasks: Sequence[Task], size: int, numbers: Sequence[int]) -> list[RolloutGroup]:
         return produce(
             engines.generator,
             engines.codec,
-            mixture.tasks(first_number, count),
-            config.generator.group_size,
+            tasks,
+            size,
             sampling,
             run_id=config.run_id,
             producer=node_id,
             clock=clock,
-            numbers=range(first_number, first_number + count),
+            numbers=numbers,
         )
 
-    return produce_groups
+    def produce_groups(first: int, count: int) -> list[RolloutGroup]:
+        return answer(mixture.tasks(first, count), config.generator.group_size, range(first, first + count))
+
+    return _Questions(tasks=mixture.tasks, answer=answer, produce=produce_groups)
+
+
+def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchange: LocalExchange) -> Ask | None:
+    """Asks what the recipe chooses among the training sequence; None where it takes it as it comes."""
+    from swarm.rollout.chosen import ChosenQuestions
+
+    if recipe.prompts is None:
+        return None
+
+    async def score(env: str, task_id: int, answers: Sequence[str]) -> Sequence[float]:
+        return (await exchange.score(env, task_id, answers)).rewards.tolist()
+
+    return ChosenQuestions(
+        chooser=recipe.prompts,
+        candidates=questions.tasks,
+        answer=questions.answer,
+        score=score,
+        offload=asyncio.to_thread,
+        path=config.dir / "questions.json",
+        seed=config.seed,
+        group_size=config.generator.group_size,
+        largest=max(config.generator.group_size, config.generator.largest_group),
+    ).ask
+
+
+def _greedy(config: NodeConfig, engines: _Engines) -> Greedy:
+    """Answers of the learner's own weights, which nothing else uses meanwhile."""
+
+    def answers(draw: Draw) -> list[str]:
+        prompts = [drawn.scored.group.prompt_ids.tolist() for drawn in draw.groups]
+        return engines.evaluator.greedy(prompts, config.generator.max_new_tokens)
+
+    return answers
 
 
 def _evaluation_tasks(

@@ -292,7 +292,9 @@ class Overlap:
 
 
 Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
+Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
 Evaluate = Callable[[Sequence[Task]], list[str]]  # blocking; greedy answers of the newest version
+Greedy = Callable[[Draw], list[str]]  # blocking; greedy answers of the newest version to each group's prompt
 
 
 @dataclass(kw_only=True)
@@ -309,6 +311,8 @@ class Worker:
     evaluation_tasks: dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> tasks
     clock: Clock
     offload: Offload
+    ask: Ask | None = None  # in place of `produce` where the recipe chooses its questions
+    greedy: Greedy | None = None  # where the recipe compares with a greedy answer
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:
@@ -395,7 +399,10 @@ async def _generate(worker: Worker, first: int, count: int, num_stored: int = 0)
         if learner is not None and learner.version != worker.generator.version:
             version, weights = learner.snapshot()
             await worker.offload(worker.generator.load, version, weights)
-        groups = await worker.offload(worker.produce, first, count)
+        if worker.ask is None:
+            groups = await worker.offload(worker.produce, first, count)
+        else:
+            groups = await worker.ask(first, count)
         await _slow_down(worker, began_s)
     for group in groups[num_stored:]:
         await worker.exchange.put(group)
@@ -419,11 +426,27 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
 async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
     began_s = worker.clock.monotonic_s()
     with worker.overlap.doing("learn"):
+        draw = await _with_baselines(worker, draw)
         report = await worker.offload(learner.step, draw)
         await _slow_down(worker, began_s)
     seconds = {**report.seconds, "draw_wait": draw_seconds, **worker.overlap.take()}
     await worker.exchange.publish(report.version)
     await worker.exchange.report(replace(report, seconds=seconds))
+
+
+async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
+    """The draw with the reward of a greedy answer to each prompt, or the group's mean where it cannot be scored."""
+    if worker.greedy is None:
+        return draw
+    rewards: list[float] = []
+    for drawn, answer in zip(draw.groups, await worker.offload(worker.greedy, draw), strict=True):
+        group = drawn.scored.group
+        try:
+            rewards.append(float((await worker.exchange.score(group.env, group.task_id, [answer])).rewards[0]))
+        except RolloutFailed as error:
+            logger.warning("a greedy answer could not be scored", extra={"error": str(error)})
+            rewards.append(float(drawn.scored.rewards.mean()))
+    return replace(draw, baselines=tuple(rewards))
 
 
 async def _evaluate(worker: Worker, learner: Learner) -> None:

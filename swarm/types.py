@@ -342,6 +342,7 @@ class Draw:
     num_silent: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
     silent: tuple[Digest, ...] = ()  # those num_silent groups; journalled, so that a restart does not count them again
+    baselines: tuple[float, ...] = ()  # reward of the learner's greedy answer to each group's prompt, where wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

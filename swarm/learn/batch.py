@@ -197,6 +197,7 @@ def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu")
         step_tokens=int(mask.sum()),
         step_rollouts=len(responses),
         step_groups=len(draw.groups),
+        baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
     )
 
 

@@ -12,14 +12,14 @@ from swarm.learn.recipe import Recipe
 
 MAX_REPEATED_TASKS = 10_000  # of one environment: with more, a prompt comes back too seldom for its history to help
 
-_ALWAYS = frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS})
+_ALWAYS = frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS, Need.BASELINE_ROLLOUT})
 _NOT_BUILT = "no part of a run makes them yet; choose a recipe without this need (`swarm recipes list`)"
 _FIXES = {
     Need.BEHAVIOR_LOGPROBS: "the generator must sample at a temperature above 0 without top_p, top_k or penalties",
     Need.PROXIMAL_LOGPROBS: "the learner scores them itself",
     Need.REFERENCE_LOGPROBS: "the learner scores them itself with the initial weights",
     Need.REFERENCE_REWARDS: f"rewards of the reference policy's own responses: {_NOT_BUILT}",
-    Need.BASELINE_ROLLOUT: f"a greedy response to each prompt: {_NOT_BUILT}",
+    Need.BASELINE_ROLLOUT: "the learner answers each prompt greedily itself",
     Need.SILENT_GROUPS: "groups whose rewards are all equal are left out: set replay.keep_silent = true",
     Need.SEVERAL_UPDATES: "with one update a draw its policy is always the proximal one: "
     "set learner.updates_per_step = 2 or more",

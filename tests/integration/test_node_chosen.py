@@ -1,0 +1,104 @@
+"""A whole node whose recipe chooses its questions, and one that compares with greedy answers."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.daemon import write_config
+from swarm.config import NodeConfig
+from swarm.identity import Identity
+from swarm.simulate.presets import SimulationOptions, node_configs
+from swarm.simulate.processes import Process, wait_until
+from swarm.types import JsonDict
+
+pytestmark = pytest.mark.timeout(150)
+
+NUM_STEPS = 4
+NUM_TASKS = 200
+
+
+def config_of(directory: Path, recipe: str) -> NodeConfig:
+    """One tiny node that knows nobody and trains in turn."""
+    options = SimulationOptions(preset="tiny", nodes=1, rounds=NUM_STEPS, deterministic=True, seed=3)
+    (config,) = node_configs(options, directory)
+    changes = {
+        "directory": config.directory.model_copy(update={"kind": "none"}),
+        "evaluation": config.evaluation.model_copy(update={"num_problems": 2}),
+        "environments": tuple(each.model_copy(update={"num_tasks": NUM_TASKS}) for each in config.environments),
+        "generator": config.generator.model_copy(update={"group_size": 4, "largest_group": 12}),
+        "replay": config.replay.model_copy(update={"local_groups": 4, "keep_silent": True}),
+        "learner": config.learner.model_copy(update={"recipe": recipe, "recipe_params": {}, "checkpoint_every": 2}),
+    }
+    return config.model_copy(update=changes)
+
+
+async def run_node(directory: Path, identity: Identity, recipe: str, kill_after: tuple[int, ...] = ()) -> Process:
+    """A finished node, killed as soon as each of these numbers of groups and steps was seen."""
+    config = config_of(directory, recipe)
+    config.dir.mkdir(parents=True)
+    identity.save(config.dir / "identity.key")
+    write_config(config, config.dir / "node.toml")
+    process = Process(config.name, config.dir)
+
+    def count() -> int:
+        process.read_events()
+        return sum(event["kind"] in ("put", "step") for event in process.events)
+
+    try:
+        await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
+        for number in kill_after:
+            await wait_until(lambda least=number: count() >= least, 60.0, f"no {number} events", process)
+            process.send(signal.SIGKILL)
+            await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
+            await process.start()
+        await wait_until(lambda: bool(count() and of(process.events, "finished")), 90.0, "it does not finish", process)
+    finally:
+        await process.stop()
+    return process
+
+
+def of(events: Any, kind: str) -> list[JsonDict]:
+    """Events of one kind, in order."""
+    return [event for event in events if event["kind"] == kind]
+
+
+def curve(process: Process) -> set[tuple[object, ...]]:
+    """What every step did."""
+    return {(e["draw"], e["step"], e["digest"], e["loss"], e["num_tokens"]) for e in of(process.events, "step")}
+
+
+def remembered(directory: Path) -> JsonDict:
+    (path,) = directory.rglob("questions.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+async def test_a_killed_node_chooses_the_same_questions_again(tmp_path: Path) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    whole = await run_node(tmp_path / "whole", identity, "robust_rollout_counts")
+    killed = await run_node(tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,))
+    assert len(curve(whole)) == NUM_STEPS
+    assert curve(killed) == curve(whole)
+    assert remembered(tmp_path / "killed") == remembered(tmp_path / "whole")
+    state = remembered(tmp_path / "whole")["states"][-1]
+    assert len(state["memory"]["prompts"]) > 0.5 * state["number"]
+    sizes = [responses for entry in state["memory"]["prompts"].values() for _, responses in entry["groups"]]
+    assert all(2 <= size <= 12 for size in sizes)
+
+
+async def test_prompts_are_answered_again_until_their_answers_are_mixed(tmp_path: Path) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    node = await run_node(tmp_path / "node", identity, "successive_elimination")
+    assert len(curve(node)) == NUM_STEPS
+    tokens = [event["tokens"] for event in of(node.events, "put")]
+    assert max(tokens) > 4 * 9, "no group is larger than the group size at its longest"
+
+
+async def test_a_greedy_answer_is_compared_with(tmp_path: Path) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    node = await run_node(tmp_path / "node", identity, "greedy_baseline")
+    assert len(curve(node)) == NUM_STEPS
+    assert not of(node.events, "failure")
