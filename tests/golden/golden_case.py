@@ -20,6 +20,7 @@ KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "sig
 _SPREAD = {"on_policy": 0.0, "tight": 0.004, "broad": 0.7, "far": 2.0, "extreme": 15.0}
 SIZES = (4, 3, 5, 1, 4)
 LENGTH = 6
+HIDDEN_SIZE, NUM_WORDS = 3, 5
 
 
 @dataclass(slots=True)
@@ -32,6 +33,9 @@ class Token:
     old: float
     ref: float
     turn: int
+    hidden: list[float]  # last hidden state
+    logits: list[float]  # over a vocabulary of NUM_WORDS; not those that logp came from
+    target: int  # the token, a place in `logits`
     id: int
 
 
@@ -197,12 +201,21 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
     return batch, logprobs, entropy
 
 
+def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(hidden states [N, L, 3], logits [N, L, 5]) for what probes, the same for the same step."""
+    generator = torch.Generator().manual_seed(int(batch.mask.sum()) + int(1e6 * batch.behavior_logprobs.abs().sum()))
+    shape = batch.mask.shape
+    hidden = torch.randn((*shape, HIDDEN_SIZE), generator=generator, dtype=torch.float64)
+    return hidden, 2 * torch.randn((*shape, NUM_WORDS), generator=generator, dtype=torch.float64)
+
+
 def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
     """The same step in plain Python; gradients of a formula flow into `logprobs` and `entropy`."""
     groups = [Group(key=key, baseline=math.nan, members=[]) for key in batch.task_keys]
     for index, group in enumerate(groups):
         if batch.baseline_rewards is not None:
             group.baseline = float(batch.baseline_rewards[index])
+    hidden, logits = predictions(batch)
     for i in range(batch.num_rollouts):
         places = [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
         old = logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
@@ -214,6 +227,9 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
                 old=float(old[i, t]),
                 ref=math.nan if batch.reference_logprobs is None else float(batch.reference_logprobs[i, t]),
                 turn=int(batch.turn_ids[i, t]),
+                hidden=hidden[i, t].tolist(),
+                logits=logits[i, t].tolist(),
+                target=int(batch.token_ids[i, t]),
                 id=int(batch.token_ids[i, t]),
             )
             for t in places

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from golden_case import KINDS, Case, case_of, random_batch
+from golden_case import KINDS, Case, case_of, predictions, random_batch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.objective import coefficients, with_advantages
-from swarm.learn.part import AggregatePart, Scored, TokenLosses, WeightPart
+from swarm.learn.part import AggregatePart, Prediction, Scored, TokenLosses, WeightPart
 from swarm.learn.recipe import Recipe
 from swarm.recipes import list_recipes, load_recipe
 
@@ -56,8 +56,19 @@ def typed(loss: Callable[[Case], Tensor], batch: Batch, logprobs: Tensor, entrop
 
 
 def ours(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Gradients:
-    found = coefficients(recipe, with_advantages(recipe, batch, "all"), logprobs, entropy)
+    found = coefficients(recipe, with_advantages(recipe, batch, "all"), logprobs, entropy, probed(recipe, batch))
     return Gradients(found.loss, found.logprobs, torch.zeros_like(entropy) if found.entropy is None else found.entropy)
+
+
+def probed(recipe: Recipe, batch: Batch) -> dict[str, Tensor]:
+    """What the recipe's probes say of the step's hidden states and logits: name -> [N, L]."""
+    (hidden, logits), mask = predictions(batch), batch.mask
+    temperature = batch.temperature.double()[:, None].expand(mask.shape)
+    seen = Prediction(
+        hidden=hidden[mask], logits=logits[mask], targets=batch.token_ids[mask], temperature=temperature[mask]
+    )
+    zeros = torch.zeros(mask.shape, dtype=torch.float64)
+    return {name: zeros.masked_scatter(mask, probe(seen)) for name, probe in recipe.probes.items()}
 
 
 def agree(a: Gradients, b: Gradients, tolerance: float) -> bool:

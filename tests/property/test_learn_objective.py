@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
+from swarm.learn import objective
 from swarm.learn.batch import Batch
-from swarm.learn.objective import Coefficients, coefficients, with_advantages
+from swarm.learn.objective import Coefficients, with_advantages
 from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
 from swarm.learn.recipe import Recipe
 from swarm.learn.update import minibatches, parts_of
@@ -77,6 +78,12 @@ def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor, Tensor]:
 def steps(width: int = 0) -> Iterator[tuple[Batch, Tensor, Tensor]]:
     for seed in SEEDS:
         yield random_batch(seed, width)
+
+
+def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Coefficients:
+    """The engine's, with a positive number of each token, few of them large, for what probes would say."""
+    probes = dict.fromkeys(recipe.probes, (0.1 - batch.behavior_logprobs) ** 8)
+    return objective.coefficients(recipe, batch, logprobs, entropy, probes)
 
 
 def entropy_of(found: Coefficients) -> Tensor:
@@ -176,6 +183,7 @@ NOT_PLAIN_ON_POLICY = {
     "BoundedRatio": "pulls the ratio to a target that is not 1",
     "DecoupledReward": "weighs likelihoods against each other, not by advantages",
     "CovarianceClip": "drops tokens by covariance, whatever their ratio",
+    "CurvatureMask": "leaves out tokens by curvature, whatever their ratio",
     "CovariancePenalty": "penalises tokens by covariance, whatever their ratio",
     "ExponentialWeight": "weighs by an exponential of the advantage",
     "EntropyClip": "scales advantages by entropy inside the bounds",

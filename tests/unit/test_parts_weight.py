@@ -13,10 +13,11 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.learn.part import Scored, WeightPart
+from swarm.learn.part import Prediction, Scored, WeightPart
 from swarm.parts.advantage.imitation import RecalibratedReplay
 from swarm.parts.advantage.outlier import OutlierFiltered
 from swarm.parts.advantage.signal import SignalScaled
+from swarm.parts.correction.curvature import CurvatureMask, gradient_curvature, gradient_size
 from swarm.parts.correction.imitation import ReplayWarmup
 from swarm.parts.weight.bias import BiasNormalisedClip
 from swarm.parts.weight.covariance import CovarianceClip, CovariancePenalty
@@ -315,3 +316,58 @@ def test_replay_counts_along_half_a_cosine() -> None:
 def test_senseless_constants_are_refused(kind: type[WeightPart], constants: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         kind(**constants)
+
+
+def a_prediction(logits: Tensor, hidden: Tensor, target: int, temperature: float) -> Prediction:
+    count = logits.shape[0]
+    return Prediction(
+        hidden=hidden,
+        logits=logits,
+        targets=torch.full((count,), target),
+        temperature=torch.full((count,), temperature, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_curvature_probes_are_those_of_the_last_layer_by_autograd(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(4, generator=generator, dtype=torch.float64)
+
+    def logprob(layer: Tensor) -> Tensor:
+        return torch.log_softmax(layer @ hidden / temperature, dim=0)[2]
+
+    (gradient,) = torch.autograd.grad(logprob(weights), weights)
+    hessian = torch.autograd.functional.hessian(logprob, weights.detach())
+    assert isinstance(hessian, Tensor)
+    along = torch.einsum("ij,ijkl,kl->", gradient, hessian, gradient)
+    seen = a_prediction((weights.detach() @ hidden)[None], hidden[None], 2, temperature)
+    assert gradient_size(seen)[0].item() == pytest.approx(float((gradient**2).sum()), rel=1e-9)
+    assert gradient_curvature(seen)[0].item() == pytest.approx(-float(along), rel=1e-9)  # the Fisher matrix
+
+
+def test_a_certain_token_has_no_curvature_and_a_step_without_signal_keeps_everything() -> None:
+    certain = a_prediction(torch.tensor([[900.0, 0.0, 0.0]], dtype=torch.float64), torch.ones(1, 2), 0, 1.0)
+    assert gradient_size(certain).item() == 0 and gradient_curvature(certain).item() == 0
+    scored = one_row([1.0, 2.0], [0.0, 0.0])
+    probes = dict.fromkeys(CurvatureMask().probes, torch.ones(1, 2, dtype=torch.float64))
+    assert CurvatureMask()(replace(scored, probes=probes)).tolist() == [[1.0, 1.0]]
+
+
+def test_the_token_that_shifts_the_policy_most_is_masked() -> None:
+    scored = one_row([1.0] * 20, [1.0] * 20)
+    curvature = torch.ones(1, 20, dtype=torch.float64)
+    curvature[0, 7] = 400.0
+    probes = {"gradient_size": torch.ones_like(curvature), "gradient_curvature": curvature}
+    kept = CurvatureMask(shift=8.0)(replace(scored, probes=probes))
+    assert kept.sum() == 19 and kept[0, 7] == 0
+
+
+def test_a_token_whose_step_would_overshoot_is_masked() -> None:
+    # gains eta A^2 s - eta^2 A^3 q / 2 with q = 1: the eighth overshoots because its gradient is short
+    scored = one_row([1.0] * 8, [1.0] * 8)
+    size = torch.ones(1, 8, dtype=torch.float64)
+    size[0, 7] = 0.01
+    probes = {"gradient_size": size, "gradient_curvature": torch.ones_like(size)}
+    kept = CurvatureMask(budget=0.02)(replace(scored, probes=probes))  # eta .2: .2 * .01 - .04 / 2 < 0
+    assert kept.tolist() == [[1.0] * 7 + [0.0]]
