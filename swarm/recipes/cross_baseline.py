@@ -1,0 +1,28 @@
+"""POISE: the baseline is a linear probe on the policy's own states, taken from another rollout of the prompt.
+
+No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
+gradient stays unbiased. What we chose where the paper's full states and buffer would be too much to remember
+stands at the part. The advantage below only tells which foreign rollouts are negative.
+"""
+
+from swarm.learn.recipe import Recipe
+from swarm.parts.advantage.group import LeaveOneOut
+from swarm.parts.aggregate.mean import RolloutMean
+from swarm.parts.ratio.token import TokenRatio
+from swarm.parts.shape.critic import CrossBaseline
+from swarm.parts.weight.clip import Clip
+
+RECIPE = Recipe(
+    name="cross_baseline",
+    title="Your Language Model is Its Own Critic: Reinforcement Learning with Value Estimation "
+    "from Actor's Internal States",
+    acronym="POISE",
+    arxiv="2605.07579",
+    row="S150",
+    verification="paper",
+    advantage=LeaveOneOut(),
+    shapers=(CrossBaseline(),),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+)
