@@ -1,0 +1,93 @@
+"""The pull towards a tempered policy, against its definition."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarm.errors import ConfigError
+from swarm.learn.batch import Batch
+from swarm.learn.part import Prediction, Scored
+from swarm.parts.shape.tempered import TemperedPull, tempered_log_ratio
+from swarm.types import Correction
+
+
+def make_scored(entropy: float, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)) -> Scored:
+    """Four rollouts of one token; both probes are known."""
+    ones = torch.ones(4, 1)
+    batch = Batch(
+        token_ids=ones.long(),
+        mask=ones.bool(),
+        behavior_logprobs=-ones,
+        rewards=torch.tensor(rewards),
+        advantages=torch.zeros(4, 1),
+        turn_ids=torch.zeros(4, 1, dtype=torch.int64),
+        group_index=torch.zeros(4, dtype=torch.int64),
+        age_steps=torch.zeros(4, dtype=torch.int64),
+        is_foreign=torch.zeros(4, dtype=torch.bool),
+        temperature=torch.ones(4),
+        length=torch.ones(4, dtype=torch.int64),
+        max_new_tokens=torch.ones(4, dtype=torch.int64),
+        is_truncated=torch.zeros(4, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * 4,
+        texts=("",) * 4,
+        prompts=(torch.ones(1, dtype=torch.int64),),
+        sources=("me",),
+        task_keys=("sums/1",),
+        step_tokens=4,
+        step_rollouts=4,
+        step_groups=1,
+        memory={"TemperedPull": {"entropy": entropy}},
+    )
+    probes = {"log_ratio_at_temperature_1.2": 0.3 * ones, "log_ratio_at_temperature_0.8": -0.4 * ones}
+    return Scored(
+        batch=batch, logprobs=-ones, entropy=0.7 * ones, advantages=2 * ones, log_ratio=0 * ones, probes=probes
+    )
+
+
+@pytest.mark.parametrize(
+    ("entropy", "distance", "log_pull"), [(0.46, 0.04, 0.3), (0.2, 0.1, 0.3), (0.55, 0.05, -0.4), (3.0, 0.1, -0.4)]
+)
+def test_the_pull_is_towards_a_flatter_policy_below_the_target_and_a_sharper_one_above(
+    entropy: float, distance: float, log_pull: float
+) -> None:
+    found = TemperedPull(target=0.5)(make_scored(entropy))
+    share = (distance / 0.25) / (1 + distance / 0.25)
+    pull = torch.tensor(log_pull).exp()
+    expected = torch.tensor([(1 - share) * 2 + share * pull, *[(1 - share) * 2] * 3])
+    torch.testing.assert_close(found[:, 0], expected)
+
+
+def test_at_the_target_advantages_stay_and_without_a_correct_rollout_they_vanish() -> None:
+    scored = make_scored(0.5)
+    assert torch.equal(TemperedPull(target=0.5)(scored), scored.advantages)
+    assert not bool(TemperedPull(target=0.5)(make_scored(0.2, (0.0,) * 4)).any())
+
+
+def test_the_entropy_of_the_step_is_what_the_next_one_compares() -> None:
+    part = TemperedPull()
+    scored = make_scored(0.1)
+    assert part.initial() == {"entropy": 0.0}
+    assert part.observe(part.initial(), scored)["entropy"] == pytest.approx(0.7)
+    half = replace(scored.batch, mask=torch.tensor([[True], [True], [False], [False]]))
+    assert part.observe({}, replace(scored, batch=half))["entropy"] == pytest.approx(0.7)
+
+
+def test_a_probe_is_the_ratio_to_the_softmax_at_that_temperature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 7, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 7, (50,), generator=generator)
+    temperature = torch.linspace(0.5, 2.0, 50, dtype=torch.float64)
+    seen = Prediction(hidden=logits, logits=logits, targets=targets, temperature=temperature)
+    found = tempered_log_ratio(seen, 1.3)
+
+    def probability(factor: float) -> torch.Tensor:
+        return torch.softmax(logits / (factor * temperature[:, None]), dim=1)[torch.arange(50), targets]
+
+    torch.testing.assert_close(found.exp(), probability(1.3) / probability(1.0))
+    assert bool((tempered_log_ratio(replace(seen, logits=1e4 * logits), 5.0).abs() <= 20).all())
+
+
+def test_temperatures_on_one_side_are_refused() -> None:
+    with pytest.raises(ConfigError, match="both sides"):
+        TemperedPull(sharp=1.1)
