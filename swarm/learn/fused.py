@@ -48,6 +48,7 @@ class Head:
             raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
         scale = 1.0 / (getattr(config, "logits_scaling", None) or 1.0)  # Granite
         scale *= getattr(config, "logit_scale", None) or 1.0  # Cohere
+        scale *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
         cap = getattr(config, "final_logit_softcapping", None) or 0.0  # Gemma
         return cls(weight=layer.weight, bias=cast("Tensor | None", layer.bias), scale=scale, cap=cap)
 

@@ -27,6 +27,7 @@ from swarm.learn.packing import pack
 from swarm.learn.part import Need
 from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
+from swarm.learn.score import check_head
 from swarm.learn.update import Gradient, Measured, minibatches, score_batch
 from swarm.model import snapshot, weights_digest
 from swarm.types import Draw, PolicyVersion, StepReport
@@ -53,6 +54,7 @@ class PolicyLearner:
         clock: Clock | None = None,
     ) -> None:
         self._network = network.to(device).eval()
+        check_head(self._network)
         self._codec = codec
         self._recipe = recipe
         self._config = config
@@ -61,10 +63,11 @@ class PolicyLearner:
         self._device = device
         self._clock = clock or SystemClock()
         self._optimizer = MasterAdamW(network, config.betas, config.weight_decay)
-        self._gradient = Gradient(network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock)
         self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in recipe.needs else None
         self._memory = plain_data(recipe.initial_memory())
         self._next_draw = 1
+        self.notes: dict[str, Any] = {}
+        """Plain data of whoever steers this learner; part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
 
     @classmethod
@@ -118,6 +121,7 @@ class PolicyLearner:
             raise ConfigError(f"{dir}: restored weights are {digest[:8]}, saved {checkpoint.state['digest'][:8]}")
         learner._next_draw = int(checkpoint.state["next_draw"])
         learner._memory = dict(checkpoint.state.get("memory", {}))
+        learner.notes = dict(checkpoint.state.get("notes", {}))
         return learner
 
     def _check_reference(self, saved: str) -> None:
@@ -156,26 +160,35 @@ class PolicyLearner:
             "next_draw": self._next_draw,
             "recipe": self._recipe.name,
             "memory": self._memory,
+            "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
         }
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=self._optimizer.state(), state=state))
 
-    def step(self, draw: Draw) -> StepReport:
+    def step(self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False) -> StepReport:
         """One draw learned from in `updates_per_step` optimizer updates (blocking).
 
         An update that is not finite, or has nothing to train on, is skipped; the report says so where all were.
 
+        Args:
+            draw: the groups.
+            recipe: in place of the learner's own, for this step; it needs no other policies than that one.
+            is_frozen: measure only, update nothing.
+
         Raises:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
+        recipe = recipe or self._recipe
         batch = replace(make_batch(draw, self._codec, self._device), memory=self._memory)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = with_advantages(self._recipe, self._with_other_policies(batch, seconds), self._replay.foreign)
+        batch = with_advantages(recipe, self._with_other_policies(recipe, batch, seconds), self._replay.foreign)
         found = Measured.empty(batch, self._network)
         found.seconds = seconds
         updates: list[_Update] = []
         for places, part in minibatches(batch, self._config.updates_per_step):
-            updates.append(self._update(replace(part, memory=self._memory), places, found, draw.step))
+            part = replace(part, memory=self._memory)
+            update = self._measure(part, places, found) if is_frozen else self._update(recipe, part, places, found)
+            updates.append(update)
         if not all(update.was_skipped for update in updates):
             start = self._clock.monotonic_s()
             self._published = self._publish(self.version.policy_id, self.version.step + 1)
@@ -206,10 +219,10 @@ class PolicyLearner:
             draw_step=draw.step,
         )
 
-    def _with_other_policies(self, batch: Batch, seconds: dict[str, float]) -> Batch:
+    def _with_other_policies(self, recipe: Recipe, batch: Batch, seconds: dict[str, float]) -> Batch:
         """The draw with log-probs of the reference and of the policy as it is now, where the recipe takes them."""
-        needs_proximal = Need.PROXIMAL_LOGPROBS in self._recipe.needs and (
-            self._config.updates_per_step > 1 or self._recipe.needs_proximal_first
+        needs_proximal = Need.PROXIMAL_LOGPROBS in recipe.needs and (
+            self._config.updates_per_step > 1 or recipe.needs_proximal_first
         )
         if not (needs_proximal or self._reference):
             return batch
@@ -224,22 +237,29 @@ class PolicyLearner:
             seconds["reference"] = self._clock.monotonic_s() - start
         return batch
 
-    def _update(self, batch: Batch, places: Tensor, found: Measured, step: int) -> "_Update":
+    def _measure(self, batch: Batch, places: Tensor, found: Measured) -> "_Update":
+        """No update, only its figures."""
+        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        found.put(places, score_batch(self._network, batch, plan))
+        return _Update(0.0, 0.0, True)
+
+    def _update(self, recipe: Recipe, batch: Batch, places: Tensor, found: Measured) -> "_Update":
         """One optimizer update; what it measured goes to its places in `found`."""
         plan = pack(batch, self._config.token_budget, self._config.share_prompt)
         if not plan:
-            logger.warning("step skipped", extra={"step": step, "reason": "no trained token"})
+            logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
             return _Update(0.0, 0.0, True)
-        loss, part = self._gradient.of(batch, plan)
+        gradient = Gradient(network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock)
+        loss, part = gradient.of(batch, plan)
         start = self._clock.monotonic_s()
         try:
             norm, was_skipped = self._optimize(loss), False
         except NonFiniteStep as error:
             norm, was_skipped = float("nan"), True
-            logger.warning("step skipped", extra={"step": step, "reason": str(error)})
+            logger.warning("step skipped", extra={"step": self._next_draw, "reason": str(error)})
         else:
-            seen = scored(self._recipe, batch, part.logprobs, part.entropy, part.probes)
-            self._memory = plain_data(self._recipe.observe(seen))
+            seen = scored(recipe, batch, part.logprobs, part.entropy, part.probes)
+            self._memory |= plain_data(recipe.observe(seen))
         part.add_seconds("optimizer", self._clock.monotonic_s() - start)
         found.put(places, part)
         return _Update(loss, norm, was_skipped)

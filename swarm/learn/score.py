@@ -51,6 +51,25 @@ def score_tokens(
         return score_hidden(Head.of(network), hidden, packed.targets, packed.temperature, probes, chunk_elements)
 
 
+def check_head(network: nn.Module) -> None:
+    """Refuses a network that does more to its logits than is known here: its log-probs would be wrong.
+
+    Raises:
+        ConfigError: its own logits of a few tokens differ from those that are trained.
+    """
+    model = cast(Any, network)
+    head = Head.of(network)
+    token_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    with torch.no_grad():
+        own = cast(Tensor, model(input_ids=token_ids, use_cache=False).logits)[0].to(head.dtype)
+        ours = head.logits(model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[0])
+    if float((ours - own).abs().max()) > 0.05 * float(own.abs().max()) + 1e-3:
+        raise ConfigError(
+            f"model: {type(network).__name__} changes its logits in a way that the learner does not know; "
+            "its log-probs would be wrong, choose another architecture"
+        )
+
+
 def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
     """Last hidden states [n, H] that predict the trained tokens. Raises as `token_logprobs`."""
     model = cast(Any, network)

@@ -292,8 +292,17 @@ def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> 
     learner(tmp_path).save()
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
         PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER})
+    network: Any = tiny_network(seed=1)
+    network.resize_token_embeddings(CODEC.vocab_size + 1)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
-        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "network": torch.nn.Linear(2, 2)})
+        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network})
+
+
+def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> None:
+    settings = arguments(tmp_path, torch.float32, "grpo")
+    settings["network"].config.logits_scaling = 8.0  # said, and not done by a Llama
+    with pytest.raises(ConfigError, match="changes its logits in a way that the learner does not know"):
+        PolicyLearner(**settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
