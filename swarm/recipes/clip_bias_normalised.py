@@ -2,7 +2,7 @@
 
 Very stale batches, of which the clip removes much, then count less. Known from reviews and notes only. Ours:
 the size is that of the removed coefficients, not of parameter gradients, and never enlarges an update; a
-group z-score in place of the critic. The turn-level form of the paper (ST-PPO) takes another ratio.
+group z-score in place of the critic. The turn-level form is `turn_clip_bias_normalised`.
 """
 
 from swarm.learn.recipe import Recipe

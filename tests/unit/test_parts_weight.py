@@ -241,8 +241,9 @@ def test_entropy_is_placed_between_minus_one_and_one() -> None:
 
 def test_the_clip_bias_only_ever_shrinks_an_update() -> None:
     mild, harsh = one_row([1.5, 1.0], [0.5, 0.5]), one_row([6.0, 1.0], [2.0, 2.0])
-    assert pulls(BiasNormalisedClip(), mild) == pytest.approx([0.0, 0.5])
-    assert pulls(BiasNormalisedClip(), harsh) == pytest.approx([0.0, 2.0 / 6.0])  # removed: 6 * 2 / 2 tokens
+    part = BiasNormalisedClip(reference=0.5)
+    assert pulls(part, mild) == pytest.approx([0.0, 0.5])  # removed: 1.5 * .5 / 2 tokens = .375
+    assert pulls(part, harsh) == pytest.approx([0.0, 2.0 / 12.0])  # removed: 6 * 2 / 2 tokens = 12 times .5
 
 
 def test_outlying_rewards_are_not_learned_from() -> None:
@@ -309,7 +310,7 @@ def test_replay_counts_along_half_a_cosine() -> None:
         (PreClip, {"least": 0.0}),
         (TaperedToken, {"low": 2.0}),
         (EntropyClip, {"pivot": 1.5}),
-        (BiasNormalisedClip, {"floor": 0.0}),
+        (BiasNormalisedClip, {"reference": 0.0}),
         (ProbabilityClip, {"ceiling": 1.0}),
     ],
 )

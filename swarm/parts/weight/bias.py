@@ -19,29 +19,30 @@ class BiasNormalisedClip(WeightPart):
     """PPO's clip, its gradient divided by the norm of the gradient that the clip removed.
 
     The paper takes the norm over all parameters, which costs a second backward pass. Ours: the norm of the
-    removed coefficients of log pi, for which a token's gradient has the same size everywhere and no two
-    tokens share a direction; and a floor, below which nothing is divided, so that an update is never
-    enlarged. With floor 1 a step that removes little is plain PPO.
+    removed coefficients of log pi, as if every token's gradient had length 1 and a direction of its own, per
+    rollout; and it is measured in units of `reference`, so that a step of which the clip removes less is
+    plain PPO and no update is ever enlarged.
 
     Source: ST-PPO, arXiv:2511.20718, in public reviews and notes.
     """
 
     equation: ClassVar[str] = (
-        "L_t = -min(r A, clip(r, 1-low, 1+high) A) / max(floor, ||C||), C_t = (1/|o_i|) 1[t clipped] r A"
+        "L_t = -min(r A, clip(r, 1-low, 1+high) A) min(1, reference / ||C||), "
+        "||C||^2 = (1/N) sum_i sum_t (1[t clipped] r A / |o_i|)^2"
     )
     scope: ClassVar[Scope] = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-    floor: float = 1.0
+    reference: float = 0.05  # size of the removed part up to which nothing is divided
 
     def __post_init__(self) -> None:
-        if self.floor <= 0:
-            raise ConfigError(f"floor {self.floor} must be positive")
+        if self.reference <= 0:
+            raise ConfigError(f"reference {self.reference} must be positive")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
         length = scored.mask.sum(dim=1, keepdim=True).clamp(min=1)
         pull = torch.exp(scored.log_ratio.detach()) * scored.advantages / length
         removed = torch.where(found.bounded & scored.mask, pull, torch.zeros_like(pull))
-        size = max(self.floor, float(removed.double().norm()))
-        return TokenLosses(losses=found.losses / size, bounded=found.bounded)
+        size = float(removed.double().norm()) / max(1, scored.batch.step_rollouts) ** 0.5
+        return TokenLosses(losses=found.losses / max(1.0, size / self.reference), bounded=found.bounded)

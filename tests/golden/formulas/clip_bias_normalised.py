@@ -1,4 +1,4 @@
-"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C||), C_t = (1/|o|) 1[t clipped] r A."""
+"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[t clipped] r A / |o|."""
 
 import math
 
@@ -14,4 +14,4 @@ def loss(case: Case) -> Tensor:
             if (advantage > 0 and ratio.item() > 1.2) or (advantage < 0 and ratio.item() < 0.8):
                 squares += (ratio.item() * advantage / len(response.tokens)) ** 2
             total = total - ppo_min(ratio, advantage, 0.8, 1.2) / len(response.tokens) / case.num_responses
-    return total / max(1.0, math.sqrt(squares))
+    return total / max(1.0, math.sqrt(squares / case.num_responses) / 0.05)
