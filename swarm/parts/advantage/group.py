@@ -65,7 +65,7 @@ class LeaveOneOut(AdvantagePart):
 class MeanNormalised(AdvantagePart):
     """Distance from the group's mean in units of that mean: of a binary reward, weight 1 / success rate.
 
-    Source: MaxRL, as in prime-rl `max_rl`. Rewards are meant to be non-negative; the floor is ours.
+    Source: MaxRL, arXiv:2602.02710, as in prime-rl `max_rl`. Rewards are meant to be non-negative; the floor is ours.
     """
 
     equation: ClassVar[str] = "A_i = (R_i - mean_G) / (mean_G + floor)"
