@@ -46,4 +46,4 @@ class SuccessiveElimination(PromptPart):
         else:
             is_enough = num_right >= 1
         limit = min(self.rounds * group_size, largest)
-        return 0 if is_enough else min(group_size, limit - len(rewards))
+        return 0 if is_enough else max(0, min(group_size, limit - len(rewards)))
