@@ -6,6 +6,7 @@ they were. A step uses no random numbers, so checkpoint and draws reproduce the 
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from swarm.interfaces import TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
+from swarm.learn.fused import Head
 from swarm.learn.objective import scored, with_advantages
 from swarm.learn.optimizer import MasterAdamW
-from swarm.learn.packing import pack
-from swarm.learn.part import Need
+from swarm.learn.packing import PackedRows, pack
+from swarm.learn.part import Need, Scope
 from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
 from swarm.learn.score import check_head
@@ -219,6 +221,12 @@ class PolicyLearner:
             draw_step=draw.step,
         )
 
+    def _pack(self, batch: Batch) -> list[PackedRows]:
+        # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
+        # Coefficients of a group need it in one micro-batch, or everything is scored twice.
+        break_even = math.inf if self._recipe.scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
+        return pack(batch, self._config.token_budget, self._config.share_prompt, break_even)
+
     def _with_other_policies(self, recipe: Recipe, batch: Batch, seconds: dict[str, float]) -> Batch:
         """The draw with log-probs of the reference and of the policy as it is now, where the recipe takes them."""
         needs_proximal = Need.PROXIMAL_LOGPROBS in recipe.needs and (
@@ -226,7 +234,7 @@ class PolicyLearner:
         )
         if not (needs_proximal or self._reference):
             return batch
-        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        plan = self._pack(batch)
         if needs_proximal:
             start = self._clock.monotonic_s()
             batch = replace(batch, proximal_logprobs=score_batch(self._network, batch, plan).logprobs)
@@ -239,13 +247,13 @@ class PolicyLearner:
 
     def _measure(self, batch: Batch, places: Tensor, found: Measured) -> "_Update":
         """No update, only its figures."""
-        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        plan = self._pack(batch)
         found.put(places, score_batch(self._network, batch, plan))
         return _Update(0.0, 0.0, True)
 
     def _update(self, recipe: Recipe, batch: Batch, places: Tensor, found: Measured) -> "_Update":
         """One optimizer update; what it measured goes to its places in `found`."""
-        plan = pack(batch, self._config.token_budget, self._config.share_prompt)
+        plan = self._pack(batch)
         if not plan:
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
             return _Update(0.0, 0.0, True)

@@ -5,6 +5,7 @@ prompt and its own response only, at the positions it was sampled at.
 Shape letters: B rows, S tokens of the longest row, n trained tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +75,15 @@ class _Row:
     def start(cls, prompt: list[int]) -> "_Row":
         return cls(prompt, list(prompt), list(range(len(prompt))), [0] * len(prompt))
 
+    def has_room(self, num_inputs: int, token_budget: int, break_even: float) -> bool:
+        """True where a response fits and sharing the prompt is worth the longer row.
+
+        Attention costs the square of a row's length: (row + response)^2 - row^2 instead of (prompt + response)^2.
+        """
+        row, prompt = len(self.token_ids), len(self.prompt)
+        more_pairs = 2 * row * num_inputs - prompt**2 - 2 * prompt * num_inputs
+        return row + num_inputs <= token_budget and more_pairs <= break_even * prompt
+
     def add(self, rollout: int, token_ids: list[int], mask: list[bool]) -> None:
         """Appends the inputs of a response and notes where each of its trained tokens is predicted."""
         first_column, first_position = len(self.token_ids), len(self.prompt)
@@ -90,7 +100,7 @@ class _Row:
                 self.positions.append(position)
 
 
-def pack(batch: Batch, token_budget: int, share_prompt: bool = True) -> list[PackedRows]:
+def pack(batch: Batch, token_budget: int, share_prompt: bool = True, break_even: float = math.inf) -> list[PackedRows]:
     """Micro-batches of similar row lengths, each within the budget, together every trained token once.
 
     A row that holds a whole group is split over several rows only where it alone exceeds the budget;
@@ -100,8 +110,10 @@ def pack(batch: Batch, token_budget: int, share_prompt: bool = True) -> list[Pac
         batch: the whole step; rollouts without a trained token are left out.
         token_budget: tokens of one micro-batch, padding included.
         share_prompt: False gives one row per rollout.
+        break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
+            a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
     """
-    rows = sorted(_rows(batch, token_budget, share_prompt), key=lambda row: -len(row.token_ids))
+    rows = sorted(_rows(batch, token_budget, share_prompt, break_even), key=lambda row: -len(row.token_ids))
     micro_batches: list[list[_Row]] = []
     for row in rows:
         current = micro_batches[-1] if micro_batches else []
@@ -125,7 +137,7 @@ def _num_inputs(mask: list[bool]) -> int:
     return max((position for position, is_trained in enumerate(mask) if is_trained), default=0)
 
 
-def _rows(batch: Batch, token_budget: int, share_prompt: bool) -> list[_Row]:
+def _rows(batch: Batch, token_budget: int, share_prompt: bool, break_even: float) -> list[_Row]:
     token_ids: list[list[int]] = batch.token_ids.tolist()
     masks: list[list[bool]] = batch.mask.tolist()
     groups: list[int] = batch.group_index.tolist()
@@ -136,7 +148,7 @@ def _rows(batch: Batch, token_budget: int, share_prompt: bool) -> list[_Row]:
         if not any(mask):
             continue
         row = open_rows.get(group) if share_prompt else None
-        if row is None or len(row.token_ids) + _num_inputs(mask) > token_budget:
+        if row is None or not row.has_room(_num_inputs(mask), token_budget, break_even):
             row = open_rows[group] = _Row.start(prompts[group])
             rows.append(row)
         row.add(rollout, token_ids[rollout], mask)

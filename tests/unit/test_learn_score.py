@@ -187,6 +187,16 @@ def test_a_shared_prompt_appears_once_and_a_final_token_never() -> None:
     assert seen[6].tolist() == [True, True, True, False, True, True, True]
 
 
+def test_a_prompt_is_shared_only_where_its_copy_costs_more_than_the_longer_row() -> None:
+    def rows(prompt: int, response: int) -> int:
+        batch = batch_of([prompt], [[response] * 8])
+        return sum(packed.token_ids.shape[0] for packed in pack(batch, 100_000, True, break_even=3000))
+
+    assert rows(prompt=500, response=60) == 1
+    assert 1 < rows(prompt=32, response=192) < 8
+    assert rows(prompt=1, response=192) == 8
+
+
 def test_padding_share_is_below_a_tenth_on_mixed_lengths() -> None:
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(30, 90, (24,), generator=generator).tolist()
