@@ -123,9 +123,7 @@ async def tidy_loop(agent: Agent) -> None:
     """Keeps the store within its budget."""
     while True:
         await asyncio.sleep(TIDY_EVERY_S)
-        replay = agent.config.replay
-        kept_bytes = int(KEPT_SHARE * agent.config.exchange.store_bytes)
-        await agent.store.forget(agent.clock.now_s() - 10 * replay.max_age_s, kept_bytes)
+        await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:

@@ -7,6 +7,7 @@ that drive an agent are in `swarm.loops`.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 Emit = Callable[[str, JsonDict], None]  # event kind, fields
 
+KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
 
 
@@ -101,6 +103,7 @@ class Agent:
         self._drawing = asyncio.Lock()
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
         self._next_draw = 1
+        self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
         self._pending_draw: Draw | None = None
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._reward_mean = 0.0
@@ -206,6 +209,8 @@ class Agent:
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, rebuilt from the store; stops at the first lost group."""
+        self._checkpoints.clear()
+        self._checkpoints.append(from_step)
         return await self.store.draws(from_step)
 
     async def publish(self, version: PolicyVersion) -> None:
@@ -218,9 +223,23 @@ class Agent:
         """One step was made: its draw is settled, its figures are kept."""
         if self._pending_draw is not None and report.draw_step in (0, self._pending_draw.step):
             self._pending_draw, self._has_drawn = None, False
+        every = self.config.learner.checkpoint_every
+        if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
+            self._checkpoints.append(report.draw_step + 1)
         self.last_step_at_s = self.clock.now_s()
         self.coordination.note_edges(report.edges)
         self._emit("step", step_fields(report))
+
+    async def tidy(self, max_bytes: int) -> int:
+        """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.
+
+        What the learner would draw again from its last checkpoint, or from the one before it, stays unless the
+        store would be full of it: going on comes before going back.
+        """
+        needed_from = self._checkpoints[0] if self._checkpoints and self.config.learner.checkpoint_every else None
+        oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
+        num_deleted = await self.store.forget(oldest_s, max_bytes, needed_from)
+        return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes))
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Greedy accuracies were measured."""

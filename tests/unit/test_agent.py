@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.agent import Agent
+from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
@@ -24,14 +24,14 @@ HEAD = PolicyVersion(policy_id=IDENTITY.node_id, step=0)
 class Bench:
     """An agent, its disk, and what it told."""
 
-    def __init__(self, deterministic: bool = False, local_groups: int = 2) -> None:
+    def __init__(self, deterministic: bool = False, checkpoint_every: int = 10) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.is_full = False
         self.store = MemoryGroupStore(self.clock, 2**24, self._before_write)
         self.events: list[tuple[str, JsonDict]] = []
         self.config = NodeConfig(
-            replay=ReplayConfig(local_groups=local_groups, external_groups=0),
-            learner=LearnerConfig(deterministic=deterministic),
+            replay=ReplayConfig(local_groups=2, external_groups=0),
+            learner=LearnerConfig(deterministic=deterministic, checkpoint_every=checkpoint_every),
         )
         self.agent = self.start()
 
@@ -67,7 +67,7 @@ class Bench:
         return sum(name == kind for name, _ in self.events)
 
     async def put(self, *texts: str, task_id: int = 7) -> None:
-        await self.agent.put(make_group(IDENTITY.node_id, task_id=task_id, texts=texts or ("7", "8")))
+        await self.agent.put(make_group(IDENTITY.node_id, task_id=task_id, texts=texts or (str(task_id % 10), "no")))
 
     def _before_write(self, _: int) -> None:
         if self.is_full:
@@ -173,6 +173,25 @@ def test_a_learner_of_many_sources_still_makes_reports_that_the_coordinator_take
         report = bench.agent.node_report(tokens_per_s=1.0)
         assert report.edges[-1].source == make_identity(99).node_id
         assert heartbeat_to_report(report_to_heartbeat(report), IDENTITY.node_id) == report
+
+    run_virtual(main())
+
+
+def test_tidying_keeps_what_the_last_two_checkpoints_would_draw_again() -> None:
+    async def main() -> None:
+        bench = Bench(checkpoint_every=2)
+        agent = bench.agent
+        assert await agent.redraw(1) == []
+        for step in range(1, 8):
+            await bench.put(task_id=100 + 10 * step)
+            await bench.put(task_id=105 + 10 * step)
+            draw = await agent.draw(HEAD)
+            await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=step))
+            await agent.report(report_of(draw_step=draw.step, step=step))
+        await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
+        assert await agent.tidy(max_bytes=10**9) == 8  # of draws 1 to 4; checkpoints were made after 4 and 6
+        assert [draw.step for draw in await agent.redraw(5)] == [5, 6, 7]
+        assert await agent.tidy(max_bytes=0) == 6  # a full store would stop the learner before its next checkpoint
 
     run_virtual(main())
 
