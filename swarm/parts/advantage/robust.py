@@ -116,7 +116,7 @@ class UsefulGroups(AdvantagePart):
     Failures longer than `share` of what they were allowed count as cut off and not as failures. A group of
     one gets 0.
 
-    Source: ADORA, arXiv:2602.10019; ShadeCloak/ADORA `compute_grpo_outcome_advantage_ADORA` (its threshold is 4054 tokens).
+    Source: ADORA, arXiv:2602.10019; ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens).
     """
 
     equation: ClassVar[str] = (
