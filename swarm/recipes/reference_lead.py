@@ -13,7 +13,7 @@ from swarm.parts.weight.detached import TrajectoryClip
 
 RECIPE = Recipe(
     name="reference_lead",
-    title="Leftover-Lunch: Advantage-based Offline Reinforcement Learning for Language Models",
+    title="Improving Language Models with Advantage-based Offline Policy Gradients",
     acronym="A-LoL",
     arxiv="2305.14718",
     row="S189",
