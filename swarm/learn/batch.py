@@ -54,6 +54,7 @@ class Batch:
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
     reference_rewards: Tensor | None = None  # float32 [N], of as many responses of the reference policy
     budgets: Tensor | None = None  # int64 [N], tokens that the prompt asked this response to keep to
+    replayed: Tensor | None = None  # bool [N], of the previous draw and used before
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data

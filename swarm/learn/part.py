@@ -46,6 +46,7 @@ class Need(StrEnum):
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
     TURNS = "turns"  # turn boundaries
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
+    PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
     BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens
     REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
     VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size

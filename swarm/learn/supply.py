@@ -28,6 +28,7 @@ _FIXES = {
     Need.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: set num_tasks of each "
     f"environment that is asked to {MAX_REPEATED_TASKS} or less",
     Need.VARIED_GROUPS: "every group has generator.group_size rollouts: set generator.largest_group on every node",
+    Need.PREVIOUS_DRAW: f"the draw before, once more: {_NOT_BUILT}",
     Need.BUDGETS: f"prompts that ask for a number of tokens: {_NOT_BUILT}",
     Need.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
     "or an environment that names its rewards",

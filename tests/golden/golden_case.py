@@ -53,6 +53,7 @@ class Response:
     text: str
     parts: dict[str, float]  # named rewards
     budget: int  # tokens it was asked to keep to
+    replayed: bool  # of the previous draw
 
 
 @dataclass(slots=True)
@@ -193,6 +194,7 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         baseline_rewards=uniform(len(SIZES)),
         reference_rewards=uniform(count),
         budgets=torch.tensor([2, 4, 6])[torch.arange(count) % 3],
+        replayed=(group_index == 0) | (group_index == 3),
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
         memory=dict(memory or {}),
     )
@@ -244,6 +246,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             foreign=bool(batch.is_foreign[i]),
             text=batch.texts[i],
             budget=LENGTH if batch.budgets is None else int(batch.budgets[i]),
+            replayed=batch.replayed is not None and bool(batch.replayed[i]),
             parts={name: float(values[i]) for name, values in batch.reward_parts.items()},
         )
         groups[int(batch.group_index[i])].members.append(response)

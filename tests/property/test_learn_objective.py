@@ -70,6 +70,7 @@ def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor, Tensor]:
         baseline_rewards=uniform(4),
         reference_rewards=uniform(count),
         budgets=torch.tensor([2, 4, 6])[torch.arange(count) % 3],
+        replayed=group_index == 0,
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
     )
     return batch, padded(behavior + 2 * noise[2] - 1), padded(0.1 + uniform(count, LENGTH))

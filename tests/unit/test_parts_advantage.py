@@ -19,6 +19,7 @@ from swarm.learn.part import AdvantagePart, Memory, RewardPart, Scored
 from swarm.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
 from swarm.parts.advantage.budget import BudgetGroups
 from swarm.parts.advantage.group import BestOfGroup, GroupCentred, GroupZScore, LeaveOneOut, LengthWeightedBaseline
+from swarm.parts.advantage.improvement import ImprovementFeedback
 from swarm.parts.advantage.length import LengthBalance
 from swarm.parts.advantage.risk import BundleRisk
 from swarm.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
@@ -301,6 +302,30 @@ def test_a_prompt_is_compared_with_its_own_past() -> None:
     assert PromptTracker(rate=0.5).observe({"prompts": {"a": 0.0}}, seen(seen_twice)) == {"prompts": {"a": 0.25}}
 
 
+def test_the_previous_draw_is_reinforced_as_far_as_rewards_rose() -> None:
+    part = ImprovementFeedback(history=3, negative=0.5, most=2.0, floor=0.0)
+    replayed = torch.tensor([True, True, False, False])
+
+    def again(new: list[float], means: list[float]) -> Batch:
+        batch = step([[1.0, 0.0], new], memory={"ImprovementFeedback": {"means": means}})
+        return replace(batch, replayed=replayed)
+
+    # Means 0.2, 0.4, 0.6: mean 0.4, deviation 0.2; a pair's shares are 1 and -1.
+    assert close(part(again([0.6, 0.4], [9.0, 0.2, 0.4, 0.6]))[:2], [0.5, -0.5])
+    assert close(part(again([0.2, 0.4], [0.2, 0.4, 0.6]))[:2], [-0.25, 0.25]), "rewards fell: taken back, half as much"
+    assert close(part(again([9.0, 7.0], [0.2, 0.4, 0.6]))[:2], [2.0, -2.0]), "held at the bound"
+    assert close(part(again([0.6, 0.4], [0.2])), [0.0, 0.0, math.sqrt(0.5), -math.sqrt(0.5)])
+
+
+def test_only_new_rewards_enter_the_history() -> None:
+    part = ImprovementFeedback(history=2)
+    batch = step([[1.0, 0.0], [0.5, 0.25]])
+    mixed = replace(batch, replayed=torch.tensor([True, True, False, False]))
+    assert part.observe({"means": [0.1, 0.2]}, seen(mixed)) == {"means": [0.2, 0.375]}
+    alone = replace(batch, replayed=torch.ones(4, dtype=torch.bool))
+    assert part.observe({"means": [0.1, 0.2]}, seen(alone)) == {"means": [0.1, 0.2]}
+
+
 def test_the_shortest_success_of_a_prompt_is_remembered() -> None:
     part = HistoryLength()
     rewards = [[1.0, 0.0, 1.0]]
@@ -369,6 +394,7 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
         lambda: RepeatedTail(penalty=-0.1),
         lambda: PromptTracker(rate=0.0),
         lambda: BudgetGroups(cost=-1.0),
+        lambda: ImprovementFeedback(history=1),
     ],
 )
 def test_senseless_constants_are_refused(broken: type) -> None:
