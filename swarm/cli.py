@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from swarm import __version__
 from swarm.errors import SwarmError
+from swarm.recipes_cli import recipes_app
 from swarm.simulate.cli import simulate
 
 
@@ -38,7 +39,6 @@ app = typer.Typer(
     add_completion=False,
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
-recipes_app = typer.Typer(help="Objectives that a learner can use.", no_args_is_help=True)
 app.command()(simulate)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
@@ -167,25 +167,6 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
     from swarm.identity import Identity
 
     console.print(Identity.load(path).node_id)
-
-
-@recipes_app.command("list")
-def recipes_list(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
-    """List the built-in objectives."""
-    from swarm.recipes import list_recipes, load_recipe
-
-    columns = ("name", "acronym", "arxiv", "scope", "verification", "title")
-    rows = [{column: str(getattr(load_recipe(name), column)) for column in columns} for name in list_recipes()]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table(box=None)
-    for column in columns:
-        width = 20 if column == "title" else max(len(row[column]) for row in rows)
-        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=width)
-    for row in rows:
-        table.add_row(*row.values())
-    console.print(table)
 
 
 def main() -> None:

@@ -4,9 +4,10 @@ Invariant: an unknown key, a wrong type or an impossible combination stops the p
 starts, with an error that names the key. Defaults run on a laptop.
 """
 
+import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -378,13 +379,17 @@ class CoordinatorConfig(Model):
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
+_NAMES_RECIPE: Final = re.compile(r"\s*recipe\s*=").match
+
+
 def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
     """Reads a TOML file, applies `a.b=value` overrides, validates.
 
     Args:
         kind: NodeConfig or CoordinatorConfig.
         path: TOML file; None starts from the defaults.
-        overrides: each `key.path=value`; the value is TOML, or plain text where it is not.
+        overrides: each `key.path=value`; the value is TOML, or plain text where it is not. `recipe=...` of a
+            node means `learner.recipe=...`.
 
     Raises:
         ConfigError: names the file, the key and the fix.
@@ -398,7 +403,7 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides or []:
-        _apply_override(data, override)
+        _apply_override(data, f"learner.{override}" if kind is NodeConfig and _NAMES_RECIPE(override) else override)
     return parse_config(kind, data, str(path or "configuration"))
 
 

@@ -20,8 +20,9 @@ def load_object(spec: str) -> object:
     """The object that `spec` names.
 
     Args:
-        spec: "package.module:name" (an importable module) or "path/file.py:name" (a file; relative paths
-            start at the working directory). `name` may be dotted.
+        spec: "package.module:name" (an importable module), "path/file.py:name" (a file; relative paths start
+            at the working directory), or "file:name" where that directory has file.py and no module is called
+            so. `name` may be dotted.
 
     Raises:
         ConfigError: names the spec and the fix.
@@ -29,10 +30,8 @@ def load_object(spec: str) -> object:
     Example:
         score = load_object("my_pkg.my_file:score")
     """
-    where, separator, name = spec.rpartition(":")
-    if not separator or not where or not name:
-        raise ConfigError(f"{spec!r}: expected package.module:name or path/file.py:name")
-    module = _load_file(spec, Path(where)) if where.endswith(".py") else _load_module(spec, where)
+    where, name = _split(spec)
+    module = _load(spec, where)
     found: object = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -40,6 +39,27 @@ def load_object(spec: str) -> object:
             raise ConfigError(f"{spec!r}: {where} has no {name!r}; it has {known}")
         found = getattr(found, part)
     return found
+
+
+def module_of(spec: str) -> str:
+    """Name in `sys.modules` of the module that `load_object(spec)` reads. Raises as it does."""
+    return _load(spec, _split(spec)[0]).__name__
+
+
+def _split(spec: str) -> tuple[str, str]:
+    where, separator, name = spec.rpartition(":")
+    if not separator or not where or not name:
+        raise ConfigError(f"{spec!r}: expected package.module:name or path/file.py:name")
+    return where, name
+
+
+def _load(spec: str, where: str) -> ModuleType:
+    if where.endswith(".py"):
+        return _load_file(spec, Path(where))
+    beside = Path(f"{where}.py")
+    if where.isidentifier() and importlib.util.find_spec(where) is None and beside.is_file():
+        return _load_file(spec, beside)
+    return _load_module(spec, where)
 
 
 def _load_module(spec: str, where: str) -> ModuleType:

@@ -31,7 +31,7 @@ from swarm.types import Correction
 
 _SCORED_SLOTS = ("shapers", "ratio", "weight", "corrections", "aggregate", "terms")
 _STEP_SLOTS = ("rewards", "advantage")
-_SLOTS = (*_STEP_SLOTS, *_SCORED_SLOTS)
+_SLOTS = ("prompts", *_STEP_SLOTS, *_SCORED_SLOTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,11 @@ def check_supply(recipe: Recipe, supplied: Collection[Need]) -> None:
         raise ConfigError(f"learner.recipe {recipe.name} needs what this run does not supply. {reasons}")
 
 
+def how_to_supply(need: Need) -> str:
+    """What a run has to do for a need."""
+    return _FIXES[need]
+
+
 def supplied_by(config: NodeConfig) -> frozenset[Need]:
     """What a node with this configuration supplies."""
     asked = [env for env in config.environments if not config.generator.asks or env.name in config.generator.asks]

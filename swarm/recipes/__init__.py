@@ -1,14 +1,15 @@
-"""Published methods by name: one file each, or `my_pkg.my_file:RECIPE` of the user's own.
+"""Published methods by name: one file each, or `my_file.py:RECIPE` of the user's own.
 
 Invariant: a built-in recipe's name is its file's name; importing this package loads no recipe and no torch.
 """
 
+import difflib
 import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import ConfigError
-from swarm.plugins import load_object
+from swarm.plugins import load_object, module_of
 
 if TYPE_CHECKING:
     from swarm.learn.recipe import Recipe
@@ -19,24 +20,43 @@ def list_recipes() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-def load_recipe(spec: str, params: Mapping[str, Any] | None = None) -> "Recipe":
+def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "learner.recipe") -> "Recipe":
     """A recipe with some of its constants replaced.
 
     Args:
-        spec: a built-in name or `package.module:NAME`.
+        spec: a built-in name, `my_file.py:NAME`, or `package.module:NAME`.
         params: overrides of constants by address, such as {"weight.high": 0.28}.
+        key: of the configuration that names it, for messages.
 
     Raises:
-        ConfigError: unknown name, not a recipe, unknown constant.
+        ConfigError: unknown name (with the names most like it), not a recipe, unknown constant.
     """
     from swarm.learn.recipe import Recipe
 
-    known = list_recipes()
-    if spec not in known and ":" not in spec:
-        raise ConfigError(
-            f"learner.recipe: unknown recipe {spec!r}; built in: {', '.join(known)}; your own is package.module:NAME"
-        )
-    recipe = load_object(f"{__name__}.{spec}:RECIPE" if spec in known else spec)
+    if spec not in list_recipes() and ":" not in spec:
+        raise ConfigError(f"{key}: unknown recipe {spec!r}; {_similar(spec)}")
+    recipe = load_object(_full(spec))
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"learner.recipe: {spec} is a {type(recipe).__name__}, not a swarm.learn.recipe.Recipe")
+        raise ConfigError(f"{key}: {spec} is a {type(recipe).__name__}, not a swarm.learn.recipe.Recipe")
     return recipe.with_params(params or {})
+
+
+def source_of(spec: str) -> str:
+    """Name in `sys.modules` of the module that a loaded recipe came from."""
+    return module_of(_full(spec))
+
+
+def _full(spec: str) -> str:
+    return f"{__name__}.{spec}:RECIPE" if spec in list_recipes() else spec
+
+
+def _similar(spec: str) -> str:
+    """What was probably meant: built-in names like it, names that contain it, or the recipe of that acronym."""
+    known = list_recipes()
+    wanted = spec.lower().replace("-", "_")
+    found = [name for name in known if wanted and wanted in name]
+    found += [name for name in known if load_recipe(name).acronym.lower() == spec.lower()]
+    found += difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
+    if not found:
+        return "`swarm recipes` lists the built-in ones; your own is my_file.py:RECIPE"
+    return f"did you mean {', '.join(dict.fromkeys(found[:5]))}? `swarm recipes` lists all; yours is my_file.py:RECIPE"

@@ -1,0 +1,115 @@
+"""`swarm recipes` and `swarm check`: what they print for programs and people, and names that do not exist."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from swarm.cli import app
+from swarm.learn.describe import ORDER, parts_of
+from swarm.recipes import list_recipes, load_recipe
+
+ROOT = Path(__file__).parents[2]
+LAPTOP = ROOT / "deploy" / "configs" / "laptop.toml"
+
+MINE = '''"""My method: a clip that closes with the group."""
+from swarm.recipes import load_recipe
+from dataclasses import replace
+RECIPE = replace(load_recipe("grpo"), name="mine", title="Mine", acronym="", arxiv="", row="", verification="ours")
+NOT_ONE = 3
+'''
+
+
+def swarm(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_every_recipe_is_listed_with_every_field() -> None:
+    rows = json.loads(swarm("recipes", "--json").stdout)
+    assert [row["name"] for row in rows] == list(list_recipes())
+    assert len(rows) >= 60
+    fields = ["name", "acronym", "title", "arxiv", "url", "row", "verification", "scope", "needs", "accepts", "parts"]
+    assert all(list(row) == fields for row in rows)
+    for row in rows:
+        assert row["title"] and (row["url"] or row["verification"] == "ours"), row["name"]
+        assert row["row"] is None or row["row"][0] == "S", row["name"]
+        assert row["verification"] in ("code", "paper", "secondary", "ours")
+        assert {"advantage", "ratio", "weight", "aggregate"} <= set(row["parts"])
+        for part in row["parts"].values():
+            assert part["part"] and part["equation"].isascii() and isinstance(part["constants"], dict)
+
+
+def test_recipes_list_says_the_same_as_recipes() -> None:
+    assert swarm("recipes", "list", "--json").stdout == swarm("recipes", "--json").stdout
+    shown = swarm("recipes").stdout
+    assert shown == swarm("recipes", "list").stdout
+    assert all(name in shown for name in list_recipes())
+
+
+def test_a_recipe_is_shown_with_its_equation_and_the_address_of_every_constant() -> None:
+    shown = swarm("recipes", "show", "clip_higher").stdout
+    recipe = load_recipe("clip_higher")
+    assert recipe.title in shown
+    assert all(part.equation in shown for part in parts_of(recipe))
+    assert "--set learner.recipe_params.weight.high=0.28" in shown
+    assert "EXACT" in shown and "NO_LOGPROBS" in shown and "no, it needs behaviour log-probs" in shown
+
+
+@pytest.mark.parametrize("name", ["vetoed_mismatch", "half_accuracy_curriculum"])
+def test_parts_are_shown_in_the_order_in_which_a_rollout_meets_them(name: str) -> None:
+    slots = [part.address.split(".")[0] for part in parts_of(load_recipe(name))]
+    assert slots == sorted(slots, key=ORDER.index)
+    assert len(slots) == len(load_recipe(name).parts)
+
+
+def test_what_show_gives_to_programs_can_be_set() -> None:
+    page = json.loads(swarm("recipes", "show", "clip_higher", "--json").stdout)
+    prefix = "learner.recipe_params."
+    overrides = {address.removeprefix(prefix): value for address, value in page["constants"].items()}
+    assert load_recipe("clip_higher", overrides) == load_recipe("clip_higher")
+    assert set(page["supply"]) == set(page["needs"])
+    assert page["about"].startswith("DAPO")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("seqence_ratio", "sequence_ratio"), ("GSPO", "sequence_ratio"), ("sequence", "sequence_ratio"), ("Grpo", "grpo")],
+)
+def test_a_wrong_name_is_answered_with_the_likely_one(wrong: str, meant: str) -> None:
+    result = swarm("recipes", "show", wrong)
+    assert result.exit_code == 2
+    assert f"unknown recipe '{wrong}'; did you mean" in result.stderr and meant in result.stderr
+
+
+def test_a_name_like_no_other_is_answered_with_where_to_look() -> None:
+    assert "`swarm recipes` lists" in swarm("recipes", "show", "xyzzy").stderr
+
+
+def test_check_names_the_recipe_and_what_the_run_does_not_supply() -> None:
+    good = swarm("check", "--config", str(LAPTOP), "--set", "recipe=sequence_ratio")
+    assert good.exit_code == 0 and "recipe sequence_ratio (GSPO)" in good.stdout
+    bad = swarm("check", "--config", str(LAPTOP), "--set", "learner.recipe=virtual_maximum")
+    assert bad.exit_code == 2
+    assert "replay.keep_silent = true" in " ".join(bad.stderr.split())
+
+
+@pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])
+def test_a_file_of_the_working_directory_is_a_recipe(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    assert "My method: a clip that closes with the group." in swarm("recipes", "show", spec).stdout
+    assert "recipe mine" in swarm("check", "--config", str(LAPTOP), "--set", f"recipe={spec}").stdout
+    wrong = swarm("recipes", "show", spec.replace("RECIPE", "NOT_ONE"))
+    assert wrong.exit_code == 2 and "not a swarm.learn.recipe.Recipe" in " ".join(wrong.stderr.split())
+
+
+def test_a_file_of_the_working_directory_never_shadows_an_installed_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    result = swarm("recipes", "show", "json:RECIPE")
+    assert result.exit_code == 2 and "no 'RECIPE'" in " ".join(result.stderr.split())
