@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from node.daemon import write_config
@@ -17,6 +18,8 @@ from swarm.types import JsonDict
 pytestmark = pytest.mark.timeout(150)
 
 NUM_STEPS = 12
+
+Kill = tuple[int, str]  # when so many groups, draws and steps were seen: the whole node, or its worker alone
 
 
 def config_of(directory: Path, worker: str) -> NodeConfig:
@@ -33,8 +36,8 @@ def config_of(directory: Path, worker: str) -> NodeConfig:
     return config.model_copy(update=changes)
 
 
-async def run_node(directory: Path, identity: Identity, worker: str, kill_after: tuple[int, ...]) -> list[JsonDict]:
-    """Events of a node that is killed as soon as each of these numbers of groups and steps was seen."""
+async def run_node(directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()) -> list[JsonDict]:
+    """Events of a node that has made its steps, whatever was killed meanwhile."""
     config = config_of(directory, worker)
     config.dir.mkdir(parents=True)
     identity.save(config.dir / "identity.key")
@@ -47,16 +50,25 @@ async def run_node(directory: Path, identity: Identity, worker: str, kill_after:
 
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
-        for number in kill_after:
+        for number, what in kills:
             await wait_until(lambda least=number: count() >= least, 60.0, f"no {number} events", process)
+            if what == "worker":
+                await asyncio.to_thread(kill_worker, process)
+                continue
             process.send(signal.SIGKILL)
             await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
             await process.start()
         await wait_until(lambda: bool(count() and of(process.events, "finished")), 90.0, "it does not finish", process)
     finally:
         await process.stop()
-    assert process.num_starts == len(kill_after) + 1
     return process.events
+
+
+def kill_worker(process: Process) -> None:
+    """Ends the worker alone; its agent starts another one."""
+    agent = psutil.Process(process.status()["pid"])
+    (worker,) = [child for child in agent.children() if "node.worker" in child.cmdline()]
+    worker.kill()
 
 
 def of(events: Any, kind: str) -> list[JsonDict]:
@@ -74,15 +86,20 @@ def evaluations(events: list[JsonDict]) -> dict[tuple[object, ...], float]:
     return {(e["step"], e["env"], e["split"]): e["accuracy"] for e in of(events, "evaluation")}
 
 
-@pytest.mark.parametrize(("worker", "kill_after"), [("inline", (9, 23)), ("process", (18,))])
-async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, worker: str, kill_after: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("worker", "kills"),
+    [("inline", ((9, "node"), (23, "node"))), ("process", ((8, "worker"), (21, "node")))],
+    ids=["inline", "process"],
+)
+async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, worker: str, kills: tuple[Kill, ...]) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    whole = await run_node(tmp_path / "whole", identity, "inline", ())
-    killed = await run_node(tmp_path / "killed", identity, worker, kill_after)
+    whole = await run_node(tmp_path / "whole", identity, "inline")
+    killed = await run_node(tmp_path / "killed", identity, worker, kills)
     expected = steps(whole)
     assert [row[1] for row in expected] == list(range(1, NUM_STEPS + 1))
     assert len({row[2] for row in expected}) == NUM_STEPS
-    assert len(of(killed, "started")) == len(kill_after) + 1
+    assert len(of(killed, "started")) == 1 + sum(what == "node" for _, what in kills)
+    assert len(of(killed, "worker_died")) == sum(what == "worker" for _, what in kills)
     assert sorted(set(steps(killed))) == expected
     assert evaluations(killed) == evaluations(whole)
     assert {step for step, _, _ in evaluations(whole)} == {0, 3, 6, 9, 12}
