@@ -25,7 +25,7 @@ def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
     def logprob(scaled: Tensor) -> Tensor:
         return scaled.gather(1, seen.targets[:, None]).squeeze(1) - torch.logsumexp(scaled, dim=-1)
 
-    return (logprob(logits / factor) - logprob(logits)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return logprob(logits / factor) - logprob(logits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,8 @@ class TemperedPull(ShapePart):
             return scored.advantages
         share = distance / (distance + float(is_correct.double().mean()))
         factor = self.flat if entropy <= self.target else self.sharp
-        pull = torch.where(is_correct[:, None], scored.probes[self._name(factor)].exp(), 0.0)
+        log_ratio = scored.probes[self._name(factor)].clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        pull = torch.where(is_correct[:, None], log_ratio.exp(), 0.0)
         return (1 - share) * scored.advantages + share * pull.to(scored.advantages.dtype)
 
     @staticmethod
