@@ -7,7 +7,7 @@ starts, with an error that names the key. Defaults run on a laptop.
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -379,9 +379,6 @@ class CoordinatorConfig(Model):
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
-_NAMES_RECIPE: Final = re.compile(r"\s*recipe\s*=").match
-
-
 def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
     """Reads a TOML file, applies `a.b=value` overrides, validates.
 
@@ -403,7 +400,7 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides or []:
-        _apply_override(data, f"learner.{override}" if kind is NodeConfig and _NAMES_RECIPE(override) else override)
+        _apply_override(data, _full_key(kind, override))
     return parse_config(kind, data, str(path or "configuration"))
 
 
@@ -422,6 +419,11 @@ def _explain(error: Any) -> str:
     given = error.get("input")
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{message} (got {given!r})" if isinstance(given, (str, int, float, bool)) else message
+
+
+def _full_key(kind: type[Model], override: str) -> str:
+    is_short = kind is NodeConfig and re.match(r"\s*recipe\s*=", override) is not None
+    return f"learner.{override.lstrip()}" if is_short else override
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
