@@ -188,6 +188,7 @@ NOT_PLAIN_ON_POLICY = {
     "CovariancePenalty": "penalises tokens by covariance, whatever their ratio",
     "ExponentialWeight": "weighs by an exponential of the advantage",
     "EntropyClip": "scales advantages by entropy inside the bounds",
+    "FinishedOnly": "drops responses that were cut off, whatever their ratio",
     "MixtureRatio": "foreign tokens have a mixture in the denominator",
     "TemperedLikelihood": "damped by its pull to the old policy, whatever the ratio",
     "TrajectoryRegression": "regresses the log-ratio on the advantage: a scale of 2",
