@@ -15,7 +15,6 @@ from swarm.parts.prompts.history import with_entry
 from swarm.parts.prompts.robust import RobustCounts, best_counts
 from swarm.parts.prompts.rounds import SuccessiveElimination
 
-
 LARGEST = 64
 
 
@@ -121,11 +120,28 @@ def test_counts_approach_the_square_root_rule() -> None:
 
 
 def test_prompts_whose_answers_differ_get_more_responses() -> None:
-    part = RobustCounts(k=1, least=2, most=16, pace=0.5)
+    part = RobustCounts(k=1, least=2, most=16, pace=0.5, pool=4)
     memory = taught(part, [(key, rate, 8) for _ in range(6) for key, rate in (("solved", 1.0), ("half", 0.25))])
     counts = part.counts(memory, ["solved", "half", "half", "new"], 8, LARGEST)
     assert sum(counts) == 32
     assert counts[0] == 2 and min(counts[1:]) > 8 and counts[1] == pytest.approx(counts[2], abs=1)
+
+
+@pytest.mark.parametrize("round_size", [1, 2, 4, 8])
+def test_rounds_of_any_size_keep_the_mean_and_favour_uncertain_prompts(round_size: int) -> None:
+    rng = random.Random(2)
+    rates = {"never": 0.0, "rarely": 0.1, "half": 0.5, "mostly": 0.9, "always": 1.0}
+    part = RobustCounts(k=1, least=2, most=16, pace=0.1, pool=8)
+    memory, sizes = part.initial(), {key: list[int]() for key in rates}
+    for number in range(1200 // round_size):
+        keys = [rng.choice(sorted(rates)) for _ in range(round_size)]
+        for key, size in zip(keys, part.counts(memory, keys, 8, LARGEST), strict=True):
+            memory = part.seen(memory, key, [float(rng.random() < rates[key]) for _ in range(size)])
+            if number * round_size >= 600:
+                sizes[key].append(size)
+    mean = {key: sum(found) / len(found) for key, found in sizes.items()}
+    assert abs(8 * memory["asked"][0] - memory["asked"][1]) <= 8 * part.pool
+    assert mean["half"] > mean["rarely"] > mean["never"] + 1 and mean["half"] > mean["mostly"] > mean["always"] + 1
 
 
 def test_a_group_size_outside_the_bounds_widens_them() -> None:

@@ -1,7 +1,7 @@
 """Responses moved to the prompts whose answers differ most.
 
-Invariant: the responses of a round add up to the group size times its prompts exactly, and each prompt gets
-between `least` and `most` (which are widened where the group size lies outside).
+Invariant: each prompt gets between `least` and `most` responses (widened where the group size lies outside), and
+their mean is the group size: exactly in a round of many prompts, over time in rounds of few.
 """
 
 import heapq
@@ -50,8 +50,10 @@ class RobustCounts(PromptPart):
 
     Prompts are sorted into bins by how often one of k answers was right; a bin's variance is a moving average of
     p (1 - p). Ours: the paper learns the count of each bin by EXP3P with a price on responses; here the problem
-    they pose, least sum of variance over responses at an exact total, is solved for each round. Every constant
-    but k and the number of bins is ours. A prompt not seen before counts as the most uncertain, 1/4.
+    they pose, least sum of variance over responses at a fixed total, is solved for each round. A round of fewer
+    than `pool` prompts is solved together with those asked last, and what it takes beyond its share is made up
+    for later. Every constant but k and the number of bins is ours. A prompt not seen before counts as the most
+    uncertain, 1/4.
 
     Source: arXiv:2601.19280 (Rollout-GDRO).
     """
@@ -64,10 +66,13 @@ class RobustCounts(PromptPart):
     pace: float = 0.1
     least: int = 2
     most: int = 16
+    pool: int = 8  # prompts among which responses are shared out
     remembers: int = 4096  # prompts
 
     def __post_init__(self) -> None:
         self._bins()
+        if self.pool < 1:
+            raise ConfigError(f"pool: {self.pool} prompts are none")
         if not 2 <= self.least <= self.most:
             raise ConfigError(f"least: {self.least} responses, most: {self.most}; a group needs two")
         if not 0 < self.pace <= 1:
@@ -78,7 +83,7 @@ class RobustCounts(PromptPart):
         return frozenset({Need.REPEATED_PROMPTS, Need.VARIED_GROUPS})
 
     def initial(self) -> Memory:
-        return {"prompts": {}, "variances": [0.25] * self.num_bins}
+        return {"prompts": {}, "variances": [0.25] * self.num_bins, "asked": [0, 0]}
 
     def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
         mean = min(1.0, max(0.0, math.fsum(rewards) / len(rewards)))
@@ -87,14 +92,21 @@ class RobustCounts(PromptPart):
         place = place_of(prompts, key)
         assert place is not None
         variances[place] += self.pace * (mean * (1 - mean) - variances[place])
-        return {"prompts": prompts, "variances": variances}
+        num_prompts, num_responses = cast("list[int]", memory["asked"])
+        asked = [num_prompts + 1, num_responses + len(rewards)]
+        return {"prompts": prompts, "variances": variances, "asked": asked}
 
     def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
         prompts, variances = cast(Prompts, memory["prompts"]), cast("list[float]", memory["variances"])
-        places = [place_of(prompts, key) for key in keys]
+        recent = list(prompts)[len(prompts) - max(0, min(len(prompts), self.pool - len(keys))) :]
+        places = [place_of(prompts, key) for key in (*keys, *recent)]
         spread = [0.25 if place is None else variances[place] for place in places]
         least, most = min(self.least, group_size), max(min(self.most, largest), group_size)
-        return best_counts(spread, group_size * len(keys), least, most)
+        num_prompts, num_responses = cast("list[int]", memory["asked"])
+        owed = group_size * num_prompts - num_responses
+        total = group_size * len(spread) + (owed if recent else 0)
+        total = min(max(total, least * len(spread)), most * len(spread))
+        return best_counts(spread, total, least, most)[: len(keys)]
 
     def _bins(self) -> Bins:
         return Bins(num_bins=self.num_bins, k=self.k, window=self.window, margin=self.margin, limit=self.remembers)
