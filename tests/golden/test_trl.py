@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 KINDS = ("on_policy", "tight", "near", "binary", "signed")
 FAR = ("broad", "far")  # TRL does not bound log-ratios (we do at 20), nor the k3 estimate (we do at 10, as verl)
-TOLERANCE = {"soft_gate": 1e-6}  # TRL holds its temperatures in float32
+TOLERANCE = {"soft_gate": 1e-5}  # TRL holds its temperatures in float32
 
 
 def trainer(scores: tuple[Tensor, Tensor], settings: dict[str, Any]) -> Any:
