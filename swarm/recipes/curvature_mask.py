@@ -1,8 +1,7 @@
 """CAPO (curvature-aware): tokens whose predicted step breaks a trust region in the last layer are masked.
 
-The objective itself is GRPO's. Known are the two predictions, of the objective's change and of the policy's
-shift. Ours: they are taken along a token's own plain gradient step instead of the optimizer's, which needs
-neither its state nor the learning rate, with exact softmax sums; and all thresholds, relative to the step.
+The objective itself is GRPO's; predictions and thresholds are those of the authors' code, along a plain
+gradient step. Ours: the length of that step, which follows from the step's own mean shift (see the part).
 """
 
 from swarm.learn.recipe import Recipe
@@ -18,7 +17,7 @@ RECIPE = Recipe(
     acronym="CAPO",
     arxiv="2510.00819",
     row="S114",
-    verification="secondary",
+    verification="code",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

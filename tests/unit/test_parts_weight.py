@@ -355,20 +355,19 @@ def test_a_certain_token_has_no_curvature_and_a_step_without_signal_keeps_everyt
     assert CurvatureMask()(replace(scored, probes=probes)).tolist() == [[1.0, 1.0]]
 
 
-def test_the_token_that_shifts_the_policy_most_is_masked() -> None:
+def test_tokens_that_shift_policy_or_objective_too_far_are_masked() -> None:
+    # nineteen tokens with s = 1 and one with s = 9: mean m_F = (19 + 81) / 40 eta^2, eta = .002
     scored = one_row([1.0] * 20, [1.0] * 20)
-    curvature = torch.ones(1, 20, dtype=torch.float64)
-    curvature[0, 7] = 400.0
-    probes = {"gradient_size": torch.ones_like(curvature), "gradient_curvature": curvature}
-    kept = CurvatureMask(shift=8.0)(replace(scored, probes=probes))
-    assert kept.sum() == 19 and kept[0, 7] == 0
-
-
-def test_a_token_whose_step_would_overshoot_is_masked() -> None:
-    # gains eta A^2 s - eta^2 A^3 q / 2 with q = 1: the eighth overshoots because its gradient is short
-    scored = one_row([1.0] * 8, [1.0] * 8)
-    size = torch.ones(1, 8, dtype=torch.float64)
-    size[0, 7] = 0.01
+    size = torch.ones(1, 20, dtype=torch.float64)
+    size[0, 7] = 9.0
     probes = {"gradient_size": size, "gradient_curvature": torch.ones_like(size)}
-    kept = CurvatureMask(budget=0.02)(replace(scored, probes=probes))  # eta .2: .2 * .01 - .04 / 2 < 0
-    assert kept.tolist() == [[1.0] * 7 + [0.0]]
+    seen = replace(scored, probes=probes)
+    shift, gain = (0.002 * 9) ** 2 / 2, 0.002 * 9 + 0.002**2 * 80 / 2
+    for part, masked in (
+        (CurvatureMask(shift=shift * 0.99, gain=9.0), 1),
+        (CurvatureMask(shift=shift * 1.01, gain=9.0), 0),
+        (CurvatureMask(shift=9.0, gain=gain * 0.99), 1),
+        (CurvatureMask(shift=9.0, gain=gain * 1.01), 0),
+    ):
+        kept = part(seen)
+        assert 20 - int(kept.sum()) == masked and kept[0, 7] == 1 - masked
