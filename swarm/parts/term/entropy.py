@@ -85,7 +85,7 @@ class EntropyBand(TermPart):
     penalty: float = 0.1
     low: float = 0.8  # times the past mean entropy
     high: float = 1.2
-    horizon: int = 150  # steps until the weight's schedule ends
+    horizon: int = 150  # optimizer updates until the weight's schedule ends (the code: epochs)
     slow: float = 2.0  # decay rate in the first half
     fast: float = 3.0  # in the second
 

@@ -55,7 +55,7 @@ class AccuracyKl(TermPart):
 class ConvexKl(TermPart):
     """Penalties to the reference and to the policy at the start of the update, the share moving with the steps.
 
-    Source: KL-convex of ReMix, arXiv:2507.06892. The strength and the estimator are ours.
+    Source: KL-convex of ReMix, arXiv:2507.06892. Ours: strength, estimator, and that updates are counted.
     """
 
     equation: ClassVar[str] = (
@@ -64,8 +64,8 @@ class ConvexKl(TermPart):
     )
     scope: ClassVar[Scope] = Scope.ROLLOUT
     strength: float = 0.001
-    hold: int = 50  # steps with the reference alone
-    every: int = 10  # steps
+    hold: int = 50  # optimizer updates with the reference alone
+    every: int = 10  # updates
     pace: float = 0.1
     least: float = 0.5  # of the reference's share
     estimator: Estimator = "k3"
@@ -111,7 +111,7 @@ class MirrorKl(TermPart):
 
     equation: ClassVar[str] = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    horizon: int = 1000  # steps of the run
+    horizon: int = 1000  # optimizer updates of the run
     estimator: Estimator = "k3+"
     mean: Mean = "token"
 
