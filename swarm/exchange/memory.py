@@ -8,18 +8,17 @@ import asyncio
 import hashlib
 import math
 import random
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import cast
 
 from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.faults import FaultPlan
+from swarm.exchange.memory_line import Line, UnderWay
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
 from swarm.types import Cursor, Digest, NodeId, SealedGroup
 
-_WINDOW = 8  # items under way on one stream before its sender has to wait
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
 
 Observer = Callable[[float, str, NodeId, NodeId], None]
@@ -45,7 +44,7 @@ class MemoryNetwork:
         self._numbers: dict[NodeId, int] = {}
         self._handlers: dict[NodeId, ExchangeHandler] = {}
         self._nodes_at: dict[str, NodeId] = {}  # endpoint -> node
-        self._lines: dict[NodeId, dict[_Line, None]] = {}  # open ones, in the order in which they were opened
+        self._lines: dict[NodeId, dict[Line, None]] = {}  # open ones, in the order in which they were opened
         self._uplink_free_s: dict[NodeId, float] = {}
 
     def now_s(self) -> float:
@@ -105,12 +104,12 @@ class MemoryNetwork:
         ]
         return min(ahead, default=math.inf)
 
-    def attach(self, line: "_Line") -> None:
+    def attach(self, line: "Line") -> None:
         """Remembers an open connection under both its ends."""
         for node_id in (line.client, line.server):
             self._lines.setdefault(node_id, {})[line] = None
 
-    def detach(self, line: "_Line") -> None:
+    def detach(self, line: "Line") -> None:
         """Forgets a closed connection."""
         for node_id in (line.client, line.server):
             self._lines.get(node_id, {}).pop(line, None)
@@ -168,159 +167,21 @@ class MemoryTransport:
             raise Unavailable(f"{address.endpoint} refused the connection")
         if found[0] != address.node_id:
             raise Unauthenticated(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}")
-        line = _Line(network, self._node_id, address.node_id)
+        line = Line(network, self._node_id, address.node_id)
         network.note("connect", self._node_id, address.node_id)
-        return MemoryClient(line)
+        return MemoryClient(line, network)
 
     async def stop(self) -> None:
         """Stops answering and breaks every connection."""
         self._network.crash(self._node_id)
 
 
-class _Line:
-    """One open connection: whatever waits on it wakes when it is cut, as it is when a partition begins."""
-
-    def __init__(self, network: MemoryNetwork, client: NodeId, server: NodeId) -> None:
-        self.network, self.client, self.server = network, client, server
-        self._loop = asyncio.get_running_loop()
-        self._reason = ""  # why it broke; empty while it holds
-        self._wakers: dict[object, Callable[[], None]] = {}
-        until_cut_s = network.next_cut_s(client, server)
-        self._partition = None if math.isinf(until_cut_s) else self._loop.call_later(until_cut_s, self.cut, "partition")
-        network.attach(self)
-
-    def cut(self, reason: str) -> None:
-        """Breaks the connection; idempotent."""
-        if self._reason:
-            return
-        self._reason = reason
-        if self._partition is not None:
-            self._partition.cancel()
-        self.network.detach(self)
-        for wake in list(self._wakers.values()):
-            wake()
-
-    def check(self) -> None:
-        """Raises Unavailable when the connection is broken."""
-        if self._reason:
-            raise Unavailable(f"connection to {self.server[:8]} broke: {self._reason}")
-
-    @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Generator[None]:
-        """Calls `wake` if the connection breaks within. Raises Unavailable when it is broken already."""
-        self.check()
-        key = object()
-        self._wakers[key] = wake
-        try:
-            yield
-        finally:
-            del self._wakers[key]
-
-    async def wait(self, seconds: float) -> None:
-        """Lets time pass on an open connection. Raises Unavailable as soon as it breaks."""
-        if seconds > 0:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            timer = self._loop.call_later(seconds, _wake, waiter)
-            try:
-                with self.waking(lambda: _wake(waiter)):
-                    await waiter
-            finally:
-                timer.cancel()
-        self.check()
-
-
-def _wake(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-class _UnderWay:
-    """What was sent on one stream and is not yet read: a sender waits for room, a reader for arrivals."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._travelling: deque[tuple[float, StreamItem | Exception]] = deque()  # loop time of arrival, ascending
-        self._timer: asyncio.TimerHandle | None = None  # of the first of them
-        self._arrived: deque[StreamItem | Exception] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        self._num_free = _WINDOW
-        self._sender: asyncio.Future[None] | None = None
-        self._late: dict[int, asyncio.TimerHandle] = {}
-        self._num_late = 0
-
-    def send(self, item: StreamItem, at_s: float) -> None:
-        """The item arrives at `at_s` (loop time), behind all that was sent before it."""
-        self._num_free -= 1
-        if not self._travelling and at_s <= self._loop.time():
-            self._arrive(item)
-            return
-        self._travelling.append((at_s, item))
-        if self._timer is None:
-            self._timer = self._loop.call_at(at_s, self._land)
-
-    def send_late(self, item: StreamItem, at_s: float) -> None:
-        """The item arrives at `at_s` (loop time), whatever arrives before it."""
-        self._num_free -= 1
-        self._num_late += 1
-        self._late[self._num_late] = self._loop.call_at(at_s, self._land_late, self._num_late, item)
-
-    def end(self, error: Exception) -> None:
-        """Nothing comes after what is under way; the reader is told why."""
-        if self._travelling:
-            self._travelling.append((self._travelling[-1][0], error))
-        else:
-            self._arrive(error)
-
-    def break_off(self, error: Exception) -> None:
-        """The line is cut: the reader is told at once."""
-        self._arrive(error)
-
-    def stop(self) -> None:
-        """Nobody reads any more."""
-        for timer in (*self._late.values(), *([] if self._timer is None else [self._timer])):
-            timer.cancel()
-
-    async def read(self) -> StreamItem | Exception:
-        """The next arrival, or why there is none."""
-        while not self._arrived:
-            self._reader = self._loop.create_future()
-            await self._reader
-        self._num_free += 1
-        if self._sender is not None:
-            _wake(self._sender)
-        return self._arrived.popleft()
-
-    async def room(self) -> None:
-        """Waits until another item may be sent."""
-        while self._num_free <= 0:
-            self._sender = self._loop.create_future()
-            await self._sender
-            self._sender = None
-
-    def _land(self) -> None:
-        """Everything that has travelled long enough arrives."""
-        travelling = self._travelling
-        due_s = max(self._loop.time(), travelling[0][0])  # a loop may run a timer a little early
-        while travelling and travelling[0][0] <= due_s:
-            self._arrive(travelling.popleft()[1])
-        self._timer = self._loop.call_at(travelling[0][0], self._land) if travelling else None
-
-    def _land_late(self, number: int, item: StreamItem) -> None:
-        del self._late[number]
-        self._arrive(item)
-
-    def _arrive(self, what: StreamItem | Exception) -> None:
-        self._arrived.append(what)
-        if self._reader is not None:
-            _wake(self._reader)
-
-
 class MemoryClient:
     """`swarm.interfaces.PeerClient` over one line."""
 
-    def __init__(self, line: _Line) -> None:
+    def __init__(self, line: Line, network: MemoryNetwork) -> None:
         self._line = line
-        self._network = line.network
+        self._network = network
 
     @property
     def node_id(self) -> NodeId:
@@ -331,7 +192,7 @@ class MemoryClient:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
         line, network = self._line, self._network
         line.check()
-        under_way = _UnderWay()
+        under_way = UnderWay()
         source = network.handler_of(line.server).subscribe(line.client, cursor, relay)
         pump = asyncio.create_task(self._pump(source, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}")
         try:
@@ -378,7 +239,7 @@ class MemoryClient:
         network.note("fetched", line.server, line.client)
         return self._maybe_corrupt(sealed)
 
-    async def _pump(self, source: AsyncIterator[StreamItem], under_way: "_UnderWay") -> None:
+    async def _pump(self, source: AsyncIterator[StreamItem], under_way: "UnderWay") -> None:
         """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
         try:
             await self._send_all(source, under_way)
@@ -393,7 +254,7 @@ class MemoryClient:
             if isinstance(source, AsyncGenerator):
                 await cast(AsyncGenerator[StreamItem, None], source).aclose()
 
-    async def _send_all(self, source: AsyncIterator[StreamItem], under_way: "_UnderWay") -> None:
+    async def _send_all(self, source: AsyncIterator[StreamItem], under_way: "UnderWay") -> None:
         line, network, loop = self._line, self._network, asyncio.get_running_loop()
         ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
         async for item in source:

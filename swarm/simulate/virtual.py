@@ -23,18 +23,12 @@ from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import run_agent, run_worker
 from swarm.simulate.invariants import Invariants
+from swarm.simulate.virtual_coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual_hostile import HostileNode
 from swarm.simulate.virtual_log import EventLog
-from swarm.simulate.virtual_parts import (
-    CoreClient,
-    Disk,
-    Parts,
-    VirtualCoordinator,
-    in_place,
-    kept_environments,
-    scripted_worker,
-)
+from swarm.simulate.virtual_parts import Disk, Parts, in_place, scripted_worker
 from swarm.simulate.virtual_scale import Scale, scale_of, virtual_config
+from swarm.simulate.virtual_tasks import kept_environments
 from swarm.tasks.inline import InlineVerifier
 from swarm.testing import ToyCodec
 from swarm.types import JsonDict

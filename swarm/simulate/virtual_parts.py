@@ -8,34 +8,25 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
 
-from coordinator.core import CoordinatorCore
-from coordinator.store import MemoryCoordinatorStore
 from swarm.clock import Clock
-from swarm.config import EnvironmentConfig, NodeConfig, ReplayConfig
-from swarm.errors import Unavailable
+from swarm.config import NodeConfig, ReplayConfig
 from swarm.exchange.admit import Door
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result
 from swarm.loops import Worker
-from swarm.simulate.virtual_scale import VIRTUAL_ENVIRONMENTS
-from swarm.tasks.base import NumberedEnvironment, Problem
-from swarm.tasks.char import CharEnvironment
-from swarm.tasks.held_out import is_held_out
+from swarm.tasks.base import NumberedEnvironment
 from swarm.tasks.mixture import TaskMixture
 from swarm.testing import ToyCodec
 from swarm.types import (
-    Advice,
     Draw,
     FinishReason,
-    Message,
     NodeId,
-    NodeReport,
     PolicyVersion,
     Refused,
     Rollout,
@@ -153,38 +144,6 @@ class ScriptedGenerator:
         return tuple(made)
 
 
-class KeptEnvironment(CharEnvironment):
-    """A char environment that keeps every problem it made: hundreds of nodes in one process ask for the same ones."""
-
-    def __init__(self, config: EnvironmentConfig) -> None:
-        super().__init__(config)
-        self._kept: dict[int, tuple[Problem, Task]] = {}
-
-    def problem(self, task_id: int) -> Problem:
-        """The problem with that number. Raises LookupError."""
-        return self._keep(task_id)[0]
-
-    def task(self, task_id: int) -> Task:
-        """The problem as a chat. Raises LookupError."""
-        return self._keep(task_id)[1]
-
-    def _keep(self, task_id: int) -> tuple[Problem, Task]:
-        found = self._kept.get(task_id)
-        if found is None:
-            problem = super().problem(task_id)
-            question = self.config.prompt.replace("{question}", problem.question)
-            chat = (Message(role="user", content=question),)
-            task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=is_held_out(problem.question))
-            found = self._kept[task_id] = problem, task
-        return found
-
-
-@cache  # for all runs of a process
-def kept_environments() -> dict[str, NumberedEnvironment]:
-    """The environments of every virtual swarm, by name."""
-    return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
-
-
 @lru_cache(maxsize=MAX_OPENED)
 def _opened(sealed: SealedGroup, max_bytes: int) -> RolloutGroup | Refused:
     return open_group(sealed, max_bytes)
@@ -199,54 +158,6 @@ async def in_place(function: Callable[..., Result], /, *arguments: object) -> Re
     if function is open_group:
         function = cast("Callable[..., Result]", _opened)
     return function(*arguments)
-
-
-class VirtualCoordinator:
-    """The coordinator's pure core; what its store holds survives a crash, the rest does not."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._store = MemoryCoordinatorStore()
-        self.core: CoordinatorCore | None = CoordinatorCore(clock, self._store)
-
-    def crash(self) -> None:
-        """It answers nobody until `restart`."""
-        self.core = None
-
-    async def restart(self) -> None:
-        """A new core over the same store."""
-        core = CoordinatorCore(self._clock, self._store)
-        await core.restore()
-        self.core = core
-
-
-class CoreClient:
-    """The coordinator as a node calls it, without a network; unavailable while it is down."""
-
-    def __init__(self, coordinator: VirtualCoordinator, node_id: str) -> None:
-        self._coordinator = coordinator
-        self._node_id = node_id
-
-    @property
-    def _core(self) -> CoordinatorCore:
-        if self._coordinator.core is None:
-            raise Unavailable("the coordinator is down")
-        return self._coordinator.core
-
-    async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease."""
-        return await self._core.heartbeat(self._node_id, report)
-
-    async def record_version(self, version: PolicyVersion) -> None:
-        """Adds to the ledger."""
-        await self._core.record_version(self._node_id, version)
-
-    async def leave(self) -> None:
-        """Ends the lease."""
-        await self._core.leave(self._node_id)
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
 
 @dataclass(frozen=True, kw_only=True)

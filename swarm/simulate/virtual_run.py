@@ -5,10 +5,12 @@ Invariant: a failing seed can be replayed by one printed command.
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from swarm.exchange.faults import FaultPlan
@@ -17,6 +19,8 @@ from swarm.simulate.virtual import SECONDS_PER_STEP, VirtualSwarm
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.simulate.virtual_parts import Parts
 from swarm.simulate.virtual_scale import Scale
+
+MAX_SHOWN_CRASHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +94,18 @@ def run_seed(
 
 def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Console) -> bool:
     """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
-    run = run_seed(seed, num_nodes, num_steps)
+    with _progress(console) as on_progress:
+        run = run_seed(seed, num_nodes, num_steps, on_progress=on_progress)
     console.print(
         f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s"
+        f" ({run.cpu_s:.1f} s of CPU)"
     )
-    console.print(f"faults: {run.plan}", highlight=False)
+    console.print(f"scale: {run.scale}", highlight=False)
+    console.print(f"faults: {_shown(run.plan)}", highlight=False)
     table = Table("what", "count")
     table.add_row("events", str(run.num_events))
     table.add_row("optimizer steps", f"{min(run.steps.values())} to {max(run.steps.values())} per node")
+    table.add_row("CPU per step of a node", f"{1000 * run.cpu_s / max(1, sum(run.steps.values())):.2f} ms")
     for name, count in (*sorted(run.network.items()), *sorted(run.refusals.items())):
         table.add_row(name, str(count))
     console.print(table)
@@ -108,3 +116,21 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
     console.print(f"event log sha256 {run.log_digest}")
     console.print(f"again: {run.command}", highlight=False, soft_wrap=True)
     return run.invariants.hold
+
+
+def _shown(plan: FaultPlan) -> str:
+    """The plan in one line; of many crashes only their number."""
+    if len(plan.crashes) <= MAX_SHOWN_CRASHES:
+        return str(plan)
+    return f"{replace(plan, crashes=())}, and {len(plan.crashes)} crashes"
+
+
+@contextmanager
+def _progress(console: Console) -> Generator[Callable[[float], None]]:
+    """A bar on a terminal; nothing where the output is kept."""
+    if not console.is_terminal:
+        yield lambda share: None
+        return
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("virtual swarm", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -19,9 +19,10 @@ from swarm.exchange.faults import Crash, FaultPlan, Partition
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer, ReplayStatistics
 from swarm.interfaces import Verdict
-from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, ONCE, PROGRESS, REPEAT, REUSE
+from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual_parts import Parts
 from swarm.simulate.virtual_run import run_seed, run_virtual_command
+from swarm.simulate.virtual_scale import LARGE, LARGE_SWARM
 from swarm.types import Draw, NodeId, RefusalReason, Refused, RolloutGroup, SealedGroup
 from swarm.wire.body import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
@@ -87,6 +88,21 @@ def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
     assert not run.refusals.get("low_standing"), "its streams end before anything has to be refused unseen"
     alone = run_seed(4, 4, 6, FaultPlan())
     assert sum(run.steps.values()) >= 0.9 * sum(alone.steps.values())
+
+
+def test_a_large_swarm_ends_when_every_node_has_made_its_steps() -> None:
+    shares: list[float] = []
+    run = run_seed(3, LARGE_SWARM, 3, FaultPlan(latency_s=0.05), on_progress=shares.append)
+    assert run.scale is LARGE
+    assert run.invariants.hold, run.invariants.violations
+    assert set(run.steps.values()) == {3}
+    assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def test_a_large_swarm_with_a_node_that_cannot_finish_says_so() -> None:
+    run = run_seed(3, LARGE_SWARM, 2, FaultPlan(crashes=(Crash(node=1, at_s=0.5, down_s=1e6),)))
+    assert run.invariants.violations[NO_FAILURE], run.invariants.verdicts()
+    assert sorted(run.steps.values())[:2] == [0, 2]
 
 
 # --- the invariants can fail: each broken part turns its own red --------------------------------------
