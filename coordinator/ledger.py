@@ -12,7 +12,8 @@ step without a rewind is a *fork* and is refused.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from swarm.types import Digest, NodeId, PolicyVersion, short
@@ -54,6 +55,17 @@ class Lineage:
     def head(self) -> int:
         """Newest step of the branch, -1 before the first."""
         return next(reversed(self.digests), -1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Undo:
+    """A lineage before a record: small however long the lineage is."""
+
+    branch: int
+    resumed_at: int
+    num_rewinds: int
+    left: tuple[tuple[int, Digest], ...]  # steps beyond `resumed_at`, increasing: a new branch replaces them
+    oldest: tuple[int, Digest] | None  # makes room when the lineage is full
 
 
 class Ledger:
@@ -127,17 +139,33 @@ class Ledger:
             )
         return f"going back: step {version.step} was never recorded and the head is {lineage.head}"
 
-    def snapshot(self, policy_id: str) -> Lineage | None:
-        """A copy of one lineage, to put back when its new line could not be stored."""
+    def snapshot(self, policy_id: str) -> Undo | None:
+        """What one `record` may change of a lineage, to put back when its new line could not be stored."""
         lineage = self._lineages.get(policy_id)
-        return None if lineage is None else replace(lineage, digests=lineage.digests.copy())
-
-    def put_back(self, policy_id: str, lineage: Lineage | None) -> None:
-        """Undoes a record that could not be stored."""
         if lineage is None:
+            return None
+        left = list(takewhile(lambda item: item[0] > lineage.resumed_at, reversed(lineage.digests.items())))
+        return Undo(
+            branch=lineage.branch,
+            resumed_at=lineage.resumed_at,
+            num_rewinds=lineage.num_rewinds,
+            left=tuple(reversed(left)),
+            oldest=next(iter(lineage.digests.items()), None),
+        )
+
+    def put_back(self, policy_id: str, undo: Undo | None) -> None:
+        """Undoes the one record since `snapshot`, which could not be stored."""
+        if undo is None:
             self._lineages.pop(policy_id, None)
-        else:
-            self._lineages[policy_id] = lineage
+            return
+        lineage = self._lineages[policy_id]
+        while lineage.head > undo.resumed_at:
+            lineage.digests.popitem()
+        lineage.digests.update(undo.left)
+        if undo.oldest is not None and undo.oldest[0] not in lineage.digests:
+            lineage.digests[undo.oldest[0]] = undo.oldest[1]
+            lineage.digests.move_to_end(undo.oldest[0], last=False)
+        lineage.branch, lineage.resumed_at, lineage.num_rewinds = undo.branch, undo.resumed_at, undo.num_rewinds
 
     def restore(self, entries: list[LedgerEntry]) -> None:
         """Rebuilds the lineages from stored entries, in the order in which they were accepted."""

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -52,6 +53,10 @@ _SMALL_ORDER: Final = frozenset(
         "ee" + "ff" * 30 + "7f",
     )
 )
+
+
+Verify = Callable[[bytes, bytes, bytes, bytes], bool]
+"""Public key, domain, message and signature -> whether they fit, as `verify` judges."""
 
 
 def node_id_of(public_key: bytes) -> NodeId:

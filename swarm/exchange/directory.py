@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from swarm.clock import Clock
 from swarm.errors import Unavailable
-from swarm.identity import Identity
+from swarm.identity import Identity, Verify, verify
 from swarm.types import Advert, NodeId
 from swarm.wire.convert import open_advert, seal_advert
 
@@ -26,8 +26,11 @@ class MemoryDirectory:
         discovery = directory.view(identity, "run", clock)
     """
 
-    def __init__(self, can_see: CanSee | None = None, is_parted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, can_see: CanSee | None = None, is_parted: Callable[[], bool] = lambda: True, verify: Verify = verify
+    ) -> None:
         """Without `can_see`, or while not `is_parted()`, everybody sees everybody."""
+        self.verify = verify
         self.can_see = can_see
         self.is_parted = is_parted
         self.adverts: dict[tuple[str, NodeId], Advert] = {}
@@ -59,7 +62,7 @@ class MemoryView:
         self._check_running()
         now_s = self._clock.now_s()
         check_own(advert, self._identity.node_id, self._run_id, now_s)
-        opened = open_advert(seal_advert(advert, self._identity), now_s)
+        opened = open_advert(seal_advert(advert, self._identity), now_s, self._directory.verify)
         assert opened is not None, f"own advert does not open: {advert}"
         self._directory.put(self._run_id, opened)
 

@@ -33,6 +33,7 @@ class MemoryGroupStore:
         self._positions: dict[Digest, int] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
+        self._is_journal_short = False  # nothing happened since the last look at what may be dropped from it
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
@@ -79,6 +80,7 @@ class MemoryGroupStore:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
         self._prepare(64 * (len(draw.groups) + len(draw.silent)))
         self._draws[draw.step] = draw
+        self._is_journal_short = False
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Journalled draws from a step on, in order: the groups that were handed out."""
@@ -125,7 +127,10 @@ class MemoryGroupStore:
             del self._positions[digest]
             self._tombstones[digest] = self._clock.now_s()
         self._num_bytes = num_bytes
-        self._drop_old(keep_from_step)
+        if victims or not self._is_journal_short:
+            self._drop_draws(keep_from_step)
+        self._is_journal_short = keep_from_step is None
+        self._drop_tombstones()
         return len(victims)
 
     async def close(self) -> None:
@@ -145,14 +150,17 @@ class MemoryGroupStore:
     def _drawn_from(self, step: int) -> list[Draw]:
         return [self._draws[key] for key in sorted(self._draws) if key >= step]
 
-    def _drop_old(self, keep_from_step: int | None) -> None:
-        """Forgets old tombstones, and the journal of steps all of whose groups are gone (never the newest step)."""
+    def _drop_tombstones(self) -> None:
+        """Forgets the old ones."""
         horizon_s = self._clock.now_s() - TOMBSTONE_HORIZON_S
         while self._tombstones:
             oldest = next(iter(self._tombstones))
             if self._tombstones[oldest] >= horizon_s and len(self._tombstones) <= MAX_TOMBSTONES:
                 break
             del self._tombstones[oldest]
+
+    def _drop_draws(self, keep_from_step: int | None) -> None:
+        """Forgets the journal of steps all of whose groups are gone (never the newest step)."""
         newest = max(self._draws, default=0)
         for step, draw in list(self._draws.items()):
             if step == newest or (keep_from_step is not None and step >= keep_from_step):

@@ -57,6 +57,7 @@ class Serving:
         self._grew = Signal()  # what relaying streams wait for
         self._own_grew = Signal()  # what all other streams wait for
         self._fresh: dict[Digest, _Fresh] = {}  # of the newest groups in the log
+        self._own_steps: dict[Digest, int] = {}  # oldest step of those of them that are ours
         self._arriving: Counter[Digest] = Counter()  # on their way through the door
         self._num_putting = 0
         self.log_head = Cursor()  # newest entry of the store's log
@@ -114,7 +115,7 @@ class Serving:
     @property
     def oldest_own_step(self) -> int:
         """Of our own groups that are remembered; 0 without any."""
-        return min((fresh.oldest_step for fresh in self._fresh.values() if fresh.producer == self._node_id), default=0)
+        return min(self._own_steps.values(), default=0)
 
     # --- asked by peers: ExchangeHandler ---------------------------------------------------------
 
@@ -163,9 +164,14 @@ class Serving:
     # --- inside ----------------------------------------------------------------------------------
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
-        self._fresh[scored.digest] = _Fresh(scored.group.producer, via, scored.group.oldest_step)
+        fresh = _Fresh(scored.group.producer, via, scored.group.oldest_step)
+        self._fresh[scored.digest] = fresh
+        if fresh.producer == self._node_id:
+            self._own_steps[scored.digest] = fresh.oldest_step
         while len(self._fresh) > self._config.max_groups:
-            del self._fresh[next(iter(self._fresh))]
+            oldest = next(iter(self._fresh))
+            del self._fresh[oldest]
+            self._own_steps.pop(oldest, None)
 
     def _is_settling(self, sealed: SealedGroup) -> bool:
         """In the store, but its put or receive has not come back yet to say what it is worth."""

@@ -19,14 +19,15 @@ from swarm.exchange.faults import Crash, FaultPlan
 from swarm.exchange.memory import MemoryNetwork, MemoryTransport
 from swarm.exchange.peers import MAX_PEERS
 from swarm.exchange.standing import Standing
-from swarm.identity import Identity
+from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import run_agent, run_worker
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual_coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual_hostile import HostileNode
+from swarm.simulate.virtual_keys import HashIdentity, verify_hash
 from swarm.simulate.virtual_log import EventLog
-from swarm.simulate.virtual_parts import Disk, Parts, in_place, scripted_worker
+from swarm.simulate.virtual_parts import Disk, Parts, offload_in_place, scripted_worker
 from swarm.simulate.virtual_scale import Scale, scale_of, virtual_config
 from swarm.simulate.virtual_tasks import kept_environments
 from swarm.tasks.inline import InlineVerifier
@@ -57,15 +58,17 @@ class VirtualSwarm:
         self.seed = seed
         self.scale: Scale = scale_of(num_nodes)
         self.parts = parts or Parts()
+        is_real = self.scale.has_real_signatures
+        self._verify: Verify = verify if is_real else verify_hash
+        self._identity = (Identity if is_real else HashIdentity).from_seed
         self.coordinator = VirtualCoordinator(clock)
         self.log = EventLog()
         self.network = MemoryNetwork(seed, plan)
         self.identities = [
-            Identity.from_seed(hashlib.sha256(f"virtual {seed} {index}".encode()).digest())
-            for index in range(num_nodes)
+            self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
         ]
         self.directory = MemoryDirectory(
-            can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted
+            can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
         )
         self.environments = kept_environments()
         self.codec = ToyCodec()
@@ -145,7 +148,7 @@ class VirtualSwarm:
         await self.coordinator.restart()
 
     async def _hostile(self, number: int) -> None:
-        identity = Identity.from_seed(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
+        identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
         node = HostileNode(
             identity, config, self.codec, self.environments, self.clock, lambda: [d.store for d in self._disks.values()]
@@ -189,7 +192,15 @@ class VirtualSwarm:
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         incarnation = f"{self.seed} {index} {self.log.num_events}"
         worker = scripted_worker(
-            agent, identity.node_id, config, disk, self.codec, self.environments, self.clock, incarnation
+            agent,
+            identity.node_id,
+            config,
+            disk,
+            self.codec,
+            self.environments,
+            self.clock,
+            self.scale.paces,
+            incarnation,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -219,7 +230,7 @@ class VirtualSwarm:
             head_of=lambda node_id: self.agents[index].peers.heads.get(node_id),
             environments=frozenset(self.environments),
             standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
-            offload=in_place,
+            offload=offload_in_place(self._verify),
         )
         agent = Agent(
             config=config,

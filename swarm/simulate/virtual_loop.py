@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _RESOLUTION_S = 1e-6  # timers this close together run in one turn of the loop
-_GC_THRESHOLDS = (100_000, 20, 50)  # a run makes values by the million and few cycles: look for those rarely
+_GC_THRESHOLDS = (100_000, 20, 1_000_000)  # what a run keeps is large and no garbage: it is not searched before the end
 
 
 class VirtualDeadlock(RuntimeError):

@@ -18,7 +18,8 @@ from swarm.config import NodeConfig, ReplayConfig
 from swarm.exchange.admit import Door
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
-from swarm.interfaces import LocalExchange, Result
+from swarm.identity import Verify
+from swarm.interfaces import LocalExchange, Offload, Result
 from swarm.loops import Worker
 from swarm.tasks.base import NumberedEnvironment
 from swarm.tasks.mixture import TaskMixture
@@ -28,11 +29,9 @@ from swarm.types import (
     FinishReason,
     NodeId,
     PolicyVersion,
-    Refused,
     Rollout,
     RolloutGroup,
     Sampling,
-    SealedGroup,
     StepReport,
     Task,
     TokenTrace,
@@ -144,20 +143,22 @@ class ScriptedGenerator:
         return tuple(made)
 
 
-@lru_cache(maxsize=MAX_OPENED)
-def _opened(sealed: SealedGroup, max_bytes: int) -> RolloutGroup | Refused:
-    return open_group(sealed, max_bytes)
+_opened = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
-async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
+def offload_in_place(verify: Verify) -> Offload:
     """`Offload` of the nodes' doors: a plain call.
 
     Several nodes of this one process open the same sealed group. What `open_group` says is a function of its bytes
     alone, so it is asked once for each: the signature of a group is verified once in this process, not once per node.
     """
-    if function is open_group:
-        function = cast("Callable[..., Result]", _opened)
-    return function(*arguments)
+
+    async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
+        if function is open_group:
+            return cast("Callable[..., Result]", _opened)(*arguments, verify)
+        return function(*arguments)
+
+    return in_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +186,15 @@ def scripted_worker(
     codec: ToyCodec,
     environments: Mapping[str, NumberedEnvironment],
     clock: Clock,
+    paces: Sequence[float],
     incarnation: str,
 ) -> Worker:
-    """Learner and generator of a node; `incarnation` seeds the answers that it gives until the next restart."""
+    """Learner and generator of a node of one of the `paces`; `incarnation` seeds its answers until the next restart."""
     learner = ScriptedLearner(node_id, disk.learner)
     generator = ScriptedGenerator(learner.version, codec, environments, incarnation)
     mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
     sampling = Sampling(temperature=1.0, max_new_tokens=config.generator.max_new_tokens)
-    pace = random.Random(f"pace {config.seed}").choice([0.5, 1.0, 1.0, 2.0])
+    pace = random.Random(f"pace {config.seed}").choice(paces)
 
     def produce(first_number: int, count: int) -> list[RolloutGroup]:
         return [

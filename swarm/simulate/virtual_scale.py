@@ -35,11 +35,13 @@ class Scale:
     local_groups: int
     external_groups: int
     max_neighbours: int
+    paces: tuple[float, ...]  # each node has one of these: how long it takes, 1 is middling
     lookup_every_s: float  # virtual seconds, as all here
     advert_every_s: float
     heartbeat_s: float
     store_bytes: int  # what a node keeps after tidying; its disk has room for more
     disk_bytes: int
+    has_real_signatures: bool  # Ed25519; else a keyed hash, which anybody could forge
     ends_by_steps: bool  # a round is one step of every node, which then only serves; else it is a span of time
 
 
@@ -48,11 +50,13 @@ SMALL: Final = Scale(
     local_groups=2,
     external_groups=2,
     max_neighbours=4,
+    paces=(0.5, 1.0, 1.0, 2.0),
     lookup_every_s=2.0,
     advert_every_s=10.0,
     heartbeat_s=5.0,
     store_bytes=2 * 2**30,
     disk_bytes=64 * 2**20,
+    has_real_signatures=True,
     ends_by_steps=False,
 )
 """Everything happens often: for many short runs under faults."""
@@ -62,11 +66,13 @@ LARGE: Final = Scale(
     local_groups=1,
     external_groups=1,
     max_neighbours=3,
-    lookup_every_s=30.0,
-    advert_every_s=30.0,
+    paces=(0.75, 1.0, 1.0, 1.25),
+    lookup_every_s=60.0,
+    advert_every_s=60.0,
     heartbeat_s=20.0,
-    store_bytes=64 * 2**10,
+    store_bytes=48 * 2**10,
     disk_bytes=2**20,
+    has_real_signatures=False,
     ends_by_steps=True,
 )
 """Few groups per step and few looks around: for hundreds of nodes over a thousand steps each."""

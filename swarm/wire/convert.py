@@ -20,6 +20,7 @@ from swarm.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
     Identity,
+    Verify,
     node_id_of,
     verify,
 )
@@ -127,7 +128,7 @@ def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
     )
 
 
-def open_group(sealed: SealedGroup, max_bytes: int) -> RolloutGroup | Refused:
+def open_group(sealed: SealedGroup, max_bytes: int, verify: Verify = verify) -> RolloutGroup | Refused:
     """The group inside, after every check that needs neither vocabulary, task, clock nor history.
 
     In order: size, key hashes to producer, signature, digest, decompression, protobuf, structure.
@@ -135,14 +136,15 @@ def open_group(sealed: SealedGroup, max_bytes: int) -> RolloutGroup | Refused:
     Args:
         sealed: from anywhere.
         max_bytes: bound of the body, both as it travelled and decompressed.
+        verify: judges the signature; a simulation may bring its own.
     """
     try:
-        return _open_group(sealed, max_bytes)
+        return _open_group(sealed, max_bytes, verify)
     except Malformed as error:
         return error.refused(sealed.producer, sealed.digest)
 
 
-def _open_group(sealed: SealedGroup, max_bytes: int) -> RolloutGroup:
+def _open_group(sealed: SealedGroup, max_bytes: int, verify: Verify) -> RolloutGroup:
     if sealed.size_bytes > max_bytes:
         raise Malformed(RefusalReason.TOO_LARGE, f"{sealed.size_bytes} bytes exceed {max_bytes}")
     if node_id_of(sealed.public_key) != sealed.producer:
@@ -345,12 +347,13 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
     return data
 
 
-def open_advert(data: bytes, now_s: float) -> Advert | None:
+def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
     """The advert in signed bytes from the directory, or None when anything about it is wrong.
 
     Args:
         data: from anywhere.
         now_s: wall clock; the advert must expire after it, by MAX_ADVERT_TTL_S at most.
+        verify: judges the signature; a simulation may bring its own.
     """
     if len(data) > MAX_ADVERT_BYTES:
         return None
