@@ -14,7 +14,7 @@ from swarm.errors import Unavailable
 from swarm.interfaces import StreamItem
 from swarm.types import NodeId
 
-_WINDOW = 8  # items under way on one stream before its sender has to wait
+WINDOW = 8  # items under way on one stream before its sender has to wait
 
 
 class Cuts(Protocol):
@@ -99,7 +99,7 @@ class UnderWay:
         self._timer: asyncio.TimerHandle | None = None  # of the first of them
         self._arrived: deque[StreamItem | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
-        self._num_free = _WINDOW
+        self._num_free = WINDOW
         self._sender: asyncio.Future[None] | None = None
         self._late: dict[int, asyncio.TimerHandle] = {}
         self._num_late = 0

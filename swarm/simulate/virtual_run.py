@@ -101,6 +101,8 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
         f" ({run.cpu_s:.1f} s of CPU)"
     )
     console.print(f"scale: {run.scale}", highlight=False)
+    if not run.scale.has_real_signatures:
+        console.print("signatures: a keyed hash stands in for Ed25519 at this size")
     console.print(f"faults: {_shown(run.plan)}", highlight=False)
     table = Table("what", "count")
     table.add_row("events", str(run.num_events))

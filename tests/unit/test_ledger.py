@@ -1,5 +1,7 @@
 """The version ledger: one owner, no silent fork, and a history that keeps what a rewind replaces."""
 
+import pytest
+
 from coordinator.ledger import Ledger, LedgerEntry, Recorded
 from swarm.types import PolicyVersion
 
@@ -113,4 +115,25 @@ def test_a_version_that_could_not_be_stored_is_taken_back_whole() -> None:
     ledger.put_back(ADA, before)
     assert ledger.versions(ADA, -1, 9) == [v(0), v(1), v(2)]
     ledger.put_back(BOB, ledger.snapshot(BOB))
+    assert BOB not in ledger.lineages()
+
+
+@pytest.mark.parametrize("version", [v(4), v(9), v(1), v(1, 7), v(3, 8), v(2)])
+def test_whatever_one_record_did_can_be_undone(version: PolicyVersion) -> None:
+    ledger, same = Ledger(max_remembered=4), Ledger(max_remembered=4)
+    for each in (ledger, same):
+        recorded(each, v(0), v(1), v(2), v(3), v(1))  # went back to step 1
+    undo = ledger.snapshot(ADA)
+    ledger.record(ADA, version, 1.0)
+    ledger.put_back(ADA, undo)
+    assert ledger.versions(ADA, -1, 9) == same.versions(ADA, -1, 9)
+    for later in (v(2, 5), v(3, 6), v(4), v(5), v(6)):
+        assert ledger.record(ADA, later, 2.0) == same.record(ADA, later, 2.0)
+
+
+def test_a_lineage_that_was_never_there_is_gone_again() -> None:
+    ledger = Ledger()
+    undo = ledger.snapshot(BOB)
+    ledger.record(BOB, v(0, owner=BOB), 1.0)
+    ledger.put_back(BOB, undo)
     assert BOB not in ledger.lineages()
