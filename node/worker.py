@@ -25,7 +25,8 @@ from swarm.loops import Ask, Greedy, Produce, Worker, run_worker
 from swarm.types import Draw, NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 if TYPE_CHECKING:
-    from swarm.learn.learner import PolicyLearner
+    from swarm.learn.guard import Level
+    from swarm.learn.guarded import GuardedLearner
     from swarm.learn.recipe import Recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
     from swarm.tasks.base import NumberedEnvironment
@@ -41,7 +42,7 @@ class _Engines:
     """What holds weights: the policy in training, and two views of it that generate."""
 
     codec: TextCodec
-    learner: "PolicyLearner | None"
+    learner: "GuardedLearner | None"
     generator: "TransformersGenerator"  # has a network of its own, so that it can run while the learner steps
     evaluator: "TransformersGenerator"  # on the learner's network: always the newest weights
 
@@ -99,7 +100,20 @@ def _recipe(config: NodeConfig) -> "Recipe":
     return recipe
 
 
+def _careful(config: NodeConfig, recipe: "Recipe") -> "dict[Level, Recipe]":
+    """What the guard's levels use. Raises ConfigError where the safe recipe is unknown or cannot be supplied."""
+    from swarm.learn.guard import Level
+    from swarm.learn.supply import check_supply, supplied_by
+    from swarm.parts.correction.band import capped
+    from swarm.recipes import load_recipe
+
+    safe = load_recipe(config.guard.safe_recipe)
+    check_supply(safe, supplied_by(config))
+    return {Level.CAPPED: capped(recipe, config.guard.cap), Level.SAFE: safe}
+
+
 def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Engines:
+    from swarm.learn.guarded import GuardedLearner
     from swarm.learn.learner import PolicyLearner
     from swarm.model import load_model
     from swarm.rollout.transformers_engine import TransformersGenerator
@@ -108,7 +122,7 @@ def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Eng
     codec, learner = loaded.codec, None
     version = PolicyVersion(policy_id=node_id, step=0)
     if Role.TRAINER in config.roles:
-        learner = PolicyLearner.open(
+        policy = PolicyLearner.open(
             network=loaded.network,
             codec=codec,
             recipe=recipe,
@@ -117,6 +131,7 @@ def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Eng
             policy_id=node_id,
             dir=config.dir / "checkpoints",
         )
+        learner = GuardedLearner(policy, _careful(config, recipe), config.guard, config.replay.max_age_steps)
         version = learner.version
     engine_network = loaded.network if learner is None else load_model(config.model).network
     generator = TransformersGenerator(network=engine_network, codec=codec, version=version, seed=config.seed)

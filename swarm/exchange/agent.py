@@ -105,6 +105,7 @@ class Agent:
         self._next_draw = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
         self._pending_draw: Draw | None = None
+        self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._reward_mean = 0.0
         self._reward_std = 0.0
@@ -179,7 +180,7 @@ class Agent:
         await self._changed.until(self._round_is_complete)
         draw: Draw | None = None
         while draw is None:
-            self.replay.limit_age(self.coordination.advice.max_age_steps)
+            self.replay.limit_age(self._lag_bound())
             draw = self.replay.draw(self._next_draw, head, self.peers.heads.get, self.coordination.source_weights())
             if draw is None:
                 self._changed.fire()  # what was used up or too old makes room for the generator
@@ -219,6 +220,11 @@ class Agent:
         self.coordination.note_version(version)
         self._changed.fire()
 
+    def _lag_bound(self) -> int | None:
+        """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
+        known = (self.coordination.advice.max_age_steps, self._guard_max_age_steps)
+        return min((int(bound) for bound in known if bound is not None), default=None)
+
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
         if self._pending_draw is not None and report.draw_step in (0, self._pending_draw.step):
@@ -227,6 +233,7 @@ class Agent:
         if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
             self._checkpoints.append(report.draw_step + 1)
         self.last_step_at_s = self.clock.now_s()
+        self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
         self.coordination.note_edges(report.edges)
         self._emit("step", step_fields(report))
 
