@@ -94,14 +94,16 @@ class Batch:
             device=self.mask.device,
         )
 
+    @property
+    def per_rollout(self) -> dict[str, Tensor]:
+        """Name -> every tensor [N] or [N, L] that is there."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PER_GROUP}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def select(self, rollouts: Sequence[int]) -> "Batch":
         """The part with these rollouts, in this order; groups, L and the totals of the step stay."""
         index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
-        per_rollout: dict[str, Tensor] = {
-            each.name: value[index]
-            for each in fields(self)
-            if isinstance(value := getattr(self, each.name), Tensor) and each.name not in _PER_GROUP
-        }
+        per_rollout: dict[str, Any] = {name: value[index] for name, value in self.per_rollout.items()}
         return replace(
             self,
             corrections=tuple(self.corrections[i] for i in rollouts),

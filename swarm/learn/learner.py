@@ -23,6 +23,7 @@ from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
 from swarm.learn.fused import Head
+from swarm.learn.kinds import MAIN, RecipesByKind, Share, merged
 from swarm.learn.objective import scored, with_advantages
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows, pack
@@ -47,7 +48,7 @@ class PolicyLearner:
         self,
         network: nn.Module,
         codec: TextCodec,
-        recipe: Recipe,
+        recipe: Recipe | RecipesByKind,
         config: LearnerConfig,
         replay: ReplayConfig,
         policy_id: str,
@@ -58,15 +59,15 @@ class PolicyLearner:
         self._network = network.to(device).eval()
         check_head(self._network)
         self._codec = codec
-        self._recipe = recipe
+        self._recipes = recipe if isinstance(recipe, RecipesByKind) else RecipesByKind(main=recipe)
         self._config = config
         self._replay = replay
         self._dir = dir
         self._device = device
         self._clock = clock or SystemClock()
         self._optimizer = MasterAdamW(network, config.betas, config.weight_decay)
-        self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in recipe.needs else None
-        self._memory = plain_data(recipe.initial_memory())
+        self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in self._recipes.needs else None
+        self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
         self.notes: dict[str, Any] = {}
         """Plain data of whoever steers this learner; part of the checkpoint."""
@@ -77,7 +78,7 @@ class PolicyLearner:
         cls,
         network: nn.Module,
         codec: TextCodec,
-        recipe: Recipe,
+        recipe: Recipe | RecipesByKind,
         config: LearnerConfig,
         replay: ReplayConfig,
         policy_id: str,
@@ -93,7 +94,7 @@ class PolicyLearner:
         cls,
         network: nn.Module,
         codec: TextCodec,
-        recipe: Recipe,
+        recipe: Recipe | RecipesByKind,
         config: LearnerConfig,
         replay: ReplayConfig,
         policy_id: str,
@@ -160,7 +161,7 @@ class PolicyLearner:
             "policy_id": self.version.policy_id,
             "digest": self.version.digest.hex(),
             "next_draw": self._next_draw,
-            "recipe": self._recipe.name,
+            "recipe": self._recipes.main.name,
             "memory": self._memory,
             "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
@@ -174,22 +175,26 @@ class PolicyLearner:
 
         Args:
             draw: the groups.
-            recipe: in place of the learner's own, for this step; it needs no other policies than that one.
+            recipe: in place of the learner's own, for this step and the groups that it accepts; it needs no other
+                policies than that one.
             is_frozen: measure only, update nothing.
 
         Raises:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
-        recipe = recipe or self._recipe
-        batch = replace(make_batch(draw, self._codec, self._device), memory=self._memory)
+        recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = with_advantages(recipe, self._with_other_policies(recipe, batch, seconds), self._replay.foreign)
+        batch = self._with_other_policies(recipes, make_batch(draw, self._codec, self._device), seconds)
+        shares = [
+            replace(share, batch=with_advantages(share.recipe, self._remembering(share), self._replay.foreign))
+            for share in recipes.shares(batch)
+        ]
+        batch = merged(batch, shares)
         found = Measured.empty(batch, self._network)
         found.seconds = seconds
         updates: list[_Update] = []
         for places, part in minibatches(batch, self._config.updates_per_step):
-            part = replace(part, memory=self._memory)
-            update = self._measure(part, places, found) if is_frozen else self._update(recipe, part, places, found)
+            update = self._measure(part, places, found) if is_frozen else self._update(recipes, part, places, found)
             updates.append(update)
         if not all(update.was_skipped for update in updates):
             start = self._clock.monotonic_s()
@@ -221,20 +226,22 @@ class PolicyLearner:
             draw_step=draw.step,
         )
 
-    def _pack(self, batch: Batch) -> list[PackedRows]:
+    def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
         # Coefficients of a group need it in one micro-batch, or everything is scored twice.
-        break_even = math.inf if self._recipe.scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
+        break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
         return pack(batch, self._config.token_budget, self._config.share_prompt, break_even)
 
-    def _with_other_policies(self, recipe: Recipe, batch: Batch, seconds: dict[str, float]) -> Batch:
-        """The draw with log-probs of the reference and of the policy as it is now, where the recipe takes them."""
-        needs_proximal = Need.PROXIMAL_LOGPROBS in recipe.needs and (
-            self._config.updates_per_step > 1 or recipe.needs_proximal_first
+    def _with_other_policies(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> Batch:
+        """The draw with log-probs of the reference and of the policy as it is now, where a recipe takes them."""
+        needs_proximal = any(
+            Need.PROXIMAL_LOGPROBS in recipe.needs
+            and (self._config.updates_per_step > 1 or recipe.needs_proximal_first)
+            for recipe in recipes.used.values()
         )
         if not (needs_proximal or self._reference):
             return batch
-        plan = self._pack(batch)
+        plan = self._pack(batch, recipes.main.scope)
         if needs_proximal:
             start = self._clock.monotonic_s()
             batch = replace(batch, proximal_logprobs=score_batch(self._network, batch, plan).logprobs)
@@ -245,20 +252,38 @@ class PolicyLearner:
             seconds["reference"] = self._clock.monotonic_s() - start
         return batch
 
+    def _remembering(self, share: Share) -> Batch:
+        """The share with what its recipe's parts remember."""
+        return replace(share.batch, memory=self._memory if share.name == MAIN else self._memory.get(share.name, {}))
+
+    def _observe(self, share: Share, part: Measured) -> None:
+        """Has the recipe's parts remember a share that an update was made of."""
+        seen = scored(share.recipe, share.batch, part.logprobs, part.entropy, part.probes)
+        memory = plain_data(share.recipe.observe(seen))
+        self._memory |= memory if share.name == MAIN else {share.name: memory}
+
     def _measure(self, batch: Batch, places: Tensor, found: Measured) -> "_Update":
         """No update, only its figures."""
-        plan = self._pack(batch)
+        plan = self._pack(batch, Scope.TOKEN)
         found.put(places, score_batch(self._network, batch, plan))
         return _Update(0.0, 0.0, True)
 
-    def _update(self, recipe: Recipe, batch: Batch, places: Tensor, found: Measured) -> "_Update":
+    def _update(self, recipes: RecipesByKind, batch: Batch, places: Tensor, found: Measured) -> "_Update":
         """One optimizer update; what it measured goes to its places in `found`."""
-        plan = self._pack(batch)
-        if not plan:
+        loss, parts = 0.0, list[tuple[Share, Measured]]()
+        for share in recipes.shares(batch):
+            share = replace(share, batch=self._remembering(share))
+            plan = self._pack(share.batch, share.recipe.scope)
+            if plan:
+                gradient = Gradient(
+                    network=self._network, recipe=share.recipe, optimizer=self._optimizer, clock=self._clock
+                )
+                part_loss, part = gradient.of(share.batch, plan)
+                loss += part_loss
+                parts.append((share, part))
+        if not parts:
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
             return _Update(0.0, 0.0, True)
-        gradient = Gradient(network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock)
-        loss, part = gradient.of(batch, plan)
         start = self._clock.monotonic_s()
         try:
             norm, was_skipped = self._optimize(loss), False
@@ -266,10 +291,11 @@ class PolicyLearner:
             norm, was_skipped = float("nan"), True
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": str(error)})
         else:
-            seen = scored(recipe, batch, part.logprobs, part.entropy, part.probes)
-            self._memory |= plain_data(recipe.observe(seen))
-        part.add_seconds("optimizer", self._clock.monotonic_s() - start)
-        found.put(places, part)
+            for share, part in parts:
+                self._observe(share, part)
+        found.add_seconds("optimizer", self._clock.monotonic_s() - start)
+        for share, part in parts:
+            found.put(places[share.places], part)
         return _Update(loss, norm, was_skipped)
 
     def _optimize(self, loss: float) -> float:
