@@ -36,9 +36,7 @@ class KeptOfPool(AdvantagePart):
     deviation, as in its script).
     """
 
-    equation: ClassVar[str] = (
-        "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
-    )
+    equation: ClassVar[str] = "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
     keep: int = 4
     right: float = 0.7  # a reward above it counts as right
 
