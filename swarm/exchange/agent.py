@@ -5,19 +5,18 @@ door, and every draw is journalled before it is handed out. No background task l
 that drive an agent are in `swarm.loops`.
 """
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
-from swarm.exchange.agent_events import draw_fields, evaluation_fields, group_fields, mean_and_std, step_fields
+from swarm.exchange.agent_events import Emit, evaluation_fields, group_fields, mean_and_std, step_fields
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.coordination import Coordination
+from swarm.exchange.drawing import Drawing
 from swarm.exchange.peers import Peers
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
@@ -30,7 +29,6 @@ from swarm.types import (
     Digest,
     Draw,
     Evaluation,
-    JsonDict,
     NodeId,
     NodeReport,
     PolicyVersion,
@@ -45,10 +43,7 @@ from swarm.types import (
 
 logger = logging.getLogger(__name__)
 
-Emit = Callable[[str, JsonDict], None]  # event kind, fields
-
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
-STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
 
 
 @dataclass(slots=True)
@@ -57,8 +52,6 @@ class Counters:
 
     num_put: int = 0
     num_admitted: int = 0
-    num_local_used: int = 0
-    num_external_used: int = 0
     tokens_generated: int = 0
     bytes_received: int = 0  # sealed groups from peers, useful or not
 
@@ -100,23 +93,19 @@ class Agent:
         self._emit = emit
         self._appetite = Appetite(config.replay, clock)
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
-        self._drawing = asyncio.Lock()
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
-        self._next_draw = 1
-        self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
-        self._pending_draw: Draw | None = None
-        self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
-        self._has_drawn = False  # a draw was made and its step is not yet reported
         self._reward_mean = 0.0
         self._reward_std = 0.0
+        self.drawing = Drawing(
+            config, store, replay, self.peers, self.coordination, emit, self._changed, self._appetite
+        )
         self.serving = Serving(self.node_id, store, config.replay, self.head_of, self.require_welcome)
 
     # --- restart -------------------------------------------------------------------------------
 
     async def restore(self) -> None:
         """Refills buffer, journal position and duplicate knowledge from the store after a restart."""
-        journal = await self.store.journal(0)
-        self._next_draw = journal[-1][0] + 1 if journal else 1
+        num_draws = await self.drawing.restore()
         groups = await self.store.load_scored(self.config.replay.max_groups)
         self.replay.restore(await self.store.uses(), groups)
         await self.serving.restore(groups)
@@ -127,7 +116,7 @@ class Agent:
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
             held = [[scored.digest.hex(), scored.is_local] for scored in groups]
-            self._emit("restored", {"groups": len(groups), "draws": len(journal), "held": held})
+            self._emit("restored", {"groups": len(groups), "draws": num_draws, "held": held})
 
     # --- own worker: LocalExchange ---------------------------------------------------------------
 
@@ -171,48 +160,11 @@ class Agent:
 
     async def draw(self, head: PolicyVersion) -> Draw:
         """The groups of the next step; the same draw again until it was reported."""
-        async with self._drawing:
-            if self._pending_draw is None:
-                self._pending_draw = await self._draw(head)
-            return self._pending_draw
-
-    async def _draw(self, head: PolicyVersion) -> Draw:
-        await self._changed.until(self._round_is_complete)
-        draw: Draw | None = None
-        while draw is None:
-            self.replay.limit_age(self._lag_bound())
-            draw = self.replay.draw(self._next_draw, head, self.peers.heads.get, self.coordination.source_weights())
-            if draw is None:
-                self._changed.fire()  # what was used up or too old makes room for the generator
-                await self._changed.wait()
-        self._has_drawn = True
-        await self._journal(draw)
-        self._next_draw = draw.step + 1
-        self.counters.num_local_used += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
-        self.counters.num_external_used += sum(not d.scored.is_local for d in draw.groups)
-        self._emit("draw", draw_fields(draw, self.config))
-        self._changed.fire()  # room for the generator
-        self._appetite.drew()
-        return draw
-
-    async def _journal(self, draw: Draw) -> None:
-        """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
-        is_told = False
-        while True:
-            try:
-                return await self.store.record_draw(draw)
-            except StorageFull as error:
-                if not is_told:
-                    logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
-                    self._emit("storage_full", {"error": str(error)})
-                is_told = True
-            await asyncio.sleep(STORAGE_RETRY_S)
+        return await self.drawing.draw(head)
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, rebuilt from the store; stops at the first lost group."""
-        self._checkpoints.clear()
-        self._checkpoints.append(from_step)
-        return await self.store.draws(from_step)
+        return await self.drawing.redraw(from_step)
 
     async def publish(self, version: PolicyVersion) -> None:
         """A new version of our own lineage exists."""
@@ -220,20 +172,10 @@ class Agent:
         self.coordination.note_version(version)
         self._changed.fire()
 
-    def _lag_bound(self) -> int | None:
-        """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
-        known = (self.coordination.advice.max_age_steps, self._guard_max_age_steps)
-        return min((int(bound) for bound in known if bound is not None), default=None)
-
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
-        if self._pending_draw is not None and report.draw_step in (0, self._pending_draw.step):
-            self._pending_draw, self._has_drawn = None, False
-        every = self.config.learner.checkpoint_every
-        if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
-            self._checkpoints.append(report.draw_step + 1)
+        self.drawing.settle(report)
         self.last_step_at_s = self.clock.now_s()
-        self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
         self.coordination.note_edges(report.edges)
         self._emit("step", step_fields(report))
 
@@ -243,9 +185,8 @@ class Agent:
         What the learner would draw again from its last checkpoint, or from the one before it, stays unless the
         store would be full of it: going on comes before going back.
         """
-        needed_from = self._checkpoints[0] if self._checkpoints and self.config.learner.checkpoint_every else None
         oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
-        num_deleted = await self.store.forget(oldest_s, max_bytes, needed_from)
+        num_deleted = await self.store.forget(oldest_s, max_bytes, self.drawing.needed_from)
         return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes))
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
@@ -338,8 +279,8 @@ class Agent:
             head=self.head,
             tokens_per_s=tokens_per_s,
             reward_mean=self._reward_mean,
-            num_local=self.counters.num_local_used,
-            num_external=self.counters.num_external_used,
+            num_local=self.drawing.num_local,
+            num_external=self.drawing.num_external,
             num_refused=sum(self.refusals.values()),
             edges=tuple(self.coordination.edges.values()),
             evaluations=dict(self.coordination.evaluations),
@@ -363,13 +304,6 @@ class Agent:
             self.serving.wake()
 
     def _capacity(self) -> int:
-        if self.config.learner.deterministic and (self._has_drawn or self._can_draw()):
+        if self.config.learner.deterministic and self.drawing.comes_first:
             return 0  # strictly in turn: the step comes first
         return self.replay.capacity(self.head.step, running=0)
-
-    def _can_draw(self) -> bool:
-        return self.replay.num_local >= self.config.replay.local_groups
-
-    def _round_is_complete(self) -> bool:
-        """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
-        return not self.config.replay.barrier or self.peers.have_delivered(self.head.step)

@@ -5,9 +5,12 @@ from the events alone.
 """
 
 import math
+from collections.abc import Callable
 
 from swarm.config import NodeConfig
 from swarm.types import Draw, Evaluation, FloatArray, JsonDict, ScoredGroup, StepReport
+
+Emit = Callable[[str, JsonDict], None]  # event kind, fields
 
 
 def mean_and_std(rewards: FloatArray) -> tuple[float, float]:

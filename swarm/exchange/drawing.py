@@ -1,0 +1,145 @@
+"""What each optimizer step learns from: drawn, journalled, and handed out until its step was reported.
+
+Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts.
+"""
+
+import asyncio
+import logging
+from collections import deque
+
+from swarm.config import NodeConfig
+from swarm.errors import StorageFull
+from swarm.exchange.agent_events import Emit, draw_fields
+from swarm.exchange.appetite import Appetite
+from swarm.exchange.coordination import Coordination
+from swarm.exchange.peers import Peers
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.signal import Signal
+from swarm.interfaces import GroupStore
+from swarm.types import Draw, PolicyVersion, StepReport
+
+logger = logging.getLogger(__name__)
+
+STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
+
+
+class Drawing:
+    """The draws of one node, in order.
+
+    Args:
+        config: of the node.
+        store: holds the journal.
+        replay: what is drawn from.
+        peers: their heads decide how old a foreign group is.
+        coordination: advised bounds and weights.
+        emit: takes events.
+        changed: fires when groups, versions or connections came; fired here when there is room for more groups.
+        appetite: told of each draw.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: GroupStore,
+        replay: ReplayBuffer,
+        peers: Peers,
+        coordination: Coordination,
+        emit: Emit,
+        changed: Signal,
+        appetite: Appetite,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._replay = replay
+        self._peers = peers
+        self._coordination = coordination
+        self._emit = emit
+        self._changed = changed
+        self._appetite = appetite
+        self._lock = asyncio.Lock()
+        self._next = 1
+        self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
+        self._pending: Draw | None = None
+        self._has_drawn = False  # a draw was made and its step is not yet reported
+        self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
+        self.num_local = 0  # groups used up since the process started
+        self.num_external = 0
+
+    async def restore(self) -> int:
+        """Goes on behind the journal; returns how many draws are in it."""
+        journal = await self._store.journal(0)
+        self._next = journal[-1][0] + 1 if journal else 1
+        return len(journal)
+
+    @property
+    def comes_first(self) -> bool:
+        """A step is under way, or a draw is possible: no time to generate where one follows the other."""
+        return self._has_drawn or self._replay.num_local >= self._config.replay.local_groups
+
+    @property
+    def needed_from(self) -> int | None:
+        """First draw that a resume from the learner's last checkpoint but one makes again; None: unknown."""
+        return self._checkpoints[0] if self._checkpoints and self._config.learner.checkpoint_every else None
+
+    async def draw(self, head: PolicyVersion) -> Draw:
+        """The groups of the next step; the same draw again until it was reported."""
+        async with self._lock:
+            if self._pending is None:
+                self._pending = await self._draw(head)
+            return self._pending
+
+    async def _draw(self, head: PolicyVersion) -> Draw:
+        await self._changed.until(lambda: self._round_is_complete(head))
+        draw: Draw | None = None
+        while draw is None:
+            self._replay.limit_age(self._lag_bound())
+            draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordination.source_weights())
+            if draw is None:
+                self._changed.fire()  # what was used up or too old makes room for the generator
+                await self._changed.wait()
+        self._has_drawn = True
+        await self._journal(draw)
+        self._next = draw.step + 1
+        self.num_local += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
+        self.num_external += sum(not d.scored.is_local for d in draw.groups)
+        self._emit("draw", draw_fields(draw, self._config))
+        self._changed.fire()  # room for the generator
+        self._appetite.drew()
+        return draw
+
+    async def _journal(self, draw: Draw) -> None:
+        """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
+        is_told = False
+        while True:
+            try:
+                return await self._store.record_draw(draw)
+            except StorageFull as error:
+                if not is_told:
+                    logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
+                    self._emit("storage_full", {"error": str(error)})
+                is_told = True
+            await asyncio.sleep(STORAGE_RETRY_S)
+
+    async def redraw(self, from_step: int) -> list[Draw]:
+        """The journalled draws from `from_step` on, where the learner's checkpoint is."""
+        self._checkpoints.clear()
+        self._checkpoints.append(from_step)
+        return await self._store.draws(from_step)
+
+    def settle(self, report: StepReport) -> None:
+        """The step of a draw was made."""
+        if self._pending is not None and report.draw_step in (0, self._pending.step):
+            self._pending, self._has_drawn = None, False
+        every = self._config.learner.checkpoint_every
+        if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
+            self._checkpoints.append(report.draw_step + 1)
+        self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
+
+    def _round_is_complete(self, head: PolicyVersion) -> bool:
+        """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
+        return not self._config.replay.barrier or self._peers.have_delivered(head.step)
+
+    def _lag_bound(self) -> int | None:
+        """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
+        known = (self._coordination.advice.max_age_steps, self._guard_max_age_steps)
+        return min((int(bound) for bound in known if bound is not None), default=None)
