@@ -19,9 +19,12 @@ import torch
 
 from benchmarks._sharing_start import warm_weights
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
+from swarm.learn.guard import Level
+from swarm.learn.guarded import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, load_published, tiny_network
+from swarm.parts.correction.band import capped
 from swarm.recipes import load_recipe
 from swarm.rollout.produce import evaluate, produce
 from swarm.rollout.transformers_engine import TransformersGenerator
@@ -44,6 +47,7 @@ class Method:
     name: str
     recipe: str
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    is_guarded: bool = False
 
 
 METHODS: Final = (
@@ -59,6 +63,8 @@ METHODS: Final = (
     Method(name="BAPO", recipe="balanced_clip"),
     Method(name="M2PO", recipe="second_moment_clip"),
     Method(name="R2VPO", recipe="ratio_variance"),
+    Method(name="none + guard", recipe="uncorrected", is_guarded=True),
+    Method(name="PPO-clip + guard", recipe="clip_higher", params={"weight.high": 0.2}, is_guarded=True),
 )
 SCHEDULES: Final = ("one", "four")
 """Updates for each batch: one of 8 groups, or four of 4 groups each."""
@@ -117,6 +123,9 @@ class Outcome:
     final_by_task: dict[str, float]
     generated_tokens: int
     num_skipped: int  # batches without signal or with a non-finite update
+    num_dropped: int  # groups that the guard's lag bound refused
+    guard_level: float  # mean over batches
+    max_age_steps: int  # lag bound at the end
     seconds: float
 
     @property
@@ -177,15 +186,18 @@ class _Policy:
         self.name = hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest()
         codec, network, engine = CharCodec(), tiny_network(), tiny_network()
         load_published(network, warm_weights(job.warm_seed))
-        self.learner = PolicyLearner(
+        recipe, guard = load_recipe(method.recipe, method.params), GuardConfig(enabled=method.is_guarded)
+        policy = PolicyLearner(
             network,
             codec,
-            load_recipe(method.recipe, method.params),
+            recipe,
             LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
             ReplayConfig(foreign="all"),
             self.name,
             folder / name,
         )
+        careful = {Level.CAPPED: capped(recipe, guard.cap), Level.SAFE: load_recipe(guard.safe_recipe)}
+        self.learner = GuardedLearner(policy, careful, guard, max_age_steps=job.age)
         self.generator = TransformersGenerator(engine, codec, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
         self.generator.load(*self.learner.snapshot())
         self.environments = build_environments(
@@ -248,6 +260,7 @@ class StaleRun:
         if job.source == "foreign":
             self.peer = _Policy("peer", job, find_method("PPO-clip"), 1000 * job.seed + 1, folder, kinds)
         self.waiting: deque[_Made] = deque()
+        self.num_dropped = 0  # groups that the guard's lag bound refused
         self._problems = [
             (environment, task)
             for environment in self.policy.environments.values()
@@ -260,7 +273,9 @@ class StaleRun:
         tables, updates = [self.accuracies()], [0]
         kls, ess, clips, num_skipped = [0.0], [1.0], list[float](), 0
         figures: Mapping[str, float] = {}
+        levels = list[float]()
         for number in range(1, setting.num_updates // job.updates_per_batch + 1):
+            levels.append(float(self.policy.learner.state.level))
             report = await self.advance(number)
             if report is None or report.was_skipped:
                 num_skipped += 1
@@ -283,13 +298,19 @@ class StaleRun:
             final_by_task=tables[-1],
             generated_tokens=self.policy.generated_tokens,
             num_skipped=num_skipped,
+            num_dropped=self.num_dropped,
+            guard_level=float(np.mean(levels)) if levels else 0.0,
+            max_age_steps=self.policy.learner.state.max_age_steps,
             seconds=time.monotonic() - start_s,
         )
 
     async def advance(self, number: int) -> StepReport | None:
         """One batch: generated with today's weights, while the one of `age` updates ago is learned from."""
         update = (number - 1) * self.job.updates_per_batch
-        lag = self.job.age // self.job.updates_per_batch
+        bound = self.policy.learner.state.max_age_steps  # of the guard; the configured age without one
+        while self.waiting and update - self.waiting[0].update > bound:
+            self.num_dropped += len(self.waiting.popleft().groups)
+        lag = bound // self.job.updates_per_batch
         while len(self.waiting) <= lag:
             self.waiting.append(_Made(update=update, groups=await self._batch()))
         made = self.waiting.popleft()
