@@ -18,6 +18,8 @@ from swarm.learn.part import Prediction, Probe
 
 CHUNK_ELEMENTS = 16 * 2**20  # logits of one chunk: 64 MiB in float32
 
+_HAS_WIDE_PRODUCT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # addmm(out_dtype=) on CUDA
+
 Upstream = tuple[Tensor, Tensor | None]
 """d(loss)/d(log-prob) [n] and d(loss)/d(entropy) [n]; None where nothing uses the entropy with gradient."""
 
@@ -108,12 +110,12 @@ class _Chunk:
         chunk = self if live.numel() == is_live.numel() else self._select(live)
         by_logprob, by_entropy = (None if each is None else each[live].to(self.probs.dtype) for each in upstream)
         assert by_logprob is not None
-        by_logits = chunk._by_logits(by_logprob, by_entropy).to(self.head.weight.dtype)
+        by_logits = chunk._by_logits(by_logprob, by_entropy)
         if weight_grad is not None:
             _add_product(weight_grad, by_logits.T, chunk.hidden)
         if bias_grad is not None:
             bias_grad.add_(by_logits.sum(dim=0, dtype=bias_grad.dtype))
-        hidden_grad[live] = by_logits @ self.head.weight
+        hidden_grad[live] = by_logits.to(self.head.weight.dtype) @ self.head.weight
         return hidden_grad
 
     def _select(self, live: Tensor) -> "_Chunk":
@@ -289,8 +291,8 @@ def _joined(found: Sequence[Scores]) -> Scores:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in the dtype of `total`."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
+    """total += left @ right without rounding the product to a half-precision dtype first: chunks would add that up."""
+    if total.is_cuda and right.dtype in (torch.bfloat16, torch.float16) and _HAS_WIDE_PRODUCT:
+        torch.addmm(total, left.to(right.dtype), right, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
     else:
-        total.add_(left @ right)
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))

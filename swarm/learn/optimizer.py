@@ -26,6 +26,11 @@ class MasterAdamW:
             self._masters.values(), lr=0.0, betas=betas, weight_decay=weight_decay, foreach=True
         )
 
+    @property
+    def masters(self) -> dict[str, nn.Parameter]:
+        """Name -> master weight; `grad` is what was accumulated since the last step."""
+        return self._masters
+
     def accumulate(self) -> None:
         """Adds the network's gradients to those of the masters and clears them."""
         for name, param in self._params.items():

@@ -159,6 +159,14 @@ def test_bfloat16_weights_are_scored_in_float32_and_their_gradient_added_up_in_i
     (expected,) = torch.autograd.grad((logprobs * by_logprob).sum(), [head.weight])
     assert logprobs.dtype == torch.float32 and total.dtype == torch.float32
     torch.testing.assert_close(total, expected.float(), rtol=0.05, atol=0.05)
+    wide = Head(weight=head.weight.detach().float())  # the same numbers, nothing rounded on the way
+    exact = torch.zeros(VOCAB, HIDDEN)
+    arguments = (targets, temperature, ends, lambda run, _: (by_logprob[run], None), exact)
+    pull(wide, hidden.detach().float(), *arguments)
+    error = {
+        name: float((value - exact).norm() / exact.norm()) for name, value in (("ours", total), ("torch", expected))
+    }
+    assert error["ours"] < error["torch"], error
 
 
 def test_probes_see_each_token_once_with_logits_before_the_temperature() -> None:

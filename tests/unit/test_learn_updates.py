@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from swarm.cli import app
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.part import Memory, Need, Scope, Scored, TermPart
+from swarm.learn.part import Memory, Need, Prediction, Probe, Scope, Scored, TermPart
 from swarm.learn.recipe import Recipe
 from swarm.learn.supply import check_supply, supplied_by
 from swarm.model import CharCodec, add_adapters, tiny_network
@@ -176,6 +179,48 @@ def test_the_memory_in_a_checkpoint_is_plain_json(tmp_path: Path) -> None:
     assert state["memory"] == one._memory and len(state["reference"]) == 64
 
 
+def again(seen: Prediction) -> torch.Tensor:
+    """The token's log-prob at its temperature, from the chunk of logits."""
+    table = torch.log_softmax(seen.logits / seen.temperature[:, None], dim=1)
+    return table.gather(1, seen.targets[:, None]).squeeze(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Probing(TermPart):
+    """Notes what its probe saw, in the loss and when the step is over."""
+
+    equation = "0"
+    scope: Scope
+    in_loss: list[Scored] = dataclasses.field(default_factory=list)
+    after: list[Scored] = dataclasses.field(default_factory=list)
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        return {"again": again, "size": lambda seen: seen.hidden.norm(dim=1)}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        self.after.append(scored)
+        return memory
+
+    def __call__(self, scored: Scored) -> torch.Tensor:
+        self.in_loss.append(scored)
+        return scored.logprobs.sum() * 0
+
+
+@pytest.mark.parametrize("scope", [Scope.TOKEN, Scope.GROUP, Scope.STEP])
+def test_probes_are_there_in_the_loss_and_after_the_step_whatever_the_scope(tmp_path: Path, scope: Scope) -> None:
+    probing: Any = Probing(scope=scope)
+    one = learner(tmp_path, dataclasses.replace(load_recipe("grpo"), terms=(probing,)), token_budget=60)
+    report = one.step(draw(1))
+    assert report.diagnostics["num_micro_batches"] > 1
+    for scored in (*probing.in_loss, *probing.after):
+        torch.testing.assert_close(scored.probes["again"], scored.logprobs.detach(), rtol=1e-5, atol=1e-5)
+        assert bool((scored.probes["size"] > 0).eq(scored.mask).all())
+        assert not scored.probes["again"].requires_grad
+    assert len(probing.after) == 1 and probing.after[0].batch.num_rollouts == 24
+    assert (len(probing.in_loss) == 1) == (scope is Scope.STEP)
+
+
 # --- what a run supplies -----------------------------------------------------------------------
 
 
@@ -229,3 +274,16 @@ def test_most_recipes_run_with_the_defaults() -> None:
 
     names = list_recipes()
     assert runs("grpo") and runs("swarm_sampling") and sum(map(runs, names)) > len(names) / 2
+
+
+def test_check_refuses_a_recipe_that_the_run_cannot_feed(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    env = 'name = "sums"\nkind = "char"\ndataset = "sum"\n'
+    needy = next(name for name in list_recipes() if Need.SEVERAL_UPDATES in load_recipe(name).needs)
+    config.write_text(f'[learner]\nrecipe = "{needy}"\n[[environments]]\n{env}')
+    refused = CliRunner().invoke(app, ["check", "--config", str(config)])
+    assert refused.exit_code != 0
+    others = [need for need in load_recipe(needy).needs if need not in supplied_by(node())]
+    assert others == [Need.SEVERAL_UPDATES]
+    accepted = CliRunner().invoke(app, ["check", "--config", str(config), "--set", "learner.updates_per_step=2"])
+    assert accepted.exit_code == 0, accepted.output

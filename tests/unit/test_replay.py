@@ -97,6 +97,18 @@ def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
     assert draw is not None and draw.num_silent == 2 and set(draw.silent) == {g.digest for g in silent}
 
 
+def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them() -> None:
+    buffer = make_buffer(keep_silent=True)
+    local_groups = [local(1, rewards=SILENT), local(2)]
+    for group in local_groups:
+        buffer.add(group)
+    assert buffer.add(external(3, rewards=SILENT))
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None and draw.num_silent == 0 and draw.silent == ()
+    assert [d.scored.has_signal for d in draw.groups] == [False, True, False]
+    assert buffer.statistics().dropped == {}
+
+
 def test_silent_local_groups_do_not_hold_back_external_signal() -> None:
     buffer = make_buffer()
     for i in range(2):

@@ -1,0 +1,289 @@
+"""One path of the learner benchmark, once, in a process of its own: `python -m benchmarks._learner_child PATH`.
+
+Invariant: every path of a case sees the same tensors and ends with the same gradients; the clock and the peak of
+the resident memory cover forward and backward only.
+"""
+
+import argparse
+import gc
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarm.clock import SystemClock
+from swarm.learn.batch import Batch
+from swarm.learn.fused import Head, Scores, Upstream, fused_logprobs, pull
+from swarm.learn.objective import coefficients, with_advantages
+from swarm.learn.optimizer import MasterAdamW
+from swarm.learn.packing import pack
+from swarm.learn.update import Gradient
+from swarm.recipes import load_recipe
+from swarm.types import Correction
+
+GROUP, PROMPT = 8, 32  # rollouts of a prompt; prompt tokens
+HIDDEN, VOCAB = 576, 49152  # SmolLM2-135M
+RECIPE = load_recipe("grpo", {"ratio.against": "proximal"})  # one update: every ratio is 1, no token is clipped
+
+
+def make_batch(lengths: list[int], vocab: int) -> Batch:
+    """Random tokens and rewards; groups of GROUP rollouts."""
+    generator = torch.Generator().manual_seed(0)
+    count, longest = len(lengths), max(lengths)
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    token_ids = torch.randint(0, vocab, mask.shape, generator=generator)
+    zeros = torch.zeros(mask.shape)
+    num_groups = count // GROUP
+    batch = Batch(
+        token_ids=torch.where(mask, token_ids, 0),
+        mask=mask,
+        behavior_logprobs=zeros,
+        rewards=torch.rand(count, generator=generator),
+        advantages=zeros,
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.arange(count) // GROUP,
+        age_steps=torch.zeros(count, dtype=torch.int64),
+        is_foreign=torch.zeros(count, dtype=torch.bool),
+        temperature=torch.ones(count),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.full((count,), longest),
+        is_truncated=torch.zeros(count, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=tuple(torch.randint(0, vocab, (PROMPT,), generator=generator) for _ in range(num_groups)),
+        sources=("a",) * num_groups,
+        task_keys=tuple(f"random/{index}" for index in range(num_groups)),
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=num_groups,
+    )
+    return with_advantages(RECIPE, batch, "all")
+
+
+def trl_trainer(score: Callable[..., Any]) -> Any:
+    """What `GRPOTrainer._compute_loss` reads of a trainer."""
+    return SimpleNamespace(
+        beta=0.0,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        loss_type="grpo",
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        importance_sampling_level="token",
+        _get_per_token_logps_and_entropies=score,
+        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x, autocast=nullcontext),
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+
+
+def trl_inputs(batch: Batch) -> dict[str, Tensor]:
+    """The step as TRL's loss takes it: a prompt for each rollout, responses padded to the longest."""
+    prompts = torch.stack([batch.prompts[int(group)] for group in batch.group_index])
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": batch.token_ids,
+        "completion_mask": batch.mask.long(),
+        "advantages": batch.advantages,
+    }
+
+
+# --- the output layer alone --------------------------------------------------------------------
+
+
+def head_tensors(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(hidden states [N, L, H], weight [V, H])."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn((*batch.mask.shape, HIDDEN), generator=generator)
+    return hidden, 0.02 * torch.randn((VOCAB, HIDDEN), generator=generator)
+
+
+def head_swarm(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As the learner does it: coefficients of a rollout as soon as it is scored."""
+    logprobs, entropy = torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape)
+    length = batch.mask.shape[1]
+
+    def rule(run: slice, scores: Scores) -> Upstream:
+        rows = slice(run.start // length, run.stop // length)
+        logprobs[rows] = scores.logprobs.view(-1, length)
+        entropy[rows] = scores.entropy.view(-1, length)
+        members = range(rows.start, rows.stop)
+        found = coefficients(RECIPE, batch.select(members), logprobs[rows], entropy[rows])
+        return found.logprobs.flatten(), None
+
+    weight_grad = torch.zeros_like(weight)
+    ends = range(length, batch.mask.numel() + 1, length)
+    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel())
+    flat = hidden.reshape(-1, HIDDEN)
+    return pull(Head(weight=weight), flat, targets, temperature, ends, rule, weight_grad), weight_grad
+
+
+def head_function(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The autograd function, whose backward computes the logits a second time."""
+    leaf, head_weight = hidden.reshape(-1, HIDDEN).requires_grad_(), weight.requires_grad_()
+    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel())
+    logprobs, entropy = fused_logprobs(Head(weight=head_weight), leaf, targets, temperature)
+    found = coefficients(RECIPE, batch, logprobs.detach().view(batch.mask.shape), entropy.view(batch.mask.shape))
+    logprobs.backward(found.logprobs.flatten())
+    assert leaf.grad is not None and head_weight.grad is not None
+    return leaf.grad, head_weight.grad
+
+
+def head_plain(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole logits and torch's own functions."""
+    leaf, head_weight = hidden.requires_grad_(), weight.requires_grad_()
+    logits = nn.functional.linear(leaf, head_weight)
+    chosen = logits.gather(2, batch.token_ids[:, :, None]).squeeze(2)
+    logprobs = chosen - torch.stack([torch.logsumexp(row, dim=1) for row in logits])
+    with torch.no_grad():
+        table = [torch.log_softmax(row, dim=1) for row in logits]
+        entropy = torch.stack([-(row.exp() * row).sum(dim=1) for row in table])
+        del table
+    found = coefficients(RECIPE, batch, logprobs.detach(), entropy)
+    logprobs.backward(found.logprobs)
+    assert leaf.grad is not None and head_weight.grad is not None
+    return leaf.grad, head_weight.grad
+
+
+def head_trl(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """TRL's fused output layer and its own loss."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    leaf, head_weight = hidden.requires_grad_(), weight.requires_grad_()
+
+    def score(*_: object, **__: object) -> tuple[Tensor, Tensor, None]:
+        flat, targets = leaf.reshape(-1, HIDDEN), batch.token_ids.flatten()
+        found = ChunkedLogProbFunction.apply(
+            flat, head_weight, None, targets, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("entropy",)
+        )
+        return found[0].view(batch.mask.shape), found[1].view(batch.mask.shape), None
+
+    GRPOTrainer._compute_loss(trl_trainer(score), None, trl_inputs(batch)).backward()
+    assert leaf.grad is not None and head_weight.grad is not None
+    return leaf.grad, head_weight.grad
+
+
+# --- the whole step ----------------------------------------------------------------------------
+
+
+def load_network() -> Any:
+    """SmolLM2-135M in float32."""
+    from swarm.config import ModelConfig
+    from swarm.model import load_model
+
+    return load_model(ModelConfig(source="smollm2", dtype="float32")).network
+
+
+def step_swarm(batch: Batch, network: Any) -> dict[str, Tensor]:
+    """Packing, gradient, accumulation: all of a step but AdamW."""
+    optimizer = MasterAdamW(network, (0.9, 0.99), 0.0)
+    plan = pack(batch, 4096, True, break_even=6.0 * HIDDEN)
+    Gradient(network=network, recipe=RECIPE, optimizer=optimizer, clock=SystemClock()).of(batch, plan)
+    return {name: master.grad for name, master in optimizer.masters.items() if master.grad is not None}
+
+
+def step_plain(batch: Batch, network: Any) -> dict[str, Tensor]:
+    """One forward pass of padded rows, whole logits."""
+    inputs = trl_inputs(batch)
+    token_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    logits = network(input_ids=token_ids, attention_mask=attention, use_cache=False).logits[:, PROMPT - 1 : -1]
+    table = torch.log_softmax(logits, dim=2)
+    logprobs = table.gather(2, batch.token_ids[:, :, None]).squeeze(2)
+    with torch.no_grad():
+        entropy = -(table.exp() * table).sum(dim=2)
+    found = coefficients(RECIPE, batch, logprobs.detach(), entropy)
+    logprobs.backward(found.logprobs)
+    return {name: param.grad for name, param in network.named_parameters() if param.grad is not None}
+
+
+def step_trl(batch: Batch, network: Any) -> dict[str, Tensor]:
+    """TRL's scoring and loss on the padded batch."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    if not getattr(network, "is_patched", False):
+        add_fused_lm_head(network, outputs=("log_probs", "entropy"))
+        network.is_patched = True
+    score = GRPOTrainer._get_per_token_logps_and_entropies.__wrapped__  # without its profiling
+    trainer = trl_trainer(lambda *a, **k: score(trainer, *a, **k))
+    GRPOTrainer._compute_loss(trainer, network, trl_inputs(batch)).backward()
+    return {name: param.grad for name, param in network.named_parameters() if param.grad is not None}
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+HEADS = {"swarm": head_swarm, "function": head_function, "plain": head_plain, "trl": head_trl}
+STEPS = {"swarm": step_swarm, "plain": step_plain, "trl": step_trl}
+
+
+def memory_kib(name: str) -> int:
+    """VmRSS or VmHWM of this process (Linux)."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise OSError(f"no {name} in /proc/self/status")
+
+
+def measured(work: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+    """Seconds, and peak of the resident memory above what it was before, MiB."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    before = memory_kib("VmRSS")
+    start = time.perf_counter()
+    result = work()
+    elapsed_s = time.perf_counter() - start
+    return {"seconds": elapsed_s, "peak_mib": (memory_kib("VmHWM") - before) / 1024}, result
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest over parameters of |difference| / |expected|."""
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - value).norm() / value.norm()) for name, value in expected.items())
+
+
+def main() -> None:
+    """Prints the figures of one path as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", choices=[f"head:{n}" for n in HEADS] + [f"step:{n}" for n in STEPS] + ["same"])
+    parser.add_argument("--lengths", required=True, help="tokens of each response, comma-separated")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    batch, small = make_batch(lengths, VOCAB), make_batch([4] * GROUP, VOCAB)
+    kind, _, name = arguments.path.partition(":")
+    if kind == "head":
+        HEADS[name](small, *head_tensors(small))
+        hidden, weight = head_tensors(batch)
+        figures, _ = measured(lambda: HEADS[name](batch, hidden, weight))
+    elif kind == "step":
+        network = load_network()
+        STEPS[name](small, network)
+        network.zero_grad(set_to_none=True)
+        figures, _ = measured(lambda: STEPS[name](batch, network))
+    else:
+        network = load_network()
+        expected = {key: value.clone() for key, value in step_plain(batch, network).items()}
+        network.zero_grad(set_to_none=True)
+        figures = {"relative_error": relative_error(step_swarm(batch, network), expected)}
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
