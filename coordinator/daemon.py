@@ -25,7 +25,7 @@ from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
-from swarm.recipes import list_recipes, load_recipe
+from swarm.recipes import list_recipes, recipes_of
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.manifest import JoinLink, manifest_of
@@ -174,14 +174,13 @@ def _require_recipe(node: NodeConfig) -> None:
     Raises:
         ConfigError: names the recipe, the constant that it does not have, or what the run does not supply.
     """
-    learner = node.learner
-    if learner.recipe not in list_recipes():
-        known = ", ".join(list_recipes())
-        raise ConfigError(f"node.learner.recipe: no built-in recipe is called {learner.recipe!a}; known: {known}")
+    for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
+        name: str = getattr(node.learner, key)
+        if name not in list_recipes() and (name or key == "recipe"):
+            known = ", ".join(list_recipes())
+            raise ConfigError(f"node.learner.{key}: no built-in recipe is called {name!a}; known: {known}")
     try:
-        from swarm.learn.supply import check_supply, supplied_by
-
-        check_supply(load_recipe(learner.recipe, learner.recipe_params), supplied_by(node))
+        recipes_of(node)
     except ImportError as error:  # parts are made of torch, which a coordinator does not need
         logger.info("only the name of the recipe was checked", extra={"reason": str(error)})
     except ConfigError as error:

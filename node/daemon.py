@@ -281,11 +281,10 @@ async def run_daemon(config: NodeConfig) -> None:
 
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
-    """What the recipe may learn from: anything else is refused before it can reach the learner."""
-    from swarm.recipes import load_recipe
+    """What the recipes may learn from: anything else is refused before it can reach the learner."""
+    from swarm.recipes import load_recipes
 
-    recipe = load_recipe(config.learner.recipe, config.learner.recipe_params)
-    return frozenset(correction for correction in Correction if recipe.accepts(correction))
+    return load_recipes(config.learner).usable
 
 
 def _load_codec(config: NodeConfig) -> TextCodec:

@@ -67,10 +67,9 @@ def _require_recipe(config: NodeConfig) -> None:
         ConfigError: names the key.
     """
     try:
-        from swarm.learn.supply import check_supply, supplied_by
-        from swarm.recipes import load_recipe
+        from swarm.recipes import recipes_of
 
-        check_supply(load_recipe(config.learner.recipe, config.learner.recipe_params), supplied_by(config))
+        recipes_of(config)
     except ConfigError as error:
         raise ConfigError(f"manifest: {error}; the run may need a newer swarm-trainer") from None
     except ImportError as error:

@@ -20,13 +20,14 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import EvaluationConfig, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.interfaces import LocalExchange, TextCodec
+from swarm.interfaces import LocalExchange, TaskOf, TextCodec
 from swarm.loops import Ask, Greedy, Produce, Worker, run_worker
 from swarm.types import Draw, NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 if TYPE_CHECKING:
     from swarm.learn.guard import Level
     from swarm.learn.guarded import GuardedLearner
+    from swarm.learn.kinds import RecipesByKind
     from swarm.learn.recipe import Recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
     from swarm.tasks.base import NumberedEnvironment
@@ -66,22 +67,27 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     import torch
 
     from swarm.learn.part import Need
+    from swarm.recipes import recipes_of
     from swarm.rollout.produce import evaluate
     from swarm.tasks.build import build_environments
 
     torch.set_num_threads(config.num_threads)
-    recipe = _recipe(config)
+    recipes = recipes_of(config)
     environments = build_environments(config.environments)
-    engines = _load_engines(config, node_id, recipe)
+
+    def task_of(env: str, task_id: int) -> Task:
+        return environments[env].task(task_id)
+
+    engines = _load_engines(config, node_id, recipes, task_of)
     clock = SystemClock()
-    questions = _questions(config, node_id, engines, environments, clock, recipe.prompts is not None)
+    questions = _questions(config, node_id, engines, environments, clock, recipes.main.prompts is not None)
     return Worker(
         config=config,
         exchange=exchange,
         generator=engines.generator,
         produce=questions.produce,
-        ask=_chooser(config, recipe, questions, exchange),
-        greedy=_greedy(config, engines) if Need.BASELINE_ROLLOUT in recipe.needs else None,
+        ask=_chooser(config, recipes.main, questions, exchange),
+        greedy=_greedy(config, engines, task_of) if Need.BASELINE_ROLLOUT in recipes.needs else None,
         evaluate=lambda tasks: evaluate(engines.evaluator, engines.codec, tasks, config.generator.max_new_tokens),
         learner=engines.learner,
         codec=engines.codec,
@@ -89,15 +95,6 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
         clock=clock,
         offload=asyncio.to_thread,
     )
-
-
-def _recipe(config: NodeConfig) -> "Recipe":
-    from swarm.learn.supply import check_supply, supplied_by
-    from swarm.recipes import load_recipe
-
-    recipe = load_recipe(config.learner.recipe, config.learner.recipe_params)
-    check_supply(recipe, supplied_by(config))
-    return recipe
 
 
 def _careful(config: NodeConfig, recipe: "Recipe") -> "dict[Level, Recipe]":
@@ -112,7 +109,7 @@ def _careful(config: NodeConfig, recipe: "Recipe") -> "dict[Level, Recipe]":
     return {Level.CAPPED: capped(recipe, config.guard.cap), Level.SAFE: safe}
 
 
-def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Engines:
+def _load_engines(config: NodeConfig, node_id: NodeId, recipes: "RecipesByKind", task_of: TaskOf) -> _Engines:
     from swarm.learn.guarded import GuardedLearner
     from swarm.learn.learner import PolicyLearner
     from swarm.model import load_model
@@ -125,13 +122,14 @@ def _load_engines(config: NodeConfig, node_id: NodeId, recipe: "Recipe") -> _Eng
         policy = PolicyLearner.open(
             network=loaded.network,
             codec=codec,
-            recipe=recipe,
+            recipe=recipes,
             config=config.learner,
             replay=config.replay,
             policy_id=node_id,
             dir=config.dir / "checkpoints",
+            task_of=task_of,
         )
-        learner = GuardedLearner(policy, _careful(config, recipe), config.guard, config.replay.max_age_steps)
+        learner = GuardedLearner(policy, _careful(config, recipes.main), config.guard, config.replay.max_age_steps)
         version = learner.version
     engine_network = loaded.network if learner is None else load_model(config.model).network
     generator = TransformersGenerator(network=engine_network, codec=codec, version=version, seed=config.seed)
@@ -200,11 +198,12 @@ def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchan
     ).ask
 
 
-def _greedy(config: NodeConfig, engines: _Engines) -> Greedy:
+def _greedy(config: NodeConfig, engines: _Engines, task_of: TaskOf) -> Greedy:
     """Answers of the learner's own weights, which nothing else uses meanwhile."""
+    from swarm.learn.batch import own_prompt_ids
 
     def answers(draw: Draw) -> list[str]:
-        prompts = [drawn.scored.group.prompt_ids.tolist() for drawn in draw.groups]
+        prompts = [own_prompt_ids(drawn.scored, engines.codec, task_of) for drawn in draw.groups]
         return engines.evaluator.greedy(prompts, config.generator.max_new_tokens)
 
     return answers

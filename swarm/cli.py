@@ -18,6 +18,7 @@ from swarm import __version__
 from swarm.errors import SwarmError
 from swarm.recipes_cli import recipes_app
 from swarm.simulate.cli import simulate
+from swarm.types import Correction
 
 
 class _Commands(TyperGroup):
@@ -143,12 +144,13 @@ def check(
     from swarm.config import NodeConfig, load_config
 
     settings = load_config(NodeConfig, config, set_)
-    from swarm.learn.supply import check_supply, supplied_by
-    from swarm.recipes import load_recipe
+    from swarm.recipes import recipes_of
 
-    recipe = load_recipe(settings.learner.recipe, settings.learner.recipe_params)
-    check_supply(recipe, supplied_by(settings))
-    console.print(f"{config}: valid; recipe {recipe.name} ({recipe.acronym})")
+    recipes = recipes_of(settings)
+    console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
+    for kind in Correction:
+        found = recipes.of(kind)
+        console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
 
 
 @keys_app.command("new")

@@ -129,9 +129,13 @@ class LearnerConfig(Model):
     """The optimizer step."""
 
     recipe: str = "swarm_sampling"
-    """A built-in recipe (`swarm recipes`) or `my_pkg.my_file:RECIPE`."""
+    """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
     recipe_params: dict[str, Any] = {}
     """Overrides of the recipe's named constants."""
+    recipe_without_logprobs: str = "swarm_sampling"
+    """Learns from groups without the generator's log-probs where `recipe` cannot; empty refuses such groups."""
+    recipe_text_only: str = "swarm_sampling"
+    """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
     learning_rate: PositiveFloat = 1e-5
     """AdamW learning rate after warm-up."""
     betas: tuple[float, float] = (0.9, 0.99)

@@ -111,6 +111,10 @@ class TextCodec(Protocol):
         ...
 
 
+TaskOf = Callable[[str, int], Task]
+"""The task of an environment and number, as this node builds it. Raises LookupError."""
+
+
 # --- generation --------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ Finding = tuple[RefusalReason, str] | None
 
 _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
-_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that travels without tokens
+_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that is re-encoded here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +84,11 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limi
     finding = _check_sampling(rollout, limits)
     if finding is not None:
         return finding
-    trace = rollout.trace
+    trace, bound = rollout.trace, _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    if (trace is None or group.tokenizer_digest != codec.digest) and len(rollout.text) > bound:  # it is re-encoded here
+        return RefusalReason.BAD_TOKENS, f"{len(rollout.text)} characters exceed {bound}"
     if trace is None:
-        bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-        too_long = len(rollout.text) > bound
-        return (RefusalReason.BAD_TOKENS, f"{len(rollout.text)} characters exceed {bound}") if too_long else None
+        return None
     finding = (
         _check_spans(trace, group.policy_id) or _check_tokens(trace, group, codec, limits) or _check_logprobs(trace)
     )

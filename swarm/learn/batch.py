@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.interfaces import TextCodec
-from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout
+from swarm.interfaces import TaskOf, TextCodec
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
 
@@ -148,16 +148,19 @@ class _Response:
     correction: Correction
 
 
-def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu") -> Batch:
-    """The batch of a draw; text-only groups are re-encoded with our own tokenizer.
+def make_batch(
+    draw: Draw, codec: TextCodec, device: torch.device | str = "cpu", task_of: TaskOf | None = None
+) -> Batch:
+    """The batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
 
     Args:
         draw: at least one group; every group has as many rewards as rollouts.
         codec: our tokenizer.
         device: where the tensors go.
+        task_of: where the prompts of groups of another tokenizer come from.
 
     Raises:
-        ConfigError: the draw is empty.
+        ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.
     """
     if not draw.groups:
         raise ConfigError(f"draw for step {draw.step} has no group to learn from")
@@ -167,7 +170,7 @@ def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu")
     for index, drawn in enumerate(draw.groups):
         group = drawn.scored.group
         assert len(group.rollouts) == drawn.scored.rewards.shape[0] and group.prompt_ids.shape[0] > 0
-        prompts.append(torch.from_numpy(group.prompt_ids.astype(np.int64)).to(device))
+        prompts.append(torch.tensor(own_prompt_ids(drawn.scored, codec, task_of), dtype=torch.int64, device=device))
         responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
@@ -204,11 +207,24 @@ def make_batch(draw: Draw, codec: TextCodec, device: torch.device | str = "cpu")
     )
 
 
+def own_prompt_ids(scored: ScoredGroup, codec: TextCodec, task_of: TaskOf | None) -> list[int]:
+    """The prompt in our own tokens: those of a group of another tokenizer mean nothing here. Raises ConfigError."""
+    group = scored.group
+    if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == codec.digest:
+        return group.prompt_ids.tolist()
+    if task_of is None:
+        raise ConfigError(f"a group of {group.producer[:8]} has another tokenizer, and its task cannot be rebuilt here")
+    return codec.encode_prompt(task_of(group.env, group.task_id))
+
+
 def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Response:
     trace = rollout.trace
     if correction is Correction.TEXT_ONLY or trace is None:
         token_ids = np.asarray(codec.encode_response(rollout.text), dtype=np.int64)
         mask = np.full(token_ids.shape, rollout.finish is not FinishReason.ABORTED)
+        mask[-1:] &= (
+            rollout.finish is FinishReason.STOP
+        )  # the end that encoding appends is no decision of the generator
         unknown = np.full(token_ids.shape, np.nan, np.float32)
         zeros = np.zeros(token_ids.shape, np.int64)
         return _Response(

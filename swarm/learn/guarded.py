@@ -56,10 +56,7 @@ class GuardedLearner:
     def step(self, draw: Draw) -> StepReport:
         """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision."""
         level = self._state.level
-        recipe = self._careful.get(level)
-        if recipe is not None and not all(recipe.accepts(drawn.scored.correction) for drawn in draw.groups):
-            recipe = None  # it has no ratio for some of these groups; the learner's own recipe was checked for them
-        report = self._learner.step(draw, recipe, is_frozen=level is Level.FROZEN)
+        report = self._learner.step(draw, self._careful.get(level), is_frozen=level is Level.FROZEN)
         self._state = decide(self._state, report.diagnostics, self._config, self._max_age_steps)
         self._learner.notes[_NOTE] = asdict(self._state)
         return replace(report, diagnostics={**report.diagnostics, **self._state.figures()})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
-from swarm.interfaces import TextCodec
+from swarm.interfaces import TaskOf, TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
@@ -55,7 +55,9 @@ class PolicyLearner:
         dir: Path,
         device: torch.device | str = "cpu",
         clock: Clock | None = None,
+        task_of: TaskOf | None = None,
     ) -> None:
+        """`task_of`: where the prompts of groups of another tokenizer come from."""
         self._network = network.to(device).eval()
         check_head(self._network)
         self._codec = codec
@@ -65,6 +67,7 @@ class PolicyLearner:
         self._dir = dir
         self._device = device
         self._clock = clock or SystemClock()
+        self._task_of = task_of
         self._optimizer = MasterAdamW(network, config.betas, config.weight_decay)
         self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in self._recipes.needs else None
         self._memory = plain_data(self._recipes.main.initial_memory())
@@ -84,10 +87,11 @@ class PolicyLearner:
         policy_id: str,
         dir: Path,
         device: torch.device | str = "cpu",
+        task_of: TaskOf | None = None,
     ) -> "PolicyLearner":
         """Resumes from the newest checkpoint under `dir`, or starts at step 0 where there is none."""
         start = cls.resume if has_checkpoint(dir) else cls
-        return start(network, codec, recipe, config, replay, policy_id, dir, device)
+        return start(network, codec, recipe, config, replay, policy_id, dir, device, task_of=task_of)
 
     @classmethod
     def resume(
@@ -100,6 +104,7 @@ class PolicyLearner:
         policy_id: str,
         dir: Path,
         device: torch.device | str = "cpu",
+        task_of: TaskOf | None = None,
     ) -> "PolicyLearner":
         """The learner as it was at its newest readable checkpoint.
 
@@ -112,7 +117,7 @@ class PolicyLearner:
         checkpoint = read_checkpoint(dir)
         if checkpoint.state["policy_id"] != policy_id:
             raise ConfigError(f"{dir}: checkpoint of policy {checkpoint.state['policy_id'][:8]}, not {policy_id[:8]}")
-        learner = cls(network, codec, recipe, config, replay, policy_id, dir, device)
+        learner = cls(network, codec, recipe, config, replay, policy_id, dir, device, task_of=task_of)
         learner._check_reference(checkpoint.state.get("reference", ""))
         try:
             learner._optimizer.load_state(checkpoint.tensors)
@@ -184,7 +189,7 @@ class PolicyLearner:
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = self._with_other_policies(recipes, make_batch(draw, self._codec, self._device), seconds)
+        batch = self._with_other_policies(recipes, make_batch(draw, self._codec, self._device, self._task_of), seconds)
         shares = [
             replace(share, batch=with_advantages(share.recipe, self._remembering(share), self._replay.foreign))
             for share in recipes.shares(batch)

@@ -8,10 +8,12 @@ import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from swarm.config import LearnerConfig, NodeConfig
 from swarm.errors import ConfigError
 from swarm.plugins import load_object, module_of
 
 if TYPE_CHECKING:
+    from swarm.learn.kinds import RecipesByKind
     from swarm.learn.recipe import Recipe
 
 
@@ -39,6 +41,33 @@ def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{key}: {spec} is a {type(recipe).__name__}, not a swarm.learn.recipe.Recipe")
     return recipe.with_params(params or {})
+
+
+def load_recipes(learner: LearnerConfig) -> "RecipesByKind":
+    """The recipe of a learner, and those for the kinds of rollouts that it cannot learn from.
+
+    Raises:
+        ConfigError: as `load_recipe`, or a kind's recipe cannot learn from that kind.
+    """
+    from swarm.learn.kinds import KEYS, RecipesByKind
+
+    specs = {kind: getattr(learner, key) for kind, key in KEYS.items()}
+    fallbacks = {kind: load_recipe(spec, key=f"learner.{KEYS[kind]}") for kind, spec in specs.items() if spec}
+    return RecipesByKind(main=load_recipe(learner.recipe, learner.recipe_params), fallbacks=fallbacks)
+
+
+def recipes_of(config: NodeConfig) -> "RecipesByKind":
+    """The recipes of a node, everything that they need supplied by its run.
+
+    Raises:
+        ConfigError: names the key, and what is missing with its fix.
+    """
+    from swarm.learn.supply import check_supply, supplied_by
+
+    found, supplied = load_recipes(config.learner), supplied_by(config)
+    for recipe in found.used.values():
+        check_supply(recipe, supplied)
+    return found
 
 
 def source_of(spec: str) -> str:

@@ -127,8 +127,10 @@ def check_manifest(manifest: RunManifest) -> None:
     """
     for index, env in enumerate(manifest.environments):
         _check_environment(f"manifest: environments.{index} ({env.name})", env)
-    if not _PLAIN_NAME.fullmatch(manifest.learner.recipe):
-        raise ConfigError(f"manifest: learner.recipe: {manifest.learner.recipe!a} is no built-in recipe's plain name")
+    for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
+        name: str = getattr(manifest.learner, key)
+        if not _PLAIN_NAME.fullmatch(name) and (name or key == "recipe"):
+            raise ConfigError(f"manifest: learner.{key}: {name!a} is no built-in recipe's plain name")
     _check_params("manifest: learner.recipe_params", manifest.learner.recipe_params)
     _check_digest("tokenizer_digest", manifest.tokenizer_digest)
     _check_digest("model.digest", manifest.model.digest)
