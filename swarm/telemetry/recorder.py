@@ -7,7 +7,7 @@ fails is dropped with one error in the log.
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 MAX_SOURCES = 64  # label values kept per metric with label `source`: names that peers choose are bounded
 _GUARDS = {"ok": 0, "tightened": 1, "frozen": 2}
+_BY_AGE = {
+    "ess_share": "learn/age_ess_share",
+    "mismatch_kl_k3": "learn/age_mismatch_kl",
+    "log_ratio_m2": "learn/age_log_ratio_m2",
+}
 _PHASES_OF_OVERLAP = ("generate", "learn", "both")
 
 
@@ -157,6 +162,7 @@ class Telemetry:
             named["learn/overlap_share"] = share
         for edge in fields["edges"]:
             named |= self._edge(edge)
+        named |= self._ages(fields["diagnostics"])
         self._draw_curves(fields["step"], named)
 
     def _edge(self, edge: JsonDict) -> dict[str, float]:
@@ -169,6 +175,17 @@ class Telemetry:
         for name, value in figures.items():
             self.gauge(name, value, source=source)
         return {f"{name}/{source}": value for name, value in figures.items()}
+
+    def _ages(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
+        """Figures of the step's age ranges: `ess_share_age_4` is that of ages 4 to 7."""
+        found: dict[str, float] = {}
+        for figure, name in _BY_AGE.items():
+            for key, value in diagnostics.items():
+                if key.startswith(f"{figure}_age_"):
+                    age = key.removeprefix(f"{figure}_age_")
+                    self.gauge(name, value, age=age)
+                    found[f"{name}/{age}"] = value
+        return found
 
     def _on_draw(self, fields: JsonDict) -> None:
         self.count("learn/silent_groups_total", fields["num_silent"])
