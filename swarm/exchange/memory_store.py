@@ -33,7 +33,7 @@ class MemoryGroupStore:
         self._positions: dict[Digest, int] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
-        self._is_journal_short = False  # nothing happened since the last look at what may be dropped from it
+        self._is_journal_short = False  # nothing happened since that may be dropped from it
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
@@ -80,7 +80,8 @@ class MemoryGroupStore:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
         self._prepare(64 * (len(draw.groups) + len(draw.silent)))
         self._draws[draw.step] = draw
-        self._is_journal_short = False
+        if self._positions.keys().isdisjoint([*[drawn.scored.digest for drawn in draw.groups], *draw.silent]):
+            self._is_journal_short = False
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Journalled draws from a step on, in order: the groups that were handed out."""
