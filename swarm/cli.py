@@ -1,4 +1,4 @@
-"""The command line `swarm`: simulate, join, status, doctor, keys, recipes, check.
+"""The command line `swarm`: simulate, join, status, doctor, keys, recipes, check, bench.
 
 Invariant: importing this file is cheap (no torch, no gRPC); each command imports what it needs.
 """
@@ -15,6 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from swarm import __version__
+from swarm.bench_cli import bench
 from swarm.errors import SwarmError
 from swarm.recipes_cli import recipes_app
 from swarm.simulate.cli import simulate
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
 console = Console()

@@ -1,0 +1,53 @@
+"""`swarm bench`: the benchmarks of the source checkout.
+
+Invariant: benchmarks are no part of the installed package; where they are missing the command says where to
+get them, and what it runs is the same as `python -m benchmarks.NAME`.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from swarm.errors import ConfigError
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which benchmark; none lists them.")] = "",
+) -> None:
+    """Run a benchmark of the source checkout; what follows the name goes to it (`swarm bench staleness --quick`)."""
+    root = _checkout()
+    known = _known(root)
+    if not name:
+        table = Table(box=None, show_header=False)
+        for each, question in known.items():
+            table.add_row(each, question)
+        Console().print(table)
+        return
+    if name not in known:
+        raise ConfigError(f"bench {name}: no such benchmark; known: {', '.join(known)}")
+    command = [sys.executable, "-m", f"benchmarks.{name}", *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)
+
+
+def _checkout() -> Path:
+    """The folder that holds `benchmarks/`: of this package, or the working directory."""
+    for root in (Path(__file__).resolve().parents[1], Path.cwd()):
+        if (root / "benchmarks" / "staleness.py").is_file():
+            return root
+    raise ConfigError("bench: the benchmarks are not installed with the package; run this in a clone of the repository")
+
+
+def _known(root: Path) -> dict[str, str]:
+    """Name -> the question it answers, from the first line of each file."""
+    found: dict[str, str] = {}
+    for path in sorted((root / "benchmarks").glob("[!_]*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found[path.stem] = text.partition("\n")[0]
+    return found
