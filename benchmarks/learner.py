@@ -25,18 +25,10 @@ if not __package__:  # started as a file: let `benchmarks` be found as with -m
 
 from rich.console import Console  # noqa: E402
 
-NUM_ROLLOUTS, LONGEST, SHORTEST = 16, 192, 32
-EQUAL: Final = [LONGEST] * NUM_ROLLOUTS
-RAGGED: Final = random.Random(0).choices(range(SHORTEST, LONGEST + 1), k=NUM_ROLLOUTS)
 PATHS: Final = {
-    "head": ("head", EQUAL, ("swarm", "function", "plain", "trl")),
-    "equal": ("step", EQUAL, ("swarm", "plain", "trl")),
-    "ragged": ("step", RAGGED, ("swarm", "trl")),
-}
-TITLES: Final = {
-    "head": "output layer, 16 x 192 tokens",
-    "equal": "whole step, 16 x 192 tokens",
-    "ragged": f"whole step, 16 x {SHORTEST}-{LONGEST} tokens",
+    "head": ("head", ("swarm", "function", "plain", "trl")),
+    "equal": ("step", ("swarm", "plain", "trl")),
+    "ragged": ("step", ("swarm", "trl")),
 }
 NAMES: Final = {
     "swarm": "ours",
@@ -44,6 +36,19 @@ NAMES: Final = {
     "plain": "whole logits",
     "trl": "TRL",
 }
+
+
+def lengths_of(case: str, rollouts: int, longest: int) -> list[int]:
+    """Tokens of each response: all the longest, or from a sixth of that to it."""
+    if case != "ragged":
+        return [longest] * rollouts
+    return random.Random(0).choices(range(longest // 6, longest + 1), k=rollouts)
+
+
+def title(case: str, rollouts: int, longest: int) -> str:
+    """For people."""
+    tokens = f"{longest // 6}-{longest}" if case == "ragged" else str(longest)
+    return f"{'output layer' if case == 'head' else 'whole step'}, {rollouts} x {tokens} tokens"
 
 
 def child(path: str, lengths: list[int], threads: int) -> dict[str, float]:
@@ -54,17 +59,18 @@ def child(path: str, lengths: list[int], threads: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def markdown(figures: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+def markdown(figures: dict[str, dict[str, list[dict[str, float]]]], rollouts: int, longest: int) -> str:
     """The table as it stands in docs/measurements/learner.md."""
-    lines = ["| case | path | s (min - max) | peak above baseline, MiB | time of it / ours | memory of it / ours |"]
-    lines.append("|---|---|---|---|---|---|")
+    columns = ("case", "path", "CPU s (min - max)", "wall s", "peak above baseline, MiB", "CPU / ours", "memory / ours")
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for case, paths in figures.items():
-        ours = {key: median(run[key] for run in paths["swarm"]) for key in ("seconds", "peak_mib")}
+        ours = {key: median(run[key] for run in paths["swarm"]) for key in ("cpu_s", "peak_mib")}
         for name, runs in paths.items():
-            seconds, peak = [run["seconds"] for run in runs], median(run["peak_mib"] for run in runs)
-            spread = f"{median(seconds):.2f} ({min(seconds):.2f} - {max(seconds):.2f})"
-            ratios = f"{median(seconds) / ours['seconds']:.2f} | {peak / ours['peak_mib']:.2f}"
-            lines.append(f"| {TITLES[case]} | {NAMES[name]} | {spread} | {peak:.0f} | {ratios} |")
+            cpu_s, wall_s = [run["cpu_s"] for run in runs], median(run["seconds"] for run in runs)
+            peak = median(run["peak_mib"] for run in runs)
+            spread = f"{median(cpu_s):.2f} ({min(cpu_s):.2f} - {max(cpu_s):.2f}) | {wall_s:.2f}"
+            ratios = f"{median(cpu_s) / ours['cpu_s']:.2f} | {peak / ours['peak_mib']:.2f}"
+            lines.append(f"| {title(case, rollouts, longest)} | {NAMES[name]} | {spread} | {peak:.0f} | {ratios} |")
     return "\n".join(lines)
 
 
@@ -73,7 +79,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(PATHS), help="of head, equal, ragged")
     parser.add_argument("--repetitions", type=int, default=5, help="fresh processes for each path")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--rollouts", type=int, default=16, help="responses, a multiple of 8")
+    parser.add_argument("--longest", type=int, default=192, help="tokens of the longest response")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; CPU time means most with one")
     parser.add_argument("--without", default="", help="paths to leave out, such as plain,function")
     parser.add_argument("--same", action="store_true", help="also compare gradients with those of whole logits")
     parser.add_argument("--json", action="store_true", help="print every repetition")
@@ -84,19 +92,22 @@ def main() -> None:
         console.print("TRL is not installed: its path is left out")
         left_out.add("trl")
     figures: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for case in arguments.cases.split(","):
-        kind, lengths, paths = PATHS[case]
+    for case in filter(None, arguments.cases.split(",")):
+        kind, paths = PATHS[case]
+        lengths = lengths_of(case, arguments.rollouts, arguments.longest)
         chosen = [name for name in paths if name not in left_out]
         figures[case] = {name: [] for name in chosen}
         for repetition in range(arguments.repetitions):
             for name in chosen:  # in turn, so that what else the machine does hits all alike
                 found = child(f"{kind}:{name}", lengths, arguments.threads)
                 figures[case][name].append(found)
-                console.print(f"{case} {repetition + 1}: {NAMES[name]} {found['seconds']:.2f} s")
+                console.print(f"{case} {repetition + 1}: {NAMES[name]} {found['cpu_s']:.2f} s")
     if arguments.same:
-        error = child("same", EQUAL, arguments.threads)["relative_error"]
+        lengths = lengths_of("equal", arguments.rollouts, arguments.longest)
+        error = child("same", lengths, arguments.threads)["relative_error"]
         console.print(f"largest relative error of a parameter's gradient against whole logits: {error:.1e}")
-    print(json.dumps(figures) if arguments.json else markdown(figures))
+    shape = arguments.rollouts, arguments.longest
+    print(json.dumps(figures) if arguments.json else markdown(figures, *shape))
 
 
 if __name__ == "__main__":
