@@ -167,6 +167,7 @@ def _questions(
             producer=node_id,
             clock=clock,
             numbers=numbers,
+            byte_lengths=config.generator.byte_lengths,
         )
 
     def produce_groups(first: int, count: int) -> list[RolloutGroup]:

@@ -80,6 +80,9 @@ class GeneratorConfig(Model):
     """Sampling temperature; also the one at which log-probs are taken."""
     max_new_tokens: Positive = 8
     """Longest response, tokens."""
+    byte_lengths: bool = False
+    """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
+    correct by `segment_ratio`."""
     groups_per_batch: Positive = 4
     """Prompts generated together."""
 

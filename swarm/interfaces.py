@@ -106,6 +106,13 @@ class TextCodec(Protocol):
         """Token ids of a response text, EOS appended; for rollouts whose tokens are not ours."""
         ...
 
+    def byte_lengths(self, text: str) -> list[int]:
+        """UTF-8 bytes of `text` that each token of `encode_response(text)` stands for; the end token for none.
+
+        Tokens that share a character count for the last of them.
+        """
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of response tokens, special tokens skipped."""
         ...

@@ -65,6 +65,10 @@ class ToyCodec:
         """One id per character (`?` for those outside the alphabet), then the end token."""
         return [*self._encode(text), self.EOS_ID]
 
+    def byte_lengths(self, text: str) -> list[int]:
+        """Bytes of each character, 0 for the end token."""
+        return [*(len(character.encode()) for character in text), 0]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Characters of the ids, special tokens skipped."""
         first = self._FIRST_CHARACTER_ID

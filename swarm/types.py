@@ -123,11 +123,13 @@ class TokenTrace:
     logprobs: FloatArray | None  # [T] nats, or None
     turn_ids: NDArray[np.int16]  # [T], 0 for single-turn
     spans: tuple[VersionSpan, ...]  # ordered, first start 0
+    byte_lengths: IntArray | None = None  # [T], UTF-8 bytes of the text that each token stands for; None: not said
 
     def __post_init__(self) -> None:
         num_tokens = self.token_ids.shape[0]
         assert self.action_mask.shape == (num_tokens,) and self.turn_ids.shape == (num_tokens,)
         assert self.logprobs is None or self.logprobs.shape == (num_tokens,)
+        assert self.byte_lengths is None or self.byte_lengths.shape == (num_tokens,)
         assert self.spans and self.spans[0].start == 0
 
 

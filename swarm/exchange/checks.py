@@ -90,7 +90,10 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limi
     if trace is None:
         return None
     finding = (
-        _check_spans(trace, group.policy_id) or _check_tokens(trace, group, codec, limits) or _check_logprobs(trace)
+        _check_spans(trace, group.policy_id)
+        or _check_tokens(trace, group, codec, limits)
+        or _check_logprobs(trace)
+        or _check_byte_lengths(rollout.text, trace)
     )
     if finding is None and group.tokenizer_digest == codec.digest:
         finding = _check_text(rollout.text, trace, codec)
@@ -154,6 +157,16 @@ def _check_logprobs(trace: TokenTrace) -> Finding:
     if largest > _ROUNDING_NATS or least < _LEAST_LOGPROB:
         return RefusalReason.BAD_LOGPROBS, f"log-probs outside [{_LEAST_LOGPROB}, {_ROUNDING_NATS}]"
     return None
+
+
+def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
+    """The tokens that stand for a text stand for all of it; which for what, only its tokenizer could tell."""
+    if trace.byte_lengths is None:
+        return None
+    if not trace.action_mask.all():
+        return RefusalReason.BAD_TOKENS, "byte lengths of tokens that the model did not choose"
+    total, expected = int(trace.byte_lengths.sum(dtype=np.int64)), len(text.encode())
+    return (RefusalReason.BAD_TOKENS, f"byte lengths add up to {total}, not {expected}") if total != expected else None
 
 
 def _check_text(text: str, trace: TokenTrace, codec: TextCodec) -> Finding:

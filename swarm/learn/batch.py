@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, TextCodec
+from swarm.model.alignment import aligned_logprobs
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
@@ -55,6 +56,8 @@ class Batch:
     reference_rewards: Tensor | None = None  # float32 [N], of as many responses of the reference policy
     budgets: Tensor | None = None  # int64 [N], tokens that the prompt asked this response to keep to
     replayed: Tensor | None = None  # bool [N], of the previous draw and used before
+    segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
+    segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
@@ -65,7 +68,7 @@ class Batch:
         assert self.mask.shape == shape and self.mask.dtype == torch.bool
         for name in ("behavior_logprobs", "advantages", "turn_ids"):
             assert getattr(self, name).shape == shape, name
-        for name in ("proximal_logprobs", "reference_logprobs"):
+        for name in ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs"):
             assert getattr(self, name) is None or getattr(self, name).shape == shape, name
         for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature", "length", "max_new_tokens"):
             assert getattr(self, name).shape == shape[:1], name
@@ -146,6 +149,7 @@ class _Response:
     logprobs: np.ndarray  # [T], NaN where unknown
     turn_ids: np.ndarray  # [T]
     correction: Correction
+    segments: tuple[np.ndarray, np.ndarray] | None = None  # ids and log-probs, both [T]
 
 
 def make_batch(
@@ -178,6 +182,8 @@ def make_batch(
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
 
+    segments = _segments(responses, mask)
+
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
@@ -204,6 +210,8 @@ def make_batch(
         step_rollouts=len(responses),
         step_groups=len(draw.groups),
         baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
+        segment_ids=None if segments is None else tensor(segments[0]),
+        segment_logprobs=None if segments is None else tensor(segments[1]),
     )
 
 
@@ -228,7 +236,12 @@ def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Re
         unknown = np.full(token_ids.shape, np.nan, np.float32)
         zeros = np.zeros(token_ids.shape, np.int64)
         return _Response(
-            token_ids=token_ids, mask=mask, logprobs=unknown, turn_ids=zeros, correction=Correction.TEXT_ONLY
+            token_ids=token_ids,
+            mask=mask,
+            logprobs=unknown,
+            turn_ids=zeros,
+            correction=Correction.TEXT_ONLY,
+            segments=aligned_logprobs(rollout, codec),
         )
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS
@@ -239,6 +252,17 @@ def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Re
     return _Response(
         token_ids=trace.token_ids, mask=mask, logprobs=logprobs, turn_ids=trace.turn_ids, correction=correction
     )
+
+
+def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Segment ids and log-probs [N, L]; None where no response has any."""
+    if all(response.segments is None for response in responses):
+        return None
+    none = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+    found = [response.segments or none for response in responses]
+    ids = _padded([each[0] + 1 for each in found], mask.shape[1], np.int64) - 1  # -1 where there is none
+    logprobs = _padded([each[1] for each in found], mask.shape[1], np.float32)
+    return np.where(mask, ids, -1), np.where(mask, logprobs, np.float32(0))
 
 
 def _temperature(rollout: Rollout) -> float:

@@ -49,6 +49,7 @@ class Need(StrEnum):
     PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
     BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens
     REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
+    SEGMENT_LOGPROBS = "segment_logprobs"  # nodes of another tokenizer say what their tokens stand for
     VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size
 
 

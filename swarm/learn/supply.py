@@ -29,6 +29,8 @@ _FIXES = {
     f"environment that is asked to {MAX_REPEATED_TASKS} or less",
     Need.VARIED_GROUPS: "every group has generator.group_size rollouts: set generator.largest_group on every node",
     Need.PREVIOUS_DRAW: f"the draw before, once more: {_NOT_BUILT}",
+    Need.SEGMENT_LOGPROBS: "nodes of another tokenizer must say what their tokens stand for: "
+    "set generator.byte_lengths = true on every node",
     Need.BUDGETS: f"prompts that ask for a number of tokens: {_NOT_BUILT}",
     Need.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
     "or an environment that names its rewards",
@@ -54,6 +56,8 @@ def supplied_by(config: NodeConfig) -> frozenset[Need]:
     found = set(_ALWAYS)
     if config.replay.keep_silent:
         found.add(Need.SILENT_GROUPS)
+    if config.generator.byte_lengths:
+        found.add(Need.SEGMENT_LOGPROBS)
     if config.learner.updates_per_step > 1:
         found.add(Need.SEVERAL_UPDATES)
     if config.generator.largest_group > config.generator.group_size:

@@ -53,6 +53,10 @@ class CharCodec:
         unknown = self._ids["?"]
         return [*(self._ids.get(char, unknown) for char in text), self.eos_id]
 
+    def byte_lengths(self, text: str) -> list[int]:
+        """UTF-8 bytes of each character, 0 for EOS."""
+        return [*(len(char.encode()) for char in text), 0]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of response tokens, pad and EOS skipped. Raises IndexError for ids outside the vocabulary."""
         return "".join(ALPHABET[index - self._first] for index in token_ids if index >= self._first)
@@ -99,14 +103,25 @@ class HfCodec:
         """Ids of a response, EOS appended; markers like `<|im_end|>` inside the text stay plain text."""
         return [*self._plain_tokenizer.encode(text, add_special_tokens=False).ids, self._eos_id]
 
+    def byte_lengths(self, text: str) -> list[int]:
+        """UTF-8 bytes of the text that each token stands for, 0 for EOS.
+
+        A token that ends inside a character counts for the next one that does not.
+        """
+        spans: list[tuple[int, int]] = self._plain_tokenizer.encode(text, add_special_tokens=False).offsets
+        return [*_byte_lengths(text, spans), 0]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of response tokens, special tokens skipped."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     @cached_property
     def _plain_tokenizer(self) -> "Tokenizer":
+        from tokenizers import processors
+
         tokenizer = self._read_tokenizer()
         tokenizer.encode_special_tokens = True
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # adds nothing; offsets keep their spaces
         return tokenizer
 
     def _read_tokenizer(self) -> "Tokenizer":
@@ -146,6 +161,19 @@ def load_codec(config: ModelConfig, cache_dir: Path | None = None) -> TextCodec:
     if config.source == TINY:
         return CharCodec()
     return HfCodec(resolve_source(config, cache_dir, with_weights=False))
+
+
+def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Bytes of each token, from the characters [start, end) that it touches; their sum is the text's."""
+    ends: list[int] = []
+    end = len(text)
+    for index in reversed(range(len(spans))):
+        is_clean = index + 1 < len(spans) and spans[index][1] <= spans[index + 1][0]
+        end = min(end, spans[index][1]) if is_clean else end
+        ends.append(end)
+    ends.reverse()
+    starts = [0, *ends[:-1]]
+    return [len(text[start:end].encode()) for start, end in zip(starts, ends, strict=True)]
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.interfaces import Generator, TextCodec
+from swarm.model.alignment import with_byte_lengths
 from swarm.types import NodeId, RolloutGroup, Sampling, Task
 
 # A name that no verifier has; the local wire refuses an empty one.
@@ -26,6 +27,7 @@ def produce(
     producer: NodeId,
     clock: Clock,
     numbers: Sequence[int] | None = None,
+    byte_lengths: bool = False,
 ) -> list[RolloutGroup]:
     """One group of `group_size` rollouts for each task (blocking; run it in a thread).
 
@@ -39,6 +41,7 @@ def produce(
         producer: this node.
         clock: of `created_at_s`.
         numbers: of each task among all that the node asks; see `Generator.generate`.
+        byte_lengths: say what each token stands for, for nodes of other tokenizers.
 
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
@@ -55,7 +58,7 @@ def produce(
             task_id=task.task_id,
             tokenizer_digest=codec.digest,
             prompt_ids=np.asarray(prompt, dtype=np.int32),
-            rollouts=tuple(rollouts),
+            rollouts=tuple(with_byte_lengths(each, codec) for each in rollouts) if byte_lengths else tuple(rollouts),
             verifier=UNSCORED,
             created_at_s=clock.now_s(),
         )

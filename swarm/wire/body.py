@@ -120,6 +120,7 @@ def _trace_to_message(trace: TokenTrace) -> rollout_pb2.TokenTrace:
         logprobs=logprobs,
         turn_starts=turn_starts,
         spans=[policy_pb2.VersionSpan(start=s.start, version=version_to_message(s.version)) for s in trace.spans],
+        byte_lengths=None if trace.byte_lengths is None else trace.byte_lengths.tolist(),
     )
 
 
@@ -229,6 +230,7 @@ def _trace_from_message(message: rollout_pb2.TokenTrace) -> TokenTrace:
         logprobs=_logprobs(message.logprobs, mask),
         turn_ids=_turn_ids(message.turn_starts, num_tokens),
         spans=_spans(message.spans, num_tokens),
+        byte_lengths=_byte_lengths(message.byte_lengths, num_tokens),
     )
 
 
@@ -269,6 +271,15 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
     logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
     logprobs[mask] = np.frombuffer(data, dtype="<f4")
     return logprobs
+
+
+def _byte_lengths(values: Sequence[int], num_tokens: int) -> IntArray | None:
+    """[T], or None when none travelled; what they must add up to, the text says."""
+    if not values:
+        return None
+    _require(len(values) == num_tokens, RefusalReason.BAD_TOKENS, f"{len(values)} byte lengths of {num_tokens} tokens")
+    _require(max(values) < MAX_ID, RefusalReason.BAD_TOKENS, f"a byte length not below {MAX_ID}")
+    return np.fromiter(values, dtype=np.int32, count=num_tokens)
 
 
 def _turn_ids(starts: Sequence[int], num_tokens: int) -> "np.ndarray[tuple[int], np.dtype[np.int16]]":

@@ -36,6 +36,8 @@ class Token:
     hidden: list[float]  # last hidden state
     logits: list[float]  # over a vocabulary of NUM_WORDS; not those that logp came from
     target: int  # the token, a place in `logits`
+    segment: int  # of text that two tokenizers cut out; -1: of none
+    sent: float  # the generator's log-prob of the segment, at its first token; else 0
     id: int
 
 
@@ -200,7 +202,25 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
     )
     certainty = (0.1, 0.16, 0.24)[seed % 3] if kind == "tight" else 1.0  # entropies near the targets of controllers
     entropy = torch.where(mask, certainty * (0.05 + 2 * uniform(count, LENGTH)), 0.0)
-    return batch, logprobs, entropy
+    segments, sent = _segments(batch, uniform(count, LENGTH) > 0.5, spread * normal(count, LENGTH))
+    return replace(batch, segment_ids=segments, segment_logprobs=sent), logprobs, entropy
+
+
+def _segments(batch: Batch, cuts: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs of trained tokens of two groups, and what they were drawn with."""
+    segments = torch.full(batch.mask.shape, -1)
+    sent = torch.zeros_like(noise)
+    for i in range(batch.num_rollouts):
+        if int(batch.group_index[i]) not in (2, 4):
+            continue
+        number, first = -1, 0
+        for t in range(LENGTH):
+            if batch.mask[i, t]:
+                if number < 0 or cuts[i, t]:
+                    number, first = number + 1, t
+                segments[i, t] = number
+                sent[i, first] += batch.behavior_logprobs[i, t] + noise[i, t]
+    return segments, sent
 
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -232,6 +252,8 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
                 hidden=hidden[i, t].tolist(),
                 logits=logits[i, t].tolist(),
                 target=int(batch.token_ids[i, t]),
+                segment=-1 if batch.segment_ids is None else int(batch.segment_ids[i, t]),
+                sent=0.0 if batch.segment_logprobs is None else float(batch.segment_logprobs[i, t]),
                 id=int(batch.token_ids[i, t]),
             )
             for t in places

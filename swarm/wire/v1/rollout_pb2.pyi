@@ -43,18 +43,20 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenTrace(_message.Message):
-    __slots__ = ("token_ids", "action_runs", "logprobs", "turn_starts", "spans")
+    __slots__ = ("token_ids", "action_runs", "logprobs", "turn_starts", "spans", "byte_lengths")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACTION_RUNS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TURN_STARTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    BYTE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     action_runs: _containers.RepeatedScalarFieldContainer[int]
     logprobs: bytes
     turn_starts: _containers.RepeatedScalarFieldContainer[int]
     spans: _containers.RepeatedCompositeFieldContainer[_policy_pb2.VersionSpan]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., action_runs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., turn_starts: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[_policy_pb2.VersionSpan, _Mapping]]] = ...) -> None: ...
+    byte_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., action_runs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., turn_starts: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[_policy_pb2.VersionSpan, _Mapping]]] = ..., byte_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rollout(_message.Message):
     __slots__ = ("text", "trace", "sampling", "finish", "claimed_reward")

@@ -1,0 +1,115 @@
+"""One text, two tokenisations: the finest segments that both cut the text into.
+
+Invariant: segments cover the text exactly and in order; a segment ends where a token of each side ends, at the same
+byte. Positions are bytes of the text's UTF-8.
+Shape letters: T tokens of one side, K segments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.interfaces import TextCodec
+from swarm.types import FinishReason, IntArray, Rollout
+
+Positions = NDArray[np.int64]
+
+UNALIGNED = -1
+"""Segment of a token that has no counterpart: an end token where the other side was cut off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alignment:
+    """Segments of two tokenisations of one text."""
+
+    ends: Positions  # [K], byte where each ends; an end token ends one byte behind the text
+    ours: Positions  # [T], segment of each of our tokens, in order, or UNALIGNED
+    theirs: Positions  # [T], of each of theirs
+
+    def sums_of_theirs(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Sum [K] of their `values` [T] over each segment."""
+        is_aligned = self.theirs != UNALIGNED
+        sums = np.zeros(self.ends.size, np.float64)
+        np.add.at(sums, self.theirs[is_aligned], values[is_aligned])
+        return sums
+
+    def at_our_first_tokens(self, sums: NDArray[np.float64]) -> NDArray[np.float32]:
+        """[T]: each segment's value at the first of our tokens in it, 0 elsewhere."""
+        placed = np.zeros(self.ours.shape, np.float32)
+        segments, first = np.unique(self.ours, return_index=True)
+        is_aligned = segments != UNALIGNED
+        placed[first[is_aligned]] = sums[segments[is_aligned]]
+        return placed
+
+
+def token_ends(byte_lengths: Sequence[int] | IntArray, is_ended: bool) -> Positions:
+    """Where each token ends.
+
+    Args:
+        byte_lengths: [T], bytes of the text that each token stands for; some may stand for none.
+        is_ended: a last token of no byte ends the response, which counts as one byte behind the text.
+    """
+    lengths = np.array(byte_lengths, np.int64)
+    if is_ended and lengths.size and not lengths[-1]:
+        lengths[-1] = 1
+    return np.cumsum(lengths)
+
+
+def align(ours: Positions, theirs: Positions, num_bytes: int) -> Alignment:
+    """The finest common segments of two tokenisations, from where their tokens end.
+
+    Args:
+        ours: [T], never falling.
+        theirs: [T], never falling.
+        num_bytes: of the text.
+
+    Raises:
+        ValueError: one of them does not cover the text.
+    """
+    for ends in (ours, theirs):
+        if not ends.size or ends[-1] - num_bytes not in (0, 1):
+            raise ValueError(f"tokens that end at {ends[-1:]} do not cover a text of {num_bytes} bytes")
+    ends = np.intersect1d(ours, theirs)
+    return Alignment(ends=ends, ours=_segments(ours, ends), theirs=_segments(theirs, ends))
+
+
+def _segments(token_ends: Positions, ends: Positions) -> Positions:
+    found = np.searchsorted(ends, token_ends, side="left")
+    return np.where(found < ends.size, found, UNALIGNED)
+
+
+def with_byte_lengths(rollout: Rollout, codec: TextCodec) -> Rollout:
+    """Our rollout with the bytes of its text that each token stands for, for nodes of other tokenizers.
+
+    Only where its tokens are the ones that its text is encoded as: a ratio of canonical tokenisations says nothing
+    about another one, and the receiver cannot tell.
+    """
+    trace = rollout.trace
+    if trace is None or not trace.action_mask.all():
+        return rollout
+    lengths = codec.byte_lengths(rollout.text)
+    canonical = codec.encode_response(rollout.text)
+    is_whole = rollout.finish is FinishReason.STOP
+    if not is_whole:
+        lengths, canonical = lengths[:-1], canonical[:-1]
+    if trace.token_ids.tolist() != canonical:
+        return rollout
+    return replace(rollout, trace=replace(trace, byte_lengths=np.array(lengths, np.int32)))
+
+
+def aligned_logprobs(rollout: Rollout, codec: TextCodec) -> tuple[Positions, NDArray[np.float32]] | None:
+    """What the sender's log-probs say about our tokens of its text.
+
+    Returns:
+        (segment of each token of `codec.encode_response(rollout.text)`, the sender's log-prob of each segment at its
+        first token, in nats), or None where the sender did not say enough.
+    """
+    trace = rollout.trace
+    if trace is None or trace.logprobs is None or trace.byte_lengths is None or not rollout.sampling.is_exact:
+        return None
+    ours = token_ends(codec.byte_lengths(rollout.text), True)
+    theirs = token_ends(trace.byte_lengths, rollout.finish is FinishReason.STOP)
+    found = align(ours, theirs, len(rollout.text.encode()))
+    return found.ours, found.at_our_first_tokens(found.sums_of_theirs(trace.logprobs))
