@@ -109,7 +109,7 @@ class TextCodec(Protocol):
     def byte_lengths(self, text: str) -> list[int]:
         """UTF-8 bytes of `text` that each token of `encode_response(text)` stands for; the end token for none.
 
-        Tokens that share a character count for the last of them.
+        Where tokens share a character, all of its bytes count for the first of them.
         """
         ...
 

@@ -106,7 +106,7 @@ class HfCodec:
     def byte_lengths(self, text: str) -> list[int]:
         """UTF-8 bytes of the text that each token stands for, 0 for EOS.
 
-        A token that ends inside a character counts for the next one that does not.
+        Where tokens share a character, all of its bytes count for the first of them.
         """
         spans: list[tuple[int, int]] = self._plain_tokenizer.encode(text, add_special_tokens=False).offsets
         return [*_byte_lengths(text, spans), 0]

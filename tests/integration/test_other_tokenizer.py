@@ -1,0 +1,290 @@
+"""A group of a node with another tokenizer: through the door, the store and the batch into a step."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.clock import SystemClock
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig, SandboxConfig
+from swarm.errors import ConfigError
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.standing import Standing
+from swarm.exchange.store import SqliteGroupStore
+from swarm.learn.batch import make_batch
+from swarm.learn.kinds import RecipesByKind
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.objective import scored as scored_by
+from swarm.model import load_model
+from swarm.model.alignment import with_byte_lengths
+from swarm.model.codec import ALPHABET, CharCodec
+from swarm.recipes import load_recipe, load_recipes
+from swarm.tasks.build import build_environments
+from swarm.tasks.sandbox import SandboxVerifier
+from swarm.testing import make_identity
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    FinishReason,
+    PolicyVersion,
+    RefusalReason,
+    Refused,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.convert import seal_group
+
+pytestmark = pytest.mark.timeout(60)
+
+US, THEM = make_identity(1), make_identity(2)
+ENVIRONMENT = EnvironmentConfig(name="reverse", kind="char", dataset="reverse")
+RUN = "run"
+
+
+class PairCodec(CharCodec):
+    """Two characters a token where there are two, from the left: another vocabulary, hence another digest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digest = b"p" * 32
+
+    def encode_response(self, text: str) -> list[int]:
+        return [*(100 + 50 * len(pair) + ALPHABET.index(pair[0]) for pair in self._pairs(text)), self.eos_id]
+
+    def byte_lengths(self, text: str) -> list[int]:
+        return [*map(len, self._pairs(text)), 0]
+
+    def _pairs(self, text: str) -> list[str]:
+        return [text[at : at + 2] for at in range(0, len(text), 2)]
+
+
+def answer(text: str, codec: CharCodec, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    ids = np.array(codec.encode_response(text), np.int32)
+    ids = ids if finish is FinishReason.STOP else ids[:-1]
+    trace = TokenTrace(
+        token_ids=ids,
+        action_mask=np.ones(ids.shape, bool),
+        logprobs=-(0.5 + np.arange(ids.size, dtype=np.float32)),
+        turn_ids=np.zeros(ids.shape, np.int16),
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=THEM.node_id, step=3)),),
+    )
+    return Rollout(text=text, trace=trace, sampling=Sampling(), finish=finish, claimed_reward=0.0)
+
+
+def group_of(codec: CharCodec, texts: Sequence[str], **changes: object) -> RolloutGroup:
+    group = RolloutGroup(
+        run_id=RUN,
+        producer=THEM.node_id,
+        policy_id=THEM.node_id,
+        env="reverse",
+        task_id=5,
+        tokenizer_digest=codec.digest,
+        prompt_ids=np.array([99_999, 7], np.int32),  # ids that mean nothing to us
+        rollouts=tuple(with_byte_lengths(answer(text, codec), codec) for text in texts),
+        verifier="another/1",
+        created_at_s=SystemClock().now_s(),
+    )
+    return replace(group, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteGroupStore]:
+    opened = await SqliteGroupStore.open(tmp_path / "groups.sqlite", SystemClock(), 2**24)
+    yield opened
+    await opened.close()
+
+
+async def admit(store: SqliteGroupStore, group: RolloutGroup, recipes: RecipesByKind) -> ScoredGroup | Refused:
+    verifier = SandboxVerifier((ENVIRONMENT,), SandboxConfig())
+    door = Door(
+        run_id=RUN,
+        node_id=US.node_id,
+        codec=CharCodec(),
+        verifier=verifier,
+        store=store,
+        clock=SystemClock(),
+        limits=DoorLimits(group_size=len(group.rollouts)),
+        head_of=lambda _: None,
+        environments=frozenset({"reverse"}),
+        standing=Standing(SystemClock(), groups_per_minute=100),
+        offload=asyncio.to_thread,
+        usable=recipes.usable,
+    )
+    try:
+        return await door.admit(seal_group(group, THEM), THEM.node_id)
+    finally:
+        await verifier.close()
+
+
+def recipes(**keys: str) -> RecipesByKind:
+    return load_recipes(LearnerConfig.model_validate({"recipe": "grpo", **keys}))
+
+
+def learner(folder: Path, chosen: RecipesByKind) -> PolicyLearner:
+    model = load_model(ModelConfig(source="tiny", dtype="float32"))
+    environments = build_environments((ENVIRONMENT,))
+    return PolicyLearner(
+        network=model.network,
+        codec=model.codec,
+        recipe=chosen,
+        config=LearnerConfig(learning_rate=1e-3),
+        replay=ReplayConfig(foreign="all"),
+        policy_id=US.node_id,
+        dir=folder,
+        task_of=lambda env, task_id: environments[env].task(task_id),
+    )
+
+
+def right_and_wrong() -> list[str]:
+    """One right answer to the task, and wrong ones of other lengths."""
+    problem = build_environments((ENVIRONMENT,))["reverse"]
+    return [problem.reference(5), "a", "bcd", ""]
+
+
+@pytest.mark.parametrize("recipe", ["swarm_sampling", "segment_ratio", "mixture_denominator"])
+async def test_a_group_of_another_tokenizer_is_learned_from(
+    recipe: str, store: SqliteGroupStore, tmp_path: Path
+) -> None:
+    chosen = recipes(recipe_text_only=recipe)
+    found = await admit(store, group_of(PairCodec(), right_and_wrong()), chosen)
+    assert isinstance(found, ScoredGroup), found
+    assert found.correction is Correction.TEXT_ONLY and found.rewards[0] == 1.0 and found.rewards[3] == 0.0
+    (restored,) = await store.load_scored(10)  # what a restart finds
+    own = own_group()
+    reports = []
+    for index, one in enumerate((found, restored)):
+        draw = Draw(step=1, groups=tuple(DrawnGroup(scored=s, age_steps=0, use=1) for s in (own, one)), num_silent=0)
+        reports.append(learner(tmp_path / str(index), chosen).step(draw))
+    assert not reports[0].was_skipped and reports[0].num_external == 1
+    expected = sum(len(text) + 1 for text in right_and_wrong())
+    assert reports[0].num_tokens == expected + 2 * 3  # theirs in our tokens, and our own
+    assert reports[0].version.digest == reports[1].version.digest
+
+
+def own_group() -> ScoredGroup:
+    """Two rollouts of our own, at log-probs of about those of a fresh network."""
+    codec = CharCodec()
+    rollouts = tuple(answer(text, codec) for text in ("ab", "cd"))
+    group = group_of(codec, ())
+    return ScoredGroup(
+        digest=bytes(32),
+        group=replace(group, prompt_ids=np.array([5, 6, 7], np.int32), rollouts=rollouts, producer=US.node_id),
+        rewards=np.array([1.0, 0.0], np.float32),
+        correction=Correction.EXACT,
+        is_local=True,
+        first_seen_s=0.0,
+        size_bytes=1,
+    )
+
+
+async def test_its_prompt_and_text_are_encoded_here(store: SqliteGroupStore) -> None:
+    found = await admit(store, group_of(PairCodec(), right_and_wrong()), recipes())
+    assert isinstance(found, ScoredGroup)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_silent=0)
+    task = build_environments((ENVIRONMENT,))["reverse"].task(5)
+    batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
+    assert batch.prompts[0].tolist() == CharCodec().encode_prompt(task)
+    assert batch.corrections == (Correction.TEXT_ONLY,) * 4
+    rows = [ids[mask].tolist() for ids, mask in zip(batch.token_ids, batch.mask, strict=True)]
+    assert rows == [CharCodec().encode_response(text) for text in right_and_wrong()]
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        make_batch(draw, CharCodec())
+
+
+@pytest.mark.parametrize(("key", "kind"), [("recipe_text_only", Correction.TEXT_ONLY)])
+async def test_an_empty_key_refuses_the_kind_at_the_door_with_a_reason(
+    key: str, kind: Correction, store: SqliteGroupStore
+) -> None:
+    refused = await admit(store, group_of(PairCodec(), right_and_wrong()), recipes(**{key: ""}))
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
+    assert kind in refused.detail and await store.load_scored(10) == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [([2, 2, 0], RefusalReason.BAD_TOKENS), ([1, 0, 0], RefusalReason.BAD_TOKENS), ([1, 2, 0], None)],
+)
+async def test_byte_lengths_add_up_to_the_text(
+    lengths: list[int], reason: RefusalReason | None, store: SqliteGroupStore
+) -> None:
+    group = group_of(PairCodec(), ["abc", "d"])
+    first = group.rollouts[0]
+    assert first.trace is not None and first.trace.byte_lengths is not None
+    assert first.trace.byte_lengths.tolist() == [2, 1, 0]
+    trace = replace(first.trace, byte_lengths=np.array(lengths, np.int32))
+    found = await admit(store, replace(group, rollouts=(replace(first, trace=trace), group.rollouts[1])), recipes())
+    assert (found.reason if isinstance(found, Refused) else None) is reason
+
+
+async def test_a_text_beyond_what_may_be_generated_is_refused(store: SqliteGroupStore) -> None:
+    long = answer("abc", PairCodec())
+    group = group_of(PairCodec(), ["ab"])
+    found = await admit(store, replace(group, rollouts=(replace(long, text="a" * 257), long)), recipes())
+    assert isinstance(found, Refused) and found.reason is RefusalReason.BAD_TOKENS and "257" in found.detail
+
+
+def test_segments_have_the_ratio_of_their_tokens_together() -> None:
+    codec = CharCodec()
+    texts = ["abc", "a"]
+    scored = replace(own_group(), group=group_of(PairCodec(), texts), correction=Correction.TEXT_ONLY, is_local=False)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+    task = build_environments((ENVIRONMENT,))["reverse"].task(5)
+    batch = make_batch(draw, codec, task_of=lambda env, task_id: task)
+    logprobs = torch.tensor([[-0.1, -0.2, -1.7, -2.0], [-0.25, -1.1, 0.0, 0.0]])
+    recipe = load_recipe("segment_ratio", {"ratio.cap": 3.0})
+    ratios = scored_by(recipe, batch, logprobs, torch.zeros_like(logprobs)).log_ratio
+    # They cut "ab|c|end" at -0.5, -1.5, -2.5; we "a|b|c|end".
+    cap = math.log(3.0)
+    expected = [min(-0.3 + 0.5, cap), min(-0.3 + 0.5, cap), -1.7 + 1.5, min(-2.0 + 2.5, cap)]
+    torch.testing.assert_close(ratios[0], torch.tensor(expected))
+    torch.testing.assert_close(ratios[1, :2], torch.tensor([-0.25 + 0.5, -1.1 + 1.5]))
+    whole = load_recipe("segment_ratio", {"ratio.by_response": True, "ratio.cap": 3.0})
+    ratios = scored_by(whole, batch, logprobs, torch.zeros_like(logprobs)).log_ratio
+    torch.testing.assert_close(ratios[0], torch.full((4,), -4.0 + 4.5))
+
+
+def test_a_sender_of_our_own_tokenizer_gives_token_ratios() -> None:
+    codec = CharCodec()
+    group = group_of(codec, ["abc", "a"])
+    logprobs = torch.tensor([[-0.1, -0.2, -1.7, -2.0], [-0.25, -1.1, 0.0, 0.0]])
+    found = []
+    for kind in (Correction.EXACT, Correction.TEXT_ONLY):
+        scored = replace(own_group(), group=group, correction=kind)
+        draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+        batch = make_batch(draw, codec)
+        assert (batch.segment_ids is not None) == (kind is Correction.TEXT_ONLY)
+        found.append(scored_by(load_recipe("segment_ratio"), batch, logprobs, torch.zeros_like(logprobs)).log_ratio)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_tokens_that_are_not_those_of_the_text_are_not_explained() -> None:
+    codec = PairCodec()
+    odd = answer("abc", codec)
+    assert odd.trace is not None
+    other = replace(odd, trace=replace(odd.trace, token_ids=odd.trace.token_ids + 1))
+    assert with_byte_lengths(other, codec) is other
+    cut = with_byte_lengths(answer("abc", codec, FinishReason.LENGTH), codec)
+    assert cut.trace is not None and cut.trace.byte_lengths is not None
+    assert cut.trace.byte_lengths.tolist() == [2, 1]
+    scored = replace(
+        own_group(), group=replace(group_of(codec, ()), rollouts=(other, cut)), correction=Correction.TEXT_ONLY
+    )
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+    task = build_environments((ENVIRONMENT,))["reverse"].task(5)
+    batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
+    assert batch.mask.tolist() == [[True] * 4, [True] * 3 + [False]]  # where they were cut off, we do not learn to end
+    logprobs = torch.full(batch.mask.shape, -1.0)
+    ratios = scored_by(load_recipe("segment_ratio"), batch, logprobs, torch.zeros_like(logprobs)).log_ratio
+    assert ratios[0].tolist() == [0.0] * 4
+    # "ab" and "c" at -0.5 and -1.5; the end that we append was not drawn.
+    torch.testing.assert_close(ratios[1], torch.tensor([-2 + 0.5, -2 + 0.5, -1 + 1.5, 0.0]))
