@@ -27,6 +27,7 @@ class Cell:
     final: Estimate
     auc: Estimate
     gain: Estimate | None  # final, paired against BASELINE under the same condition
+    auc_gain: Estimate | None  # mean of the curve, likewise
     num_collapsed: int
     collapse_update: float | None  # mean over the runs that collapsed
     mismatch_kl: float  # of the last batch, mean over runs
@@ -101,6 +102,7 @@ def _cell(name: str, condition: tuple[str, str, int, float], by_method: dict[str
     schedule, source, age, learning_rate = condition
     runs, others = by_method[name], by_method[BASELINE]
     common = sorted(runs.keys() & others.keys())
+    is_compared = name != BASELINE and bool(common)
     collapses = [run.collapse for run in runs.values() if run.collapse is not None]
     return Cell(
         method=name,
@@ -110,7 +112,8 @@ def _cell(name: str, condition: tuple[str, str, int, float], by_method: dict[str
         learning_rate=learning_rate,
         final=estimate([run.final for run in runs.values()]),
         auc=estimate([run.auc for run in runs.values()]),
-        gain=None if name == BASELINE or not common else estimate([runs[s].final - others[s].final for s in common]),
+        gain=estimate([runs[s].final - others[s].final for s in common]) if is_compared else None,
+        auc_gain=estimate([runs[s].auc - others[s].auc for s in common]) if is_compared else None,
         num_collapsed=len(collapses),
         collapse_update=sum(collapses) / len(collapses) if collapses else None,
         mismatch_kl=sum(run.mismatch_kl[-1] for run in runs.values()) / len(runs),
@@ -129,9 +132,9 @@ def _table(chosen: Sequence[Cell]) -> str:
     ages = sorted({cell.age for cell in chosen})
     oldest = ages[-1]
     lines = [
-        "| method | " + " | ".join(f"age {age}" for age in ages) + f" | against {BASELINE} at {oldest} "
-        f"| collapsed, by age | at {oldest}: KL, ESS, clipped |",
-        "|---" * (len(ages) + 4) + "|",
+        "| method | " + " | ".join(f"age {age}" for age in ages) + f" | at {oldest}: over {BASELINE} | AUC | over "
+        f"{BASELINE} | KL, ESS, clipped | collapsed, by age |",
+        "|---" * (len(ages) + 6) + "|",
     ]
     for name in dict.fromkeys(cell.method for cell in chosen):
         row = {cell.age: cell for cell in chosen if cell.method == name}
@@ -139,8 +142,8 @@ def _table(chosen: Sequence[Cell]) -> str:
         last = row.get(oldest)
         end = "-" if last is None else f"{last.mismatch_kl:.2f}, {last.ess_share:.2f}, {last.clip_share:.2f}"
         finals = [plain(row[age].final) if age in row else "-" for age in ages]
-        gain = "-" if last is None else signed(last.gain)
-        lines.append(f"| {name} | " + " | ".join([*finals, gain, "; ".join(collapsed) or "none", end]) + " |")
+        gains = ["-"] * 3 if last is None else [signed(last.gain), plain(last.auc), signed(last.auc_gain)]
+        lines.append(f"| {name} | " + " | ".join([*finals, *gains, end, "; ".join(collapsed) or "none"]) + " |")
     return "\n".join(lines)
 
 
