@@ -1,0 +1,41 @@
+"""docs/recipes.md and docs/recipes_table.md say what the code says."""
+
+from pathlib import Path
+
+from swarm.config import LearnerConfig
+from swarm.learn.describe import ORDER, VERIFICATION, markdown_table
+from swarm.learn.kinds import KEYS
+from swarm.recipes import list_recipes, load_recipe
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_table_of_recipes_is_current() -> None:
+    """Where it is not: swarm recipes list --markdown, below the first paragraph of the file."""
+    made = markdown_table([load_recipe(name) for name in list_recipes()])
+    shown = (DOCS / "recipes_table.md").read_text(encoding="utf-8")
+    missing = [line for line in made.splitlines() if line not in shown.splitlines()]
+    assert not missing, missing
+    assert shown.endswith(made)
+
+
+def test_slots_levels_and_keys_are_explained() -> None:
+    text = (DOCS / "recipes.md").read_text(encoding="utf-8")
+    assert all(f"| `{slot}` |" in text for slot in ORDER)
+    assert all(f"| {level} |" in text for level in VERIFICATION)
+    assert all(f"`learner.{key}`" in text for key in KEYS.values())
+    assert {getattr(LearnerConfig(), key) for key in KEYS.values()} == {"swarm_sampling"}
+
+
+def test_recipes_that_the_text_names_exist() -> None:
+    rows = (DOCS / "recipes.md").read_text(encoding="utf-8").partition("| acronym | recipes |")[2].partition("\n## ")[0]
+    named = [word for index, word in enumerate(rows.split("`")) if index % 2]
+    assert "swarm_sampling" in named
+    assert [name for name in named if name not in list_recipes() and " " not in name] == []
+
+
+def test_rows_that_are_called_open_have_no_recipe() -> None:
+    open_rows = (DOCS / "recipes.md").read_text(encoding="utf-8").partition("## Rows that are open")[2]
+    taken = {load_recipe(name).row for name in list_recipes()} - {""}
+    assert len(taken) > 30
+    assert [row for row in taken if f"{row}," in open_rows or f"{row} |" in open_rows] == []
