@@ -1,0 +1,161 @@
+"""Consecutive published checkpoints of a real training run of SmolLM2-135M, made once and kept.
+
+Invariant: every version is one that `PolicyLearner` published from rollouts of the version before it, scored by the
+environment's verifier. Kept as changed positions and new values after the model's own weights, so that it takes
+megabytes and does not depend on the codecs that are measured on it.
+"""
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from swarm.clock import SystemClock
+from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
+from swarm.learn.learner import PolicyLearner
+from swarm.model import PublishedTensors, default_cache_dir, load_model, published_state
+from swarm.recipes import load_recipe
+from swarm.rollout.produce import produce
+from swarm.rollout.transformers_engine import TransformersGenerator
+from swarm.tasks.build import build_environments
+from swarm.tasks.inline import InlineVerifier
+from swarm.tasks.mixture import TaskMixture
+from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+GROUP_SIZE: Final = 8
+GROUPS_PER_STEP: Final = 3  # with signal
+MAX_TRIES: Final = 6  # batches of questions for one step
+MAX_NEW_TOKENS: Final = 6
+MODEL: Final = ModelConfig(source="smollm2", dtype="bfloat16")
+ENVIRONMENT: Final = EnvironmentConfig(
+    name="sums",
+    kind="reasoning_gym",
+    dataset="chain_sum",
+    params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    seed=1,
+    prefill="Answer:",
+)
+
+
+def versions(learning_rate: float, num_steps: int) -> Iterator[PublishedTensors]:
+    """The initial weights and those after each of `num_steps` steps, in order; trained where they are not kept yet."""
+    folder = _folder(learning_rate)
+    for step in range(1, num_steps + 1):
+        if not _file(folder, step).is_file():
+            _train(learning_rate, num_steps, folder)
+            break
+    tensors = {name: tensor.clone() for name, tensor in published_state(load_model(MODEL).network).items()}
+    yield tensors
+    for step in range(1, num_steps + 1):
+        tensors = _after(tensors, _file(folder, step))
+        yield tensors
+
+
+def _folder(learning_rate: float) -> Path:
+    return default_cache_dir() / "benchmarks" / "weights" / f"{learning_rate:.0e}"
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}.npz"
+
+
+def _after(before: PublishedTensors, path: Path) -> PublishedTensors:
+    """The version of a file, given the one before it."""
+    with np.load(path, allow_pickle=False) as changes:
+        tensors = {name: tensor.clone() for name, tensor in before.items()}
+        for name, tensor in tensors.items():
+            flat = tensor.view(-1).view(torch.int16).numpy()
+            flat[changes[f"{name}/at"]] = changes[f"{name}/new"]
+    return tensors
+
+
+def _keep(before: PublishedTensors, after: PublishedTensors, path: Path) -> None:
+    changes: dict[str, np.ndarray] = {}
+    for name, tensor in after.items():
+        new = tensor.reshape(-1).view(torch.int16).numpy()
+        at = np.flatnonzero(new != before[name].reshape(-1).view(torch.int16).numpy())
+        changes[f"{name}/at"], changes[f"{name}/new"] = at.astype(np.uint32), new[at]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}")
+    with staging.open("wb") as file:
+        np.savez(file, allow_pickle=False, **changes)
+    staging.replace(path)
+
+
+def _train(learning_rate: float, num_steps: int, folder: Path) -> None:
+    """Makes and keeps every version of one run (blocking; sets torch to one thread)."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = _Run(learning_rate, Path(scratch))
+        for step in range(1, num_steps + 1):
+            before = run.learner.weights()
+            run.step(step)
+            _keep(before, run.learner.weights(), _file(folder, step))
+
+
+class _Run:
+    """One learner and one generator that follows it, step by step."""
+
+    def __init__(self, learning_rate: float, scratch: Path) -> None:
+        trained, engine = load_model(MODEL), load_model(MODEL)
+        self._codec = trained.codec
+        self._name = hashlib.sha256(b"benchmarks.weights").hexdigest()
+        environments = build_environments([ENVIRONMENT])
+        self._verifier = InlineVerifier(environments)
+        self._mixture = TaskMixture(environments, {ENVIRONMENT.name: 1.0}, 1)
+        config = LearnerConfig(recipe="grpo", learning_rate=learning_rate)
+        recipe = load_recipe(config.recipe)
+        self.learner = PolicyLearner(
+            trained.network, self._codec, recipe, config, ReplayConfig(), self._name, scratch / "learner"
+        )
+        self._generator = TransformersGenerator(engine.network, self._codec, self.learner.version, seed=1)
+
+    def step(self, number: int) -> None:
+        """Generates until there are enough groups with signal, learns from them, and loads the new version."""
+        groups: list[ScoredGroup] = []
+        for _ in range(MAX_TRIES):
+            groups += [group for group in self._generate(number) if group.has_signal]
+            if len(groups) >= GROUPS_PER_STEP:
+                break
+        drawn = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups[:GROUPS_PER_STEP])
+        report = self.learner.step(Draw(step=number, groups=drawn, num_silent=0))
+        if report.was_skipped:
+            raise RuntimeError(f"step {number} made no version")
+        logger.info("step", extra={"step": number, "loss": report.loss, "grad_norm": report.grad_norm})
+        self._generator.load(*self.learner.snapshot())
+
+    def _generate(self, number: int) -> list[ScoredGroup]:
+        made = produce(
+            self._generator,
+            self._codec,
+            [self._mixture.next_task() for _ in range(GROUPS_PER_STEP)],
+            GROUP_SIZE,
+            Sampling(max_new_tokens=MAX_NEW_TOKENS),
+            run_id="weights",
+            producer=self._name,
+            clock=SystemClock(),
+        )
+        scored: list[ScoredGroup] = []
+        for index, group in enumerate(made):
+            answers = [rollout.text for rollout in group.rollouts]
+            verdict = asyncio.run(self._verifier.score(group.env, group.task_id, answers))
+            scored.append(
+                ScoredGroup(
+                    digest=hashlib.sha256(f"{number}/{index}/{group.task_id}".encode()).digest(),
+                    group=group,
+                    rewards=verdict.rewards,
+                    correction=Correction.EXACT,
+                    is_local=True,
+                    first_seen_s=group.created_at_s,
+                    size_bytes=1,
+                )
+            )
+        return scored

@@ -1,0 +1,209 @@
+"""Tensors as the weight chain sees them: a name, a dtype, a shape, and the bits as unsigned integers.
+
+Invariant: bits are never read as numbers, so NaN payloads and -0.0 survive. torch appears at the two edges only:
+`TorchWeights` on the way in, `to_torch` on the way out.
+"""
+
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.types import Digest
+
+if TYPE_CHECKING:
+    import torch
+
+Bits = NDArray[Any]  # 1-D, little-endian unsigned integers as wide as the dtype
+
+MAX_NAME_BYTES: Final = 512
+MAX_DIMS: Final = 8
+MAX_ELEMENTS: Final = 2**40  # of one tensor
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DtypeInfo:
+    """What the codecs know of a dtype."""
+
+    size: int  # bytes of an element: 1, 2, 4 or 8
+    mantissa_bits: int | None  # None: no floating-point number
+    is_signed: bool
+    safetensors: str  # its name in a safetensors header
+
+    @property
+    def bits_dtype(self) -> np.dtype[Any]:
+        """Unsigned integer of the same width."""
+        return np.dtype(f"<u{self.size}")
+
+
+def _dtype(size: int, mantissa_bits: int | None, is_signed: bool, safetensors: str) -> DtypeInfo:
+    return DtypeInfo(size=size, mantissa_bits=mantissa_bits, is_signed=is_signed, safetensors=safetensors)
+
+
+# By the name torch gives it, without "torch.".
+DTYPES: Final[Mapping[str, DtypeInfo]] = {
+    "bfloat16": _dtype(2, 7, True, "BF16"),
+    "float16": _dtype(2, 10, True, "F16"),
+    "float32": _dtype(4, 23, True, "F32"),
+    "float64": _dtype(8, 52, True, "F64"),
+    "float8_e4m3fn": _dtype(1, 3, True, "F8_E4M3"),
+    "float8_e5m2": _dtype(1, 2, True, "F8_E5M2"),
+    "int8": _dtype(1, None, True, "I8"),
+    "int16": _dtype(2, None, True, "I16"),
+    "int32": _dtype(4, None, True, "I32"),
+    "int64": _dtype(8, None, True, "I64"),
+    "uint8": _dtype(1, None, False, "U8"),
+    "bool": _dtype(1, None, False, "BOOL"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """Everything of a tensor but its content.
+
+    Example:
+        TensorSpec(name="model.norm.weight", dtype="bfloat16", shape=(576,))
+    """
+
+    name: str
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a bound is broken: a spec that exists can be trusted."""
+        if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_BYTES:
+            raise ValueError(f"tensor name {self.name[:40]!r} is not one")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"tensor {self.name}: dtype {self.dtype[:20]!r} is unknown")
+        if len(self.shape) > MAX_DIMS or any(not 0 <= size <= MAX_ELEMENTS for size in self.shape):
+            raise ValueError(f"tensor {self.name}: shape has {len(self.shape)} dimensions or one out of bounds")
+        if self.num_elements > MAX_ELEMENTS:
+            raise ValueError(f"tensor {self.name}: over {MAX_ELEMENTS} elements")
+
+    @property
+    def info(self) -> DtypeInfo:
+        """Of its dtype."""
+        return DTYPES[self.dtype]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its content."""
+        return self.num_elements * self.info.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTensor:
+    """A tensor in the memory of this process."""
+
+    spec: TensorSpec
+    bits: Bits  # [num_elements]
+
+    def __post_init__(self) -> None:
+        assert self.bits.shape == (self.spec.num_elements,), (self.spec, self.bits.shape)
+        assert self.bits.dtype == self.spec.info.bits_dtype, (self.spec, self.bits.dtype)
+
+    @property
+    def bytes(self) -> memoryview:
+        """The content, little-endian, without a copy."""
+        return np.ascontiguousarray(self.bits).view(np.uint8).data
+
+    def blake3(self) -> Digest:
+        """BLAKE3 of the content, 32 bytes."""
+        return blake3.blake3(self.bytes).digest()
+
+
+Weights = Mapping[str, HostTensor]  # by name; iterated in sorted order
+
+
+def specs_of(weights: Weights) -> tuple[TensorSpec, ...]:
+    """Specs in order of name, content untouched where `weights` is a TorchWeights."""
+    if isinstance(weights, TorchWeights):
+        return weights.specs
+    return tuple(weights[name].spec for name in sorted(weights))
+
+
+class PublishedDigest:
+    """SHA-256 as `swarm.model.weights_digest` defines it, tensor by tensor in order of name.
+
+    Example:
+        digest = PublishedDigest()
+        for name in sorted(weights):
+            digest.update(weights[name])
+        assert digest.digest() == version.digest
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256(b"swarm published tensors 1\0")
+
+    def update(self, tensor: HostTensor) -> None:
+        """Adds the next tensor."""
+        spec = tensor.spec
+        for text in (spec.name, spec.dtype):
+            encoded = text.encode()
+            self._sha256.update(struct.pack("<I", len(encoded)) + encoded)
+        self._sha256.update(struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *spec.shape))
+        self._sha256.update(tensor.bytes)
+
+    def digest(self) -> Digest:
+        """Of all tensors so far."""
+        return self._sha256.digest()
+
+
+def published_digest(weights: Weights) -> Digest:
+    """The digest of a whole version: what PolicyVersion.digest holds."""
+    digest = PublishedDigest()
+    for name in sorted(weights):
+        digest.update(weights[name])
+    return digest.digest()
+
+
+class TorchWeights(Mapping[str, HostTensor]):
+    """Published torch tensors; each is brought to the host when it is asked for, without a copy where it is there."""
+
+    def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
+        """Raises ValueError for a name, dtype or shape that cannot be published."""
+        self._state = state
+        self.specs = tuple(_spec_of(name, state[name]) for name in sorted(state))
+        self._specs = {spec.name: spec for spec in self.specs}
+
+    def __getitem__(self, name: str) -> HostTensor:
+        import torch
+
+        tensor = self._state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        spec = self._specs[name]
+        return HostTensor(spec=spec, bits=cast("Bits", tensor.numpy()).view(spec.info.bits_dtype))
+
+    def __iter__(self) -> Iterator[str]:
+        return (spec.name for spec in self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+def _spec_of(name: str, tensor: "torch.Tensor") -> TensorSpec:
+    return TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
+def to_torch(tensor: HostTensor) -> "torch.Tensor":
+    """The tensor for torch, sharing memory with `tensor.bits`."""
+    import torch
+
+    dtype = cast("torch.dtype", getattr(torch, tensor.spec.dtype))
+    plain = torch.from_numpy(tensor.bits.view(np.uint8))  # pyright: ignore[reportUnknownMemberType]
+    if not tensor.spec.num_elements:
+        return torch.empty(tensor.spec.shape, dtype=dtype)
+    return plain.view(dtype).reshape(tensor.spec.shape)
