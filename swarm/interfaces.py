@@ -4,7 +4,7 @@ Invariant: modules of one layer know each other only through these protocols. Ea
 `swarm.testing` or an in-memory implementation that passes the same contract tests as the real one.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -315,6 +315,13 @@ class GroupStore(Protocol):
         """Journalled draws from a step on, with their groups; ends before the first that lost one."""
         ...
 
+    async def abandon(self, first_step: int, last_step: int) -> None:
+        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull.
+
+        `draws` returns them empty, also those that the journal did not hold (any more).
+        """
+        ...
+
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn (local groups without signal: used up), from the journal."""
         ...
@@ -323,10 +330,13 @@ class GroupStore(Protocol):
         """The newest stored groups, oldest first, to refill the replay buffer after a restart."""
         ...
 
-    async def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None = None) -> int:
+    async def forget(
+        self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
+    ) -> int:
         """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many.
 
-        Groups drawn for `keep_from_step` or later stay: a resume from that checkpoint needs them.
+        Groups drawn for `keep_from_step` or later stay: a resume from that checkpoint needs them. So do those of
+        `keep`, which may still be drawn.
         """
         ...
 

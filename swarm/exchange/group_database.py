@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,27 +162,36 @@ class GroupDatabase:
             )
         return draws
 
+    def abandon(self, first_step: int, last_step: int) -> None:
+        """Turns draws into used-up groups that are handed out to nobody; adds those that are missing."""
+        steps = [(step,) for step in range(first_step, last_step + 1)]
+        with self._transaction(64 * len(steps)):
+            self._connection.execute(
+                "UPDATE drawn SET is_silent = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
+            )
+            self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
+
     def uses(self) -> dict[Digest, int]:
         """How often each group was drawn."""
         return dict(self._rows("SELECT digest, COUNT(*) FROM drawn GROUP BY digest"))
 
     # --- forgetting ------------------------------------------------------------------------------
 
-    def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None) -> int:
+    def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None, keep: Collection[Digest] = ()) -> int:
         """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
-        keep = 2**62 if keep_from_step is None else keep_from_step
+        from_step, kept = 2**62 if keep_from_step is None else keep_from_step, frozenset(keep)
         victims: list[tuple[int, Digest]] = []
         num_bytes = self._num_bytes
         for sequence, digest, size_bytes, first_seen_s in self._connection.execute(
             "SELECT sequence, digest, size_bytes, first_seen_s FROM groups WHERE digest NOT IN"
             " (SELECT digest FROM drawn WHERE step >= ?) ORDER BY sequence",
-            (keep,),
+            (from_step,),
         ):
-            if first_seen_s < before_s or num_bytes > max_bytes:
+            if digest not in kept and (first_seen_s < before_s or num_bytes > max_bytes):
                 victims.append((sequence, digest))
                 num_bytes -= size_bytes
         with self._transaction(0):
-            self._delete(victims, keep)
+            self._delete(victims, from_step)
         self._num_bytes = num_bytes
         return len(victims)
 

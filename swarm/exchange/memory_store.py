@@ -6,6 +6,8 @@ Invariant: whatever a method accepted survives the node that called it, for as l
 import errno
 import math
 import secrets
+from collections.abc import Collection
+from dataclasses import replace
 
 from swarm.clock import Clock
 from swarm.errors import StorageFull
@@ -98,6 +100,15 @@ class MemoryGroupStore:
             draws.append(draw)
         return draws
 
+    async def abandon(self, first_step: int, last_step: int) -> None:
+        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
+        self._prepare(64 * (last_step + 1 - first_step))
+        for step in range(first_step, last_step + 1):
+            draw = self._draws.get(step, Draw(step=step, groups=(), num_silent=0))
+            used = (*(drawn.scored.digest for drawn in draw.groups), *draw.silent)
+            self._draws[step] = replace(draw, groups=(), silent=used)
+        self._is_journal_short = False
+
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
         uses: dict[Digest, int] = {}
@@ -110,10 +121,12 @@ class MemoryGroupStore:
         """The newest stored groups, oldest first."""
         return [scored for scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
 
-    async def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None = None) -> int:
+    async def forget(
+        self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
+    ) -> int:
         """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
         kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
-        kept = {drawn.scored.digest for draw in kept_draws for drawn in draw.groups}
+        kept = {*keep, *(drawn.scored.digest for draw in kept_draws for drawn in draw.groups)}
         kept.update(digest for draw in kept_draws for digest in draw.silent)
         num_bytes, victims = self._num_bytes, list[int]()
         for sequence, (scored, sealed) in self._log.items():

@@ -7,7 +7,7 @@ to every commit for the power cut alone.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +119,10 @@ class SqliteGroupStore:
         """Journalled draws from a step on, with their groups; ends before the first that lost one."""
         return await self._call(self._database.draws, from_step)
 
+    async def abandon(self, first_step: int, last_step: int) -> None:
+        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
+        await self._call(self._database.abandon, first_step, last_step)
+
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
         return await self._call(self._database.uses)
@@ -127,12 +131,15 @@ class SqliteGroupStore:
         """The newest stored groups, oldest first; one that no longer opens is logged and left out."""
         return await self._call(self._database.load_scored, limit)
 
-    async def forget(self, before_s: float, max_bytes: int, keep_from_step: int | None = None) -> int:
+    async def forget(
+        self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
+    ) -> int:
         """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many.
 
-        Groups drawn for `keep_from_step` or later stay. The journal of earlier steps goes with its groups.
+        Those of `keep` stay, and those drawn for `keep_from_step` or later. The journal of earlier steps goes with
+        its groups.
         """
-        return await self._call(self._database.forget, before_s, max_bytes, keep_from_step)
+        return await self._call(self._database.forget, before_s, max_bytes, keep_from_step, keep)
 
     async def close(self) -> None:
         """Writes the log back into the file and closes it; further calls fail."""

@@ -36,7 +36,14 @@ OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 7)),
         st.tuples(st.just("draw"), st.integers(1, 6), st.lists(st.integers(0, 7), max_size=3, unique=True)),
-        st.tuples(st.just("forget"), st.integers(0, 8), st.integers(0, 8), st.one_of(st.none(), st.integers(1, 6))),
+        st.tuples(
+            st.just("forget"),
+            st.integers(0, 8),
+            st.integers(0, 8),
+            st.one_of(st.none(), st.integers(1, 6)),
+            st.lists(st.integers(0, 7), max_size=2),
+        ),
+        st.tuples(st.just("abandon"), st.integers(1, 6), st.integers(1, 7)),
         st.tuples(st.just("reopen")),
     ),
     max_size=25,
@@ -70,8 +77,11 @@ async def apply(store: GroupStore, operation: tuple) -> object:
             silent: tuple[Digest, ...] = (ENTRIES[7][0].digest,) if 7 in numbers else ()
             groups = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in loud)
             return await store.record_draw(Draw(step=step, groups=groups, num_silent=len(silent), silent=silent))
-        case ("forget", before_s, num_groups, keep):
-            return await store.forget(float(before_s), num_groups * SIZE_BYTES, keep)
+        case ("abandon", first, last):
+            return await store.abandon(first, last)
+        case ("forget", before_s, num_groups, from_step, numbers):
+            keep = [ENTRIES[number][1].digest for number in numbers]
+            return await store.forget(float(before_s), num_groups * SIZE_BYTES, from_step, keep)
         case _:
             return None
 

@@ -224,6 +224,29 @@ async def test_groups_that_a_resume_needs_are_never_forgotten(bench: Bench) -> N
     assert [d.step for d in await bench.store.draws(2)] == [2]
 
 
+async def test_groups_to_keep_are_never_forgotten(bench: Bench) -> None:
+    entries = [entry(i) for i in range(3)]
+    for e in entries:
+        await bench.store.put(*e)
+    kept = entries[0][1].digest
+    assert await bench.store.forget(before_s=10.0, max_bytes=0, keep=[kept]) == 2
+    assert [scored.digest for scored in await bench.store.load_scored(10)] == [kept]
+
+
+async def test_abandoned_draws_are_empty_and_their_groups_stay_used(bench: Bench) -> None:
+    entries = [entry(i) for i in range(3)]
+    for step, e in enumerate(entries, start=1):
+        await bench.store.put(*e)
+        await bench.store.record_draw(draw_of(step, [e]))
+    uses = await bench.store.uses()
+    await bench.store.abandon(2, 4)
+    store = await bench.reopen()
+    assert [(d.step, len(d.groups)) for d in await store.draws(1)] == [(1, 1), (2, 0), (3, 0), (4, 0)]
+    assert await store.uses() == uses
+    await store.forget(before_s=10.0, max_bytes=0, keep_from_step=2)
+    assert [d.step for d in await store.draws(2)] == [2, 3, 4]
+
+
 async def test_the_journal_goes_with_its_groups_but_the_newest_step_stays(bench: Bench) -> None:
     entries = [entry(i) for i in range(3)]
     for step, e in enumerate(entries, start=1):
