@@ -43,6 +43,7 @@ from swarm.types import (
 
 logger = logging.getLogger(__name__)
 
+WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 
 
@@ -77,6 +78,7 @@ class Agent:
         self.node_id: NodeId = identity.node_id
         self.store = store
         self.replay = replay
+        self.replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
         self.clock = clock
         self.counters = Counters()
         self.num_failures = 0
@@ -163,7 +165,8 @@ class Agent:
         return await self.drawing.draw(head)
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from `from_step` on, rebuilt from the store; stops at the first lost group."""
+        """The journalled draws from `from_step` on, rebuilt from the store; those from the first lost one on are
+        abandoned, which is told as an event."""
         return await self.drawing.redraw(from_step)
 
     async def publish(self, version: PolicyVersion) -> None:
@@ -182,12 +185,14 @@ class Agent:
     async def tidy(self, max_bytes: int) -> int:
         """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.
 
-        What the learner would draw again from its last checkpoint, or from the one before it, stays unless the
-        store would be full of it: going on comes before going back.
+        What waits for a draw stays, or a draw could not be made again. What the learner would draw again from its
+        last checkpoint, or from the one before it, stays unless the store would be full of it: going on comes before
+        going back, and a resume then says what it lost (`Drawing.redraw`).
         """
+        waiting = self.replay.digests | self.drawing.in_hand
         oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
-        num_deleted = await self.store.forget(oldest_s, max_bytes, self.drawing.needed_from)
-        return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes))
+        num_deleted = await self.store.forget(oldest_s, max_bytes, self.drawing.needed_from, waiting)
+        return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes), None, waiting)
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Greedy accuracies were measured."""

@@ -1,11 +1,13 @@
 """What each optimizer step learns from: drawn, journalled, and handed out until its step was reported.
 
-Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts.
+Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts. A
+resume makes the same draws again; where their groups are gone it says so, and what comes instead has other numbers.
 """
 
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 from swarm.config import NodeConfig
 from swarm.errors import StorageFull
@@ -16,7 +18,7 @@ from swarm.exchange.peers import Peers
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.signal import Signal
 from swarm.interfaces import GroupStore
-from swarm.types import Draw, PolicyVersion, StepReport
+from swarm.types import Digest, Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Drawing:
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
         self._pending: Draw | None = None
+        self._in_hand: frozenset[Digest] = frozenset()
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self.num_local = 0  # groups used up since the process started
@@ -78,8 +81,18 @@ class Drawing:
 
     @property
     def needed_from(self) -> int | None:
-        """First draw that a resume from the learner's last checkpoint but one makes again; None: unknown."""
-        return self._checkpoints[0] if self._checkpoints and self._config.learner.checkpoint_every else None
+        """First draw that a resume from the learner's last checkpoint but one makes again.
+
+        The whole journal until the learner has said where it resumes; None where it makes no checkpoints.
+        """
+        if not self._config.learner.checkpoint_every:
+            return None
+        return self._checkpoints[0] if self._checkpoints else 0
+
+    @property
+    def in_hand(self) -> frozenset[Digest]:
+        """Groups taken out of the buffer for a draw that is not yet in the journal."""
+        return self._in_hand
 
     async def draw(self, head: PolicyVersion) -> Draw:
         """The groups of the next step; the same draw again until it was reported."""
@@ -109,10 +122,17 @@ class Drawing:
 
     async def _journal(self, draw: Draw) -> None:
         """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
+        self._in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
+        try:
+            await self._when_there_is_room(lambda: self._store.record_draw(draw))
+        finally:
+            self._in_hand = frozenset()
+
+    async def _when_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
         is_told = False
         while True:
             try:
-                return await self._store.record_draw(draw)
+                return await write()
             except StorageFull as error:
                 if not is_told:
                     logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
@@ -121,10 +141,24 @@ class Drawing:
             await asyncio.sleep(STORAGE_RETRY_S)
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from `from_step` on, where the learner's checkpoint is."""
+        """The journalled draws from `from_step` on, where the learner's checkpoint is.
+
+        Those behind the first whose groups are gone cannot lead to the same weights. They are abandoned, for this
+        resume and every later one: their groups count as used up, and the learner goes on with new draws.
+        """
         self._checkpoints.clear()
         self._checkpoints.append(from_step)
-        return await self._store.draws(from_step)
+        draws = await self._store.draws(from_step)
+        whole = [draw for i, draw in enumerate(draws) if draw.step == from_step + i and draw.step < self._next]
+        first_lost, last = from_step + len(whole), self._next - 1
+        if first_lost <= last:
+            await self._when_there_is_room(lambda: self._store.abandon(first_lost, last))
+            if self._pending is not None and self._pending.step >= first_lost:
+                self._pending, self._has_drawn = None, False
+            lost = {"from": from_step, "first": first_lost, "last": last}
+            logger.error("draws since the checkpoint lost their groups; new ones are made instead", extra=lost)
+            self._emit("abandoned", lost)
+        return [draw for draw in whole if draw.groups]
 
     def settle(self, report: StepReport) -> None:
         """The step of a draw was made."""

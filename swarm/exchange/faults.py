@@ -5,7 +5,10 @@ Invariant: a plan is frozen and drawn from a seed alone, so that a failing one c
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+TIGHT_STORES: Final = (4 * 2**10, 16 * 2**10)  # bytes: ten groups of a virtual swarm, or some forty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,7 @@ class FaultPlan:
     # Carried out by whoever owns the nodes, not by the network:
     crashes: tuple[Crash, ...] = ()
     coordinator_crash: Crash | None = None  # its node number means nothing
+    store_bytes: int = 0  # budget of every node's store, tidied every other second; 0: there is always room
     num_hostile: int = 0  # more nodes, numbered after the honest ones, that send whatever does harm
 
     @classmethod
@@ -66,7 +70,7 @@ class FaultPlan:
         def sometimes(most: float) -> float:
             return rng.random() * most if rng.random() < 0.5 else 0.0
 
-        return cls(
+        plan = cls(
             latency_s=rng.choice([0.0, 0.005, 0.05, 0.2]),
             jitter_s=sometimes(0.1),
             drop_rate=sometimes(0.05),
@@ -80,6 +84,7 @@ class FaultPlan:
             coordinator_crash=_random_crash(rng, -1, duration_s) if rng.random() < 0.3 else None,
             num_hostile=rng.choice([0, 0, 1]),
         )
+        return replace(plan, store_bytes=rng.choice([0, 0, *TIGHT_STORES]))  # drawn last: the rest is as it was before
 
 
 def _random_partition(rng: random.Random, num_nodes: int, duration_s: float) -> Partition:

@@ -67,6 +67,7 @@ class ReplayBuffer:
         self._seed = seed
         self._clock = clock
         self._max_age_steps = config.max_age_steps
+        self._max_bytes = config.max_bytes
         self._local: dict[Digest, _Entry] = {}  # in order of arrival
         self._external: dict[NodeId, dict[Digest, _Entry]] = {}  # by producer, each in order of arrival
         self._all: dict[Digest, _Entry] = {}
@@ -112,6 +113,15 @@ class ReplayBuffer:
         """Tightens the age bound (advice, adaptive guard); never above the configured one (None)."""
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
+
+    def limit_bytes(self, max_bytes: int) -> None:
+        """Tightens the byte bound: what waits here has to stay in a store that may be smaller."""
+        self._max_bytes = min(self._config.max_bytes, max_bytes)
+
+    @property
+    def digests(self) -> frozenset[Digest]:
+        """Of every group held."""
+        return frozenset(self._all)
 
     @property
     def num_local(self) -> int:
@@ -272,7 +282,7 @@ class ReplayBuffer:
         if not scored.is_local and not self._is_wanted(entry):
             self._dropped["silent_external"] += 1
             return False
-        if scored.size_bytes > self._config.max_bytes:
+        if scored.size_bytes > self._max_bytes:
             self._dropped["too_large"] += 1
             return False
         if scored.is_local:
@@ -281,7 +291,7 @@ class ReplayBuffer:
             self._external.setdefault(scored.group.producer, {})[scored.digest] = entry
         self._all[scored.digest] = entry
         self._num_bytes += scored.size_bytes
-        while len(self._all) > self._config.max_groups or self._num_bytes > self._config.max_bytes:
+        while len(self._all) > self._config.max_groups or self._num_bytes > self._max_bytes:
             self._drop(self._oldest_to_evict(), "evicted")
         return scored.digest in self._all
 
@@ -310,7 +320,7 @@ class ReplayBuffer:
 
     def statistics(self) -> ReplayStatistics:
         """How full the buffer is, and what happened to everything that came in."""
-        fill = max(len(self._all) / self._config.max_groups, self._num_bytes / self._config.max_bytes)
+        fill = max(len(self._all) / self._config.max_groups, self._num_bytes / self._max_bytes)
         return ReplayStatistics(
             num_local=len(self._local),
             num_external=len(self._all) - len(self._local),

@@ -31,6 +31,8 @@ class Invariants:
     _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
     _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    _made: dict[NodeId, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # draw, digest
+    _abandoned: dict[NodeId, set[int]] = field(default_factory=lambda: defaultdict(set))  # draws
     _num_steps: Counter[NodeId] = field(default_factory=Counter)
     _num_steps_before: Counter[NodeId] | None = None
     _num_repeated: int = 0
@@ -51,6 +53,8 @@ class Invariants:
             self._check_draw(node, fields)
         elif kind == "step":
             self._check_step(node, fields)
+        elif kind == "abandoned":
+            self._abandon(node, fields["first"], fields["last"])
         elif kind == "failure":
             self._violate(NO_FAILURE, f"{node[:8]}: {fields['loop']}: {fields['error']}")
         elif kind == "worker_died":
@@ -66,6 +70,17 @@ class Invariants:
             self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made again and became another")
         if self.repeats_exactly and draw not in self._drawn[node]:
             self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was never drawn for")
+        if self.repeats_exactly:
+            if draw in self._abandoned[node]:
+                self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made from an abandoned draw")
+            _, claimed = self._made[node].setdefault(fields["step"], (draw, fields["digest"]))
+            if claimed != fields["digest"]:
+                self._violate(REPEAT, f"{node[:8]}: step {fields['step']} became another, and nobody said so")
+
+    def _abandon(self, node: NodeId, first: int, last: int) -> None:
+        """The node said that it cannot make these draws again: steps of other draws may take the place of theirs."""
+        self._abandoned[node].update(range(first, last + 1))
+        self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
     def _check_draw(self, node: NodeId, fields: JsonDict) -> None:
         self._num_draws += 1
@@ -120,10 +135,13 @@ class Invariants:
 
     def verdicts(self) -> list[Verdict]:
         """Every invariant, whether it held, and the first violations."""
+        num_abandoned = sum(map(len, self._abandoned.values()))
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
-            REPEAT: f"{self._num_repeated} steps made again",
+            REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and told"
+            if num_abandoned
+            else f"{self._num_repeated} steps made again",
         }
         return [
             Verdict(

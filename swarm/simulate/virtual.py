@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -21,7 +22,7 @@ from swarm.exchange.peers import MAX_PEERS
 from swarm.exchange.standing import Standing
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
-from swarm.loops import run_agent, run_worker
+from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual_coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual_hostile import HostileNode
@@ -36,6 +37,7 @@ from swarm.types import JsonDict
 from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
+TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
 
 
@@ -56,7 +58,8 @@ class VirtualSwarm:
         self.clock = clock
         self.plan = plan
         self.seed = seed
-        self.scale: Scale = scale_of(num_nodes)
+        scale = scale_of(num_nodes)
+        self.scale: Scale = replace(scale, store_bytes=plan.store_bytes) if plan.store_bytes else scale
         self.parts = parts or Parts()
         is_real = self.scale.has_real_signatures
         self._verify: Verify = verify if is_real else verify_hash
@@ -205,6 +208,8 @@ class VirtualSwarm:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run_agent(agent, transport, directory, client, random.Random(incarnation)))
+                if self.plan.store_bytes:
+                    tasks.create_task(_tidy_often(agent))
                 await run_worker(worker)
                 self._note(index, "finished", {"step": agent.head.step})
                 self._unfinished.discard(index)
@@ -245,3 +250,10 @@ class VirtualSwarm:
         )
         self.agents[index] = agent
         return agent
+
+
+async def _tidy_often(agent: Agent) -> None:
+    """The fault of a store with hardly any room: far more often than `tidy_loop`, which short runs never see."""
+    while True:
+        await asyncio.sleep(TIGHT_TIDY_S)
+        await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))

@@ -76,6 +76,7 @@ class ScriptedLearner:
             ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
             num_local=local,
             num_external=len(draw.groups) - local,
+            draw_step=draw.step,
         )
 
     def snapshot(self) -> tuple[PolicyVersion, object]:

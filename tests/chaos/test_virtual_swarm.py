@@ -90,6 +90,16 @@ def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
     assert sum(run.steps.values()) >= 0.9 * sum(alone.steps.values())
 
 
+def test_a_restart_finds_its_groups_in_a_tight_store_or_says_what_it_lost() -> None:
+    crashes = tuple(Crash(node=node, at_s=20.0 + 5 * node, down_s=3.0) for node in range(3))
+    told: list[str] = []
+    for store_bytes in (4 * 2**10, 16 * 2**10):
+        run = run_seed(2, 4, 12, FaultPlan(latency_s=0.05, crashes=crashes, store_bytes=store_bytes))
+        assert run.invariants.hold, run.invariants.violations
+        told += [verdict.detail for verdict in run.invariants.verdicts() if verdict.name == REPEAT]
+    assert "lost and told" in told[0] and "0 steps" not in told[1] and "lost" not in told[1], told
+
+
 def test_a_large_swarm_ends_when_every_node_has_made_its_steps() -> None:
     shares: list[float] = []
     run = run_seed(3, LARGE_SWARM, 3, FaultPlan(latency_s=0.05), on_progress=shares.append)

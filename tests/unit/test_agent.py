@@ -196,6 +196,62 @@ def test_tidying_keeps_what_the_last_two_checkpoints_would_draw_again() -> None:
     run_virtual(main())
 
 
+def test_tidying_keeps_what_waits_for_a_draw() -> None:
+    async def main() -> None:
+        bench = Bench()
+        for task_id in (107, 117, 127, 137):
+            await bench.put(task_id=task_id)
+        assert await bench.agent.tidy(max_bytes=0) == 0
+        drawn = [await bench.agent.draw(HEAD)]
+        assert [draw.groups for draw in await bench.agent.redraw(1)] == [draw.groups for draw in drawn]
+        assert not bench.told("abandoned")
+
+    run_virtual(main())
+
+
+def test_a_resume_whose_groups_are_gone_says_so_and_goes_on_with_other_draws() -> None:
+    async def step(bench: Bench, number: int) -> int:
+        await bench.put(task_id=100 + 10 * number)
+        await bench.put(task_id=105 + 10 * number)
+        draw = await bench.agent.draw(HEAD)
+        await bench.agent.report(report_of(draw_step=draw.step, step=number))
+        return draw.step
+
+    async def resume(bench: Bench) -> list[int]:
+        bench.agent = bench.start()
+        await bench.agent.restore()
+        return [draw.step for draw in await bench.agent.redraw(1)]
+
+    async def main() -> None:
+        bench = Bench()
+        assert await bench.agent.redraw(1) == []
+        assert [await step(bench, number) for number in (1, 2, 3)] == [1, 2, 3]
+        assert await resume(bench) == [1, 2, 3] and not bench.told("abandoned")
+        assert await bench.agent.tidy(max_bytes=0) == 6
+        assert await resume(bench) == []
+        assert bench.events[-1] == ("abandoned", {"from": 1, "first": 1, "last": 3})
+        assert await step(bench, 4) == 4, "no other draw may pass for one that was made"
+        assert await resume(bench) == [4], "the second resume is exact again"
+        assert bench.told("abandoned") == 1
+
+    run_virtual(main())
+
+
+def test_a_worker_that_resumes_alone_is_not_handed_an_abandoned_draw() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.put(task_id=107)
+        await bench.put(task_id=117)
+        assert (await bench.agent.draw(HEAD)).step == 1
+        assert await bench.agent.tidy(max_bytes=0) == 2
+        assert await bench.agent.redraw(1) == []
+        await bench.put(task_id=127)
+        await bench.put(task_id=137)
+        assert (await bench.agent.draw(HEAD)).step == 2
+
+    run_virtual(main())
+
+
 def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step_was_made() -> None:
     async def main() -> None:
         bench = Bench(deterministic=True)
