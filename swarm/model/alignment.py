@@ -109,7 +109,9 @@ def aligned_logprobs(rollout: Rollout, codec: TextCodec) -> tuple[Positions, NDA
     trace = rollout.trace
     if trace is None or trace.logprobs is None or trace.byte_lengths is None or not rollout.sampling.is_exact:
         return None
-    ours = token_ends(codec.byte_lengths(rollout.text), True)
-    theirs = token_ends(trace.byte_lengths, rollout.finish is FinishReason.STOP)
-    found = align(ours, theirs, len(rollout.text.encode()))
+    num_bytes, own_lengths = len(rollout.text.encode()), codec.byte_lengths(rollout.text)
+    if not sum(own_lengths) == trace.byte_lengths.sum(dtype=np.int64) == num_bytes:
+        return None  # our tokenizer drops characters
+    ours, theirs = token_ends(own_lengths, True), token_ends(trace.byte_lengths, rollout.finish is FinishReason.STOP)
+    found = align(ours, theirs, num_bytes)
     return found.ours, found.at_our_first_tokens(found.sums_of_theirs(trace.logprobs))

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -172,8 +173,7 @@ def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
         end = min(end, spans[index][1]) if is_clean else end
         ends.append(end)
     ends.reverse()
-    starts = [0, *ends[:-1]]
-    return [len(text[start:end].encode()) for start, end in zip(starts, ends, strict=True)]
+    return [len(text[start:end].encode()) for start, end in pairwise([0, *ends])]
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str:

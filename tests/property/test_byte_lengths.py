@@ -1,0 +1,77 @@
+"""Bytes of tokens, of trained byte-level and word-piece-like tokenizers: the boundaries that are claimed are real."""
+
+import json
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.model import CharCodec, HfCodec
+
+CORPUS = [
+    "the cat sat on the mat\n  and then  left",
+    "caf\u00e9 \u4e2d\u6587 \U0001f600\U0001f601 12 123 1234",
+    "x = f(a, b)\n\n\treturn x",
+] * 4
+texts = st.text(st.sampled_from("the catmn\n\t 12é中文\U0001f600=()\u0301"), max_size=24)
+
+
+@cache
+def trained(kind: str, size: int) -> HfCodec:
+    """A tokenizer of `size` merges over the corpus, in a folder of its own."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    folder = Path(mkdtemp())
+    if kind == "byte-level":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-2 and SmolLM2 have it
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+        alphabet = []
+    unknown = [] if alphabet else ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    marks = ["<|im_start|>", "<|im_end|>", *unknown]
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("x")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "config.json").write_text("{}")
+    return HfCodec(folder)
+
+
+@pytest.mark.parametrize("size", [270, 420])
+@given(texts)
+def test_every_boundary_is_one_of_the_bytes_that_tokens_decode_to(size: int, text: str) -> None:
+    codec = trained("byte-level", size)
+    ids, lengths = codec.encode_response(text), codec.byte_lengths(text)
+    data = text.encode()
+    assert len(lengths) == len(ids) and sum(lengths) == len(data) and lengths[-1] == 0 and min(lengths) >= 0
+    ends = [0, *accumulate(lengths)]
+    for place in range(len(ids)):
+        if ends[place + 1] > ends[place]:  # a token that its predecessor did not pay for: its start is a boundary
+            assert codec.decode(ids[:place]).encode() == data[: ends[place]], (place, ends)
+
+
+@given(texts)
+def test_no_character_is_lost_by_a_tokenizer_that_marks_spaces(text: str) -> None:
+    codec = trained("metaspace", 420)
+    lengths = codec.byte_lengths(text)
+    assert len(lengths) == len(codec.encode_response(text)) and sum(lengths) == len(text.encode())
+
+
+def test_a_character_of_several_tokens_counts_for_the_first() -> None:
+    codec = trained("byte-level", 270)
+    lengths = codec.byte_lengths("a\U0001f9ffb")
+    assert lengths[:3] == [1, 4, 0] and lengths[-2:] == [1, 0] and sum(lengths) == 6
+    assert CharCodec().byte_lengths("a\u00e9") == [1, 2, 0]

@@ -1,0 +1,212 @@
+"""Recipes by kind of rollout: who learns from what, and steps that mix kinds."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.config import LearnerConfig, ModelConfig, ReplayConfig
+from swarm.errors import ConfigError
+from swarm.learn.kinds import MAIN, RecipesByKind, merged
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.part import CorrectionPart, Memory, Need, Scored
+from swarm.learn.recipe import Recipe
+from swarm.model import CharCodec, load_model
+from swarm.recipes import load_recipe
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    FinishReason,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    TokenTrace,
+    VersionSpan,
+)
+
+CODEC = CharCodec()
+PLAIN, NEEDY = load_recipe("swarm_sampling"), load_recipe("grpo")
+KINDS = (Correction.EXACT, Correction.TEXT_ONLY, Correction.NO_LOGPROBS, Correction.EXACT, Correction.TEXT_ONLY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted(CorrectionPart):
+    """Changes nothing, needs what only EXACT rollouts have, and counts the rollouts it saw."""
+
+    equation = "1"
+    needed: bool = True
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.BEHAVIOR_LOGPROBS}) if self.needed else frozenset()
+
+    def initial(self) -> Memory:
+        return {"seen": 0}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        return {"seen": memory["seen"] + scored.batch.num_rollouts}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return torch.ones_like(scored.logprobs)
+
+
+def counted(needed: bool) -> Recipe:
+    return replace(PLAIN, corrections=(Counted(needed=needed),))
+
+
+def drawn(seed: int, correction: Correction) -> DrawnGroup:
+    rng = np.random.default_rng(seed)
+    rollouts = tuple(rollout(rng) for _ in range(3))
+    group = RolloutGroup(
+        run_id="run",
+        producer="a" * 64,
+        policy_id="a" * 64,
+        env="char",
+        task_id=seed,
+        tokenizer_digest=CODEC.digest,
+        prompt_ids=rng.integers(2, CODEC.vocab_size, 5).astype(np.int32),
+        rollouts=rollouts,
+        verifier="char/1",
+        created_at_s=0.0,
+    )
+    scored = ScoredGroup(
+        digest=bytes(32),
+        group=group,
+        rewards=np.array([1.0, 0.0, 0.25], np.float32),
+        correction=correction,
+        is_local=correction is Correction.EXACT,
+        first_seen_s=0.0,
+        size_bytes=1,
+    )
+    return DrawnGroup(scored=scored, age_steps=0, use=1)
+
+
+def rollout(rng: np.random.Generator) -> Rollout:
+    text = "".join(rng.choice(list("abc"), int(rng.integers(1, 6))))
+    ids = np.array(CODEC.encode_response(text), np.int32)
+    trace = TokenTrace(
+        token_ids=ids,
+        action_mask=np.ones(ids.shape, bool),
+        logprobs=-3 - rng.random(ids.size).astype(np.float32),
+        turn_ids=np.zeros(ids.shape, np.int16),
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id="a" * 64, step=0)),),
+    )
+    return Rollout(text=text, trace=trace, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=0.0)
+
+
+def draw(step: int = 1, kinds: tuple[Correction, ...] = KINDS) -> Draw:
+    groups = tuple(drawn(10 * step + index, kind) for index, kind in enumerate(kinds))
+    return Draw(step=step, groups=groups, num_silent=0)
+
+
+def learner(folder: Path, recipe: Recipe | RecipesByKind, **changes: Any) -> PolicyLearner:
+    torch.manual_seed(0)
+    model = load_model(ModelConfig(source="tiny", dtype="float32"))
+    return PolicyLearner(
+        network=model.network,
+        codec=CODEC,
+        recipe=recipe,
+        config=LearnerConfig(learning_rate=1e-3, token_budget=64, **changes),
+        replay=ReplayConfig(foreign="all"),
+        policy_id="a" * 64,
+        dir=folder,
+    )
+
+
+def by_kind(main: Recipe, **fallbacks: Recipe) -> RecipesByKind:
+    return RecipesByKind(main=main, fallbacks={Correction(kind): recipe for kind, recipe in fallbacks.items()})
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_step_of_mixed_kinds_is_the_one_step_that_one_recipe_would_make(tmp_path: Path, updates: int) -> None:
+    """The main recipe differs from the fallbacks only in what it needs, so that both ways must meet."""
+    mixed = by_kind(counted(needed=True), no_logprobs=counted(needed=False), text_only=PLAIN)
+    one = learner(tmp_path / "one", PLAIN, updates_per_step=updates)
+    several = learner(tmp_path / "several", mixed, updates_per_step=updates)
+    for step in (1, 2):
+        plain, found = one.step(draw(step)), several.step(draw(step))
+        assert found.loss == pytest.approx(plain.loss, rel=1e-5, abs=1e-8)
+        assert found.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+        assert found.num_tokens == plain.num_tokens
+        for name, value in plain.diagnostics.items():
+            if "micro_batch" not in name and "padding" not in name:
+                assert found.diagnostics[name] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), name
+    before = load_model(ModelConfig(source="tiny", dtype="float32")).network.state_dict()
+    for name, tensor in one.weights().items():
+        assert not torch.equal(tensor, before[name]) or tensor.numel() < 2, name
+        torch.testing.assert_close(several.weights()[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_path: Path) -> None:
+    mixed = by_kind(counted(needed=True), no_logprobs=counted(needed=False), text_only=PLAIN)
+    one = learner(tmp_path, mixed)
+    one.step(draw(1))
+    one.step(draw(2))
+    one.save()
+    again = PolicyLearner.resume(
+        load_model(ModelConfig(source="tiny", dtype="float32")).network,
+        CODEC,
+        mixed,
+        LearnerConfig(learning_rate=1e-3, token_budget=64),
+        ReplayConfig(foreign="all"),
+        "a" * 64,
+        tmp_path,
+    )
+    again.save()
+    for each in (one, again):
+        memory = each._memory  # pyright: ignore[reportPrivateUsage]
+        assert memory == {"Counted": {"seen": 12}, "no_logprobs": {"Counted": {"seen": 6}}, "text_only": {}}
+    assert one.step(draw(3)).version.digest == again.step(draw(3)).version.digest
+
+
+def test_every_group_is_in_one_share_with_the_totals_of_the_step(tmp_path: Path) -> None:
+    from swarm.learn.batch import make_batch
+
+    batch = make_batch(draw(), CODEC)
+    shares = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).shares(batch)
+    assert [share.name for share in shares] == [MAIN, "no_logprobs", "text_only"]
+    assert sorted(place for share in shares for place in share.places.tolist()) == list(range(15))
+    for share in shares:
+        assert share.batch.step_tokens == batch.step_tokens and share.batch.step_groups == 5
+        assert share.batch.step_rollouts == 15
+        assert torch.equal(share.batch.token_ids, batch.token_ids[share.places])
+        assert all(share.recipe.accepts(kind) for kind in share.batch.corrections)
+    whole = merged(
+        batch, [replace(share, batch=replace(share.batch, outcomes=share.batch.rewards)) for share in shares]
+    )
+    assert whole.outcomes is not None and torch.equal(whole.outcomes, batch.rewards)
+    assert torch.equal(whole.group_index, batch.group_index) and torch.equal(whole.mask, batch.mask)
+    assert whole.corrections == batch.corrections
+
+
+def test_a_recipe_that_takes_everything_learns_from_everything() -> None:
+    chosen = by_kind(PLAIN, text_only=load_recipe("mixture_denominator"))
+    assert chosen.used == {MAIN: PLAIN} and chosen.usable == frozenset(Correction)
+
+
+def test_without_a_fallback_a_kind_is_neither_usable_nor_learned_from(tmp_path: Path) -> None:
+    chosen = by_kind(NEEDY, no_logprobs=PLAIN)
+    assert chosen.usable == {Correction.EXACT, Correction.NO_LOGPROBS}
+    with pytest.raises(ConfigError, match=r'text_only: set learner\.recipe_text_only = "swarm_sampling"'):
+        learner(tmp_path, chosen).step(draw())
+
+
+def test_a_fallback_that_needs_what_its_kind_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.recipe_text_only: grpo needs behaviour log-probs"):
+        by_kind(PLAIN, text_only=NEEDY)
+
+
+def test_a_recipe_for_one_step_leaves_the_other_kinds_to_those_that_take_them() -> None:
+    careful = by_kind(PLAIN, text_only=load_recipe("mixture_denominator")).with_main(NEEDY)
+    assert careful.of(Correction.EXACT) == (MAIN, NEEDY)
+    assert careful.of(Correction.NO_LOGPROBS) == ("no_logprobs", PLAIN)
+    assert careful.of(Correction.TEXT_ONLY) == ("text_only", PLAIN)
+    unchanged = by_kind(NEEDY, text_only=PLAIN).with_main(load_recipe("sequence_ratio"))
+    assert unchanged.of(Correction.TEXT_ONLY) == ("text_only", PLAIN) and unchanged.of(Correction.NO_LOGPROBS) is None
