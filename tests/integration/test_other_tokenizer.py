@@ -201,11 +201,36 @@ async def test_its_prompt_and_text_are_encoded_here(store: SqliteGroupStore) -> 
         make_batch(draw, CharCodec())
 
 
-@pytest.mark.parametrize(("key", "kind"), [("recipe_text_only", Correction.TEXT_ONLY)])
+async def test_a_group_without_usable_logprobs_is_learned_from(store: SqliteGroupStore, tmp_path: Path) -> None:
+    group = truncated_group()
+    found = await admit(store, group, recipes())
+    assert isinstance(found, ScoredGroup), found
+    assert found.correction is Correction.NO_LOGPROBS
+    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_silent=0)
+    report = learner(tmp_path, recipes()).step(draw)
+    assert not report.was_skipped and report.num_tokens == group.num_tokens
+    with pytest.raises(ConfigError, match="recipe_without_logprobs"):
+        learner(tmp_path / "refused", recipes(recipe_without_logprobs="")).step(draw)
+
+
+def truncated_group() -> RolloutGroup:
+    """Of our own tokenizer, sampled with top-p, so that its log-probs are not those of what was sampled."""
+    codec = CharCodec()
+    task = build_environments((ENVIRONMENT,))["reverse"].task(5)
+    group = group_of(codec, right_and_wrong()[:3], prompt_ids=np.array(codec.encode_prompt(task), np.int32))
+    rollouts = tuple(replace(each, sampling=Sampling(top_p=0.9)) for each in group.rollouts)
+    return replace(group, rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("recipe_text_only", Correction.TEXT_ONLY), ("recipe_without_logprobs", Correction.NO_LOGPROBS)],
+)
 async def test_an_empty_key_refuses_the_kind_at_the_door_with_a_reason(
     key: str, kind: Correction, store: SqliteGroupStore
 ) -> None:
-    refused = await admit(store, group_of(PairCodec(), right_and_wrong()), recipes(**{key: ""}))
+    group = truncated_group() if kind is Correction.NO_LOGPROBS else group_of(PairCodec(), right_and_wrong())
+    refused = await admit(store, group, recipes(**{key: ""}))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
     assert kind in refused.detail and await store.load_scored(10) == []
 

@@ -74,6 +74,8 @@ def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None
         ({"environments": environment(kind="reasoning_gym", dataset="../x")}, "dataset: unknown_environment"),
         ({"learner": LearnerConfig(recipe="my_pkg.my_file:RECIPE")}, "learner.recipe"),
         ({"learner": LearnerConfig(recipe="./mine.py:RECIPE")}, "learner.recipe"),
+        ({"learner": LearnerConfig(recipe_text_only="./mine.py:RECIPE")}, "learner.recipe_text_only"),
+        ({"learner": LearnerConfig(recipe_without_logprobs="a.b:C")}, "learner.recipe_without_logprobs"),
         ({"model": ModelConfig(source="someone/some-model")}, "model.digest"),
         ({"model": ModelConfig(source="../../private")}, "model.source"),
         ({"model": ModelConfig(source="tiny", digest="xyz")}, "model.digest"),
