@@ -9,7 +9,6 @@ boundary, where the failure is logged with its traceback, counted and reported a
 """
 
 import asyncio
-import heapq
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld, RolloutFailed, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.overlay import choose_neighbours
 from swarm.exchange.peers import keep_newest
 from swarm.interfaces import (
     CoordinatorClient,
@@ -35,7 +35,7 @@ from swarm.interfaces import (
     TextCodec,
     Transport,
 )
-from swarm.types import Advert, Cursor, Draw, Evaluation, NodeId, Role, RolloutGroup, SealedGroup, Task, short
+from swarm.types import Cursor, Draw, Evaluation, NodeId, Role, RolloutGroup, SealedGroup, Task, short
 
 logger = logging.getLogger(__name__)
 
@@ -144,13 +144,6 @@ async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None
     while pending:
         await coordinator.record_version(pending[0])
         del pending[0]
-
-
-def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> list[Advert]:
-    """At most `limit` peers, ranked by XOR of the ids: a stable overlay that differs for every node."""
-    peers = [advert for advert in adverts if advert.node_id != own and advert.endpoints]
-    place = int(own, 16)
-    return heapq.nsmallest(limit, peers, key=lambda advert: int(advert.node_id, 16) ^ place)
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
