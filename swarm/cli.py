@@ -139,15 +139,15 @@ def doctor(
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
 ) -> None:
-    """Validate a node's configuration, its recipe included, without starting anything."""
-    from swarm.config import NodeConfig, load_config
-
-    settings = load_config(NodeConfig, config, set_)
+    """Validate a node's or a run's configuration, its recipes included, without starting anything."""
+    from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.recipes import recipes_of
 
+    is_run = has_section(config, "node")  # what the nodes of a run start from
+    settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
     recipes = recipes_of(settings)
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     for kind in Correction:

@@ -411,6 +411,14 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
     return parse_config(kind, data, str(path or "configuration"))
 
 
+def has_section(path: Path, name: str) -> bool:
+    """True where the file is TOML with that table."""
+    try:
+        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(name), dict)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False  # whoever loads it says what is wrong
+
+
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
     """Validates plain data into a config model. Raises ConfigError with one line per wrong key."""
     try:

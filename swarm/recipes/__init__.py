@@ -57,7 +57,7 @@ def load_recipes(learner: LearnerConfig) -> "RecipesByKind":
 
 
 def recipes_of(config: NodeConfig) -> "RecipesByKind":
-    """The recipes of a node, everything that they need supplied by its run.
+    """The recipes of a node, everything that they and the guard's need supplied by its run.
 
     Raises:
         ConfigError: names the key, and what is missing with its fix.
@@ -65,7 +65,8 @@ def recipes_of(config: NodeConfig) -> "RecipesByKind":
     from swarm.learn.supply import check_supply, supplied_by
 
     found, supplied = load_recipes(config.learner), supplied_by(config)
-    for recipe in found.used.values():
+    safe = [load_recipe(config.guard.safe_recipe, key="guard.safe_recipe")] if config.guard.enabled else []
+    for recipe in (*found.used.values(), *safe):
         check_supply(recipe, supplied)
     return found
 

@@ -94,6 +94,21 @@ def test_check_names_the_recipe_and_what_the_run_does_not_supply() -> None:
     assert "replay.keep_silent = true" in " ".join(bad.stderr.split())
 
 
+def test_check_reads_the_run_of_a_coordinator() -> None:
+    run = str(LAPTOP.with_name("coordinator.toml"))
+    good = swarm("check", "--config", run)
+    assert good.exit_code == 0 and "TEXT_ONLY groups: swarm_sampling" in good.stdout
+    bad = swarm("check", "--config", run, "--set", "node.learner.recipe=virtual_maximum")
+    assert bad.exit_code == 2 and "keep_silent" in bad.stderr
+    assert "no such file" in swarm("check", "--config", "nowhere.toml").stderr
+
+
+def test_check_includes_what_the_guard_falls_back_to() -> None:
+    check = ["check", "--config", str(LAPTOP), "--set"]
+    assert "guard.safe_recipe: unknown recipe" in swarm(*check, "guard.safe_recipe=best").stderr
+    assert "keep_silent" in swarm(*check, "guard.safe_recipe=virtual_maximum").stderr
+
+
 @pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])
 def test_a_file_of_the_working_directory_is_a_recipe(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
