@@ -26,7 +26,7 @@ console = Console() if sys.stdout.isatty() else Console(width=160)  # a pipe has
 _WIDE = 130  # columns of a terminal that shows everything
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="The table of docs/recipes.md.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="As docs/recipes_table.md.")]
 NameArgument = Annotated[str, typer.Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
 
 

@@ -97,11 +97,16 @@ def loss_line(recipe: Recipe) -> str:
 
 
 def markdown_table(recipes: list[Recipe]) -> str:
-    """The table of docs/recipes.md: one line per recipe."""
+    """docs/recipes_table.md: one line per recipe."""
     return "\n".join([*_HEAD, *(_row(recipe) for recipe in recipes)]) + "\n"
 
 
 _HEAD = (
+    "# All recipes",
+    "",
+    "Made by `swarm recipes list --markdown`; a test fails when it is not current. *Takes*: which kinds of rollouts a",
+    "recipe may learn from ([recipes.md](recipes.md) explains kinds, needs, scope and where formulas come from).",
+    "",
     "| name | acronym | paper | row | formula from | scope | needs | takes |",
     "|---|---|---|---|---|---|---|---|",
 )
