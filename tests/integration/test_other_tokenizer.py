@@ -24,6 +24,8 @@ from swarm.model import load_model
 from swarm.model.alignment import with_byte_lengths
 from swarm.model.codec import ALPHABET, CharCodec
 from swarm.recipes import load_recipe, load_recipes
+from swarm.rollout.produce import produce
+from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.tasks.build import build_environments
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.testing import make_identity
@@ -42,7 +44,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.convert import seal_group
+from swarm.wire.convert import open_group, seal_group
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -313,3 +315,44 @@ def test_tokens_that_are_not_those_of_the_text_are_not_explained() -> None:
     assert ratios[0].tolist() == [0.0] * 4
     # "ab" and "c" at -0.5 and -1.5; the end that we append was not drawn.
     torch.testing.assert_close(ratios[1], torch.tensor([-2 + 0.5, -2 + 0.5, -1 + 1.5, 0.0]))
+
+
+def test_a_node_says_what_its_tokens_stand_for_where_it_is_asked_to() -> None:
+    model = load_model(ModelConfig(source="tiny", dtype="float32"))
+    version = PolicyVersion(policy_id=US.node_id, step=0)
+    task = build_environments((ENVIRONMENT,))["reverse"].task(5)
+
+    def groups(byte_lengths: bool) -> list[RolloutGroup]:
+        generator = TransformersGenerator(network=model.network, codec=model.codec, version=version, seed=1)
+        asked = Sampling(max_new_tokens=4)
+        return produce(
+            generator,
+            model.codec,
+            [task],
+            8,
+            asked,
+            run_id=RUN,
+            producer=US.node_id,
+            clock=SystemClock(),
+            byte_lengths=byte_lengths,
+        )
+
+    (silent,), (saying,) = groups(False), groups(True)
+    said = 0
+    for before, after in zip(silent.rollouts, saying.rollouts, strict=True):
+        assert before.trace is not None and after.trace is not None and before.trace.byte_lengths is None
+        assert before.text == after.text and before.trace.token_ids.tolist() == after.trace.token_ids.tolist()
+        lengths = after.trace.byte_lengths
+        ids = model.codec.encode_response(after.text)
+        is_canonical = after.trace.token_ids.tolist() in (ids, ids[:-1])
+        assert (lengths is not None) == is_canonical
+        if lengths is not None:
+            assert lengths.sum() == len(after.text.encode()) and lengths.shape == after.trace.token_ids.shape
+            said += 1
+    assert said > 0
+    scored = tuple(replace(each, claimed_reward=0.0) for each in saying.rollouts)
+    opened = open_group(seal_group(replace(saying, verifier="char/1", rollouts=scored), US), 2**20)
+    assert isinstance(opened, RolloutGroup)
+    for sent, came in zip(saying.rollouts, opened.rollouts, strict=True):
+        assert sent.trace is not None and came.trace is not None
+        assert np.array_equal(sent.trace.byte_lengths, came.trace.byte_lengths)  # type: ignore[arg-type]
