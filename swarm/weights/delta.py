@@ -19,9 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.weights.bitpack import pack_planes, unpack_planes
-from swarm.weights.classes import MAX_CLASSES, choose_thresholds
-from swarm.weights.members import ClassMap, Members, Places
-from swarm.weights.places import WAY_ALL, WAY_BITMAP, GapReader, GapWriter, counts_of, part_header, ways_of
+from swarm.weights.classes import choose_thresholds
+from swarm.weights.members import ClassMap, Members, Places, class_table, classes_of
+from swarm.weights.places import (
+    WAY_ALL,
+    WAY_BITMAP,
+    GapReader,
+    GapWriter,
+    counts_of,
+    max_bitmap_bytes,
+    part_header,
+    ways_of,
+)
 from swarm.weights.refuse import Malformed, UnusableReason, malformed
 from swarm.weights.steps import stepped, steps
 from swarm.weights.streams import StreamReader, pack
@@ -34,6 +43,7 @@ SEGMENT_PIECES: Final = 4096
 _MAX_CHANGES: Final = SEGMENT_CHANGES + PIECE
 _SAMPLE: Final = 1 << 14  # weights of a slice that thresholds are chosen by
 _SAMPLED: Final = 1 << 22  # and about how many in all
+_MAX_THRESHOLDS: Final = 15
 _U32: Final = struct.Struct("<I")
 Thresholds = Mapping[str, tuple[int, ...]]  # by dtype: magnitudes, ascending
 
@@ -111,6 +121,7 @@ class _SegmentWriter:
     def __init__(self, info: DtypeInfo, thresholds: tuple[int, ...]) -> None:
         self._info = info
         self._thresholds = thresholds
+        self._table = class_table(info, thresholds)
         self._num_classes = len(thresholds) + 1
         self._headers: list[int] = []
         self._gaps = GapWriter()
@@ -135,14 +146,18 @@ class _SegmentWriter:
             self._headers += [0] * self._num_classes
             return
         self._num_changes += len(changed)
-        values = steps(base[changed], target[changed], self._info)
-        classes = ClassMap(base, self._info, self._thresholds)
-        class_of = classes.classes_of(changed)
-        for number in range(self._num_classes):
-            mine = np.flatnonzero(class_of == number)
-            if len(mine):
-                self._add_part(number, classes.members(number), changed[mine])
-                self._values[number].append(values[mine])
+        old = base[changed]
+        class_of = classes_of(old, self._info, self._table)
+        order = np.argsort(class_of, kind="stable")
+        places = changed[order]
+        values = steps(old[order], target[places], self._info)
+        ends = np.cumsum(np.bincount(class_of, minlength=self._num_classes))
+        starts = ends - np.diff(ends, prepend=0)
+        classes = ClassMap(base, self._info, self._thresholds, np.flatnonzero(ends - starts).tolist())
+        for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            if start < end:
+                self._add_part(number, classes.members(number), places[start:end])
+                self._values[number].append(values[start:end])
             else:
                 self._headers.append(0)
 
@@ -200,7 +215,7 @@ def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterat
 
 def _read_thresholds(reader: StreamReader, info: DtypeInfo) -> tuple[int, ...]:
     (count,) = reader.take(1)
-    if count >= MAX_CLASSES or (count and info.mantissa_bits is None):
+    if count > _MAX_THRESHOLDS or (count and info.mantissa_bits is None):
         raise malformed(f"{count} thresholds")
     exponents = reader.numbers(struct.Struct(f"<{count}H"))
     mantissa_bits = info.mantissa_bits or 0
@@ -238,8 +253,9 @@ class _SegmentReader:
         total = int(counts.sum())
         if not total:
             return None
-        num_bitmaps = int(np.count_nonzero(self._ways[:, number] == WAY_BITMAP))
-        bitmaps = reader.stream(0, num_bitmaps * (PIECE // 8))
+        of_bitmaps = self._ways[:, number] == WAY_BITMAP
+        max_bytes = max_bitmap_bytes(int(counts[of_bitmaps].sum()), int(np.count_nonzero(of_bitmaps)))
+        bitmaps = reader.stream(0, max_bytes)
         return _ClassStream(bitmaps, read_values(reader, total, self._info.bits_dtype))
 
     def apply(self, base: Bits, target: Bits) -> None:
@@ -251,10 +267,11 @@ class _SegmentReader:
             if not self.num_pieces:
                 self._finish()
             return
-        classes = ClassMap(base, self._info, self._thresholds)
-        for number in np.flatnonzero(counts):
+        wanted: list[int] = np.flatnonzero(counts).tolist()
+        classes = ClassMap(base, self._info, self._thresholds, wanted)
+        for number in wanted:
             count = int(counts[number])
-            members = classes.members(int(number))
+            members = classes.members(number)
             if count > members.count:
                 raise malformed(f"{count} of {members.count} members changed")
             stream = self._classes[number]
@@ -301,7 +318,7 @@ class _ClassStream:
         size = -(-num_members // 8)
         if size > len(self._bitmaps):
             raise malformed("bitmap is shorter than its class")
-        bits = np.unpackbits(np.frombuffer(self._bitmaps[:size], np.uint8), bitorder="little")
+        bits = np.unpackbits(np.frombuffer(self._bitmaps[:size], np.uint8), bitorder="little").view(np.bool_)
         self._bitmaps = self._bitmaps[size:]
         ranks = np.flatnonzero(bits)
         if len(ranks) != count or ranks[-1] >= num_members:

@@ -5,6 +5,7 @@ changes about as often as an optimizer step is large against its ulp, which its 
 weights of like exponents takes a fraction of what coding them among all weights takes.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,8 @@ Places = NDArray[np.int64]
 _ONES: Final = np.uint64(0x0101010101010101)
 _HIGH: Final = np.uint64(0x8080808080808080)
 _BYTE: Final = np.uint64(0xFF)
+_LIST_FROM: Final = 32  # a look-up takes about 32 times as long as listing one member
+_BLOCK: Final = 1 << 18  # weights
 
 
 def _select_table() -> NDArray[np.uint8]:
@@ -51,6 +54,8 @@ class Members:
 
     def places(self, ranks: Places) -> Places:
         """Where the members of those numbers are, each in 0..count-1."""
+        if len(ranks) * _LIST_FROM > self.count + 10 * len(self._words):
+            return np.flatnonzero(np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_))[ranks]
         word_of = np.searchsorted(self._ends, ranks, side="right")
         words = self._words[word_of]
         inside = (ranks - self._ends[word_of] + np.bitwise_count(words)).astype(np.uint64)
@@ -67,34 +72,53 @@ class Members:
 class ClassMap:
     """The classes of one piece of the base: class c holds magnitudes from threshold c - 1 to below threshold c."""
 
-    def __init__(self, base: Bits, info: DtypeInfo, thresholds: tuple[int, ...]) -> None:
-        """`thresholds`: ascending magnitudes; none makes one class of everything."""
-        self._base = base
-        self._info = info
-        self._thresholds = thresholds
-        self._keys = magnitudes(base, info, np.empty_like(base)) if thresholds else base
-        self._mask = np.empty(len(base), np.bool_)
-        self._below: dict[int, Words] = {}
+    def __init__(self, base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], wanted: Iterable[int]) -> None:
+        """Finds the members of the classes in `wanted`.
 
-    def classes_of(self, places: Places) -> NDArray[np.int64]:
-        """Class of the weights at those places."""
-        limits = np.array(self._thresholds, self._base.dtype)
-        return np.searchsorted(limits, self._keys[places], side="right")
+        Args:
+            thresholds: ascending magnitudes; none makes one class of everything.
+        """
+        self._num_thresholds = len(thresholds)
+        self._num_words = -(-len(base) // 64)
+        numbers = {c for number in wanted for c in (number - 1, number) if 0 <= c < len(thresholds)}
+        self._below = {number: np.zeros(self._num_words, np.uint64) for number in sorted(numbers)}
+        self._len = len(base)
+        keys = np.empty(min(_BLOCK, len(base)), base.dtype)
+        mask = np.empty(len(keys), np.bool_)
+        for start in range(0, len(base) if numbers else 0, _BLOCK):  # small enough to stay in the nearest caches
+            block = base[start : start + _BLOCK]
+            magnitudes(block, info, keys[: len(block)])
+            for number, words in self._below.items():
+                below = np.less(keys[: len(block)], base.dtype.type(thresholds[number]), out=mask[: len(block)])
+                packed = np.packbits(below, bitorder="little")
+                words.view(np.uint8)[start // 8 : start // 8 + len(packed)] = packed
 
     def members(self, number: int) -> Members:
-        """Of one class."""
-        words = self._words_below(number)
-        return Members(words ^ self._words_below(number - 1) if number else words)
+        """Of one class among the wanted ones."""
+        words = self._all() if number == self._num_thresholds else self._below[number]
+        return Members(words ^ self._below[number - 1] if number else words)
 
-    def _words_below(self, number: int) -> Words:
-        """Bitmap of the magnitudes below a threshold; of everything, after the last one."""
-        if number not in self._below:
-            if number < len(self._thresholds):
-                np.less(self._keys, self._base.dtype.type(self._thresholds[number]), out=self._mask)
-            else:
-                self._mask[:] = True
-            packed = np.zeros(-(-len(self._base) // 64) * 8, np.uint8)
-            bits = np.packbits(self._mask, bitorder="little")
-            packed[: len(bits)] = bits
-            self._below[number] = packed.view(np.uint64)
-        return self._below[number]
+    def _all(self) -> Words:
+        """Bitmap of every weight of the piece."""
+        words = np.full(self._num_words, ~np.uint64(0))
+        if self._len % 64:
+            words[-1] = np.uint64((1 << self._len % 64) - 1)
+        return words
+
+
+def class_table(info: DtypeInfo, thresholds: tuple[int, ...]) -> NDArray[np.uint8]:
+    """[exponents] the class of each; see `classes_of`."""
+    if info.mantissa_bits is None:
+        return np.zeros(1, np.uint8)
+    exponents = np.arange(1 << (8 * info.size - 1 - info.mantissa_bits))
+    limits = [threshold >> info.mantissa_bits for threshold in thresholds]
+    return np.searchsorted(limits, exponents, side="right").astype(np.uint8)
+
+
+def classes_of(bits: Bits, info: DtypeInfo, table: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[n] classes of weights with those patterns."""
+    if info.mantissa_bits is None:
+        return np.zeros(len(bits), np.uint8)
+    keys = magnitudes(bits, info, np.empty_like(bits))
+    keys >>= info.mantissa_bits
+    return table[keys]

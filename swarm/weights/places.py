@@ -25,6 +25,7 @@ WAY_BITMAP: Final = 31
 _WAY_SHIFT: Final = 26
 _COUNT_MASK: Final = (1 << _WAY_SHIFT) - 1
 _ESCAPE: Final = 255
+_MAX_GAP: Final = 1 << 32
 _BITMAP_FROM: Final = 0.08  # share of changed members from which a bitmap is smaller
 
 
@@ -49,6 +50,11 @@ def counts_of(headers: NDArray[np.uint32]) -> Places:
 def ways_of(headers: NDArray[np.uint32]) -> Places:
     """Low bits of the gaps, WAY_ALL or WAY_BITMAP of each part."""
     return (headers >> np.uint32(_WAY_SHIFT)).astype(np.int64)
+
+
+def max_bitmap_bytes(num_changed: int, num_bitmaps: int) -> int:
+    """Most bytes of bitmaps with so many changed members in all."""
+    return int(num_changed / _BITMAP_FROM / 8) + num_bitmaps
 
 
 @dataclass(slots=True)
@@ -97,6 +103,8 @@ class GapReader:
         gaps[is_wide] = wide
         low_bits = np.repeat(ways[of_gaps], counts[of_gaps])
         self._gaps = (gaps << low_bits) + _read_lows(reader, low_bits)
+        if int(self._gaps.max(initial=0)) > _MAX_GAP:  # sums of bounded gaps cannot overflow
+            raise malformed(f"gap of {int(self._gaps.max())} members")
         self._next = 0
 
     def take(self, count: int, num_members: int) -> Places:

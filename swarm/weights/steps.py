@@ -3,14 +3,19 @@
 Invariant: a bijection on bit patterns: every pattern, NaN payloads and both zeros included, has its own place in one
 order, and a step wraps around, so base plus step is the target bit for bit.
 
-Floating-point patterns are ordered by value (sign-magnitude to offset binary). A step is counted away from zero, so
-that its sign is the same for a weight that grows and for its mirror image: small weights keep growing, which codes
-better than the plain sign.
+Floating-point patterns are ordered by value: seen as signed integers, negative ones with their magnitude flipped. A
+step is counted away from zero, so that its sign is the same for a weight that grows and for its mirror image: small
+weights keep growing, which codes better than the plain sign.
 """
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from swarm.weights.tensors import Bits, DtypeInfo
+
+Signed = NDArray[Any]  # 1-D signed integers as wide as the dtype
 
 
 def steps(base: Bits, target: Bits, info: DtypeInfo) -> Bits:
@@ -19,22 +24,26 @@ def steps(base: Bits, target: Bits, info: DtypeInfo) -> Bits:
     Args:
         base, target: [n] patterns that differ everywhere.
     """
-    top = _top(info)
-    difference = _ordered(target, info) - _ordered(base, info)
-    away = np.where(base >= top, -difference, difference) if info.is_signed else difference
-    bits = info.bits_dtype.type
+    signed, top_bit = _signed(base, info), 8 * info.size - 1
+    difference = _ordered(_signed(target, info), info)
+    difference -= _ordered(signed, info)
+    _turn(difference, signed, info)
     # Zigzag: 2 s for s > 0, -2 s - 1 for s < 0; 0 does not occur, so everything moves down by one.
-    return np.where(away >= top, ~(away << bits(1)), away << bits(1)) - bits(1)
+    numbers = difference << 1
+    numbers ^= difference >> top_bit
+    numbers -= 1
+    return numbers.view(info.bits_dtype)
 
 
 def stepped(base: Bits, changes: Bits, info: DtypeInfo) -> Bits:
     """The targets of `steps`."""
-    top, bits = _top(info), info.bits_dtype.type
-    raised = changes + bits(1)
-    half = raised >> bits(1)
-    away = np.where(raised & bits(1), ~half, half)
-    difference = np.where(base >= top, -away, away) if info.is_signed else away
-    return _pattern(_ordered(base, info) + difference, info)
+    signed = _signed(base, info)
+    raised = changes + info.bits_dtype.type(1)
+    difference = _signed(raised >> 1, info)
+    difference ^= -_signed(raised & 1, info)
+    _turn(difference, signed, info)
+    difference += _ordered(signed, info)
+    return _ordered(difference, info).view(info.bits_dtype)
 
 
 def magnitudes(bits: Bits, info: DtypeInfo, out: Bits) -> Bits:
@@ -42,19 +51,23 @@ def magnitudes(bits: Bits, info: DtypeInfo, out: Bits) -> Bits:
     return np.bitwise_and(bits, info.bits_dtype.type((1 << (8 * info.size - 1)) - 1), out=out)
 
 
-def _top(info: DtypeInfo) -> np.unsignedinteger:
-    return info.bits_dtype.type(1 << (8 * info.size - 1))
+def _signed(bits: Bits, info: DtypeInfo) -> Signed:
+    return bits.view(np.dtype(f"<i{info.size}"))
 
 
-def _ordered(bits: Bits, info: DtypeInfo) -> Bits:
-    top = _top(info)
-    if info.mantissa_bits is not None:
-        return np.where(bits >= top, ~bits, bits | top)
-    return bits ^ top if info.is_signed else bits
+def _ordered(patterns: Signed, info: DtypeInfo) -> Signed:
+    """A new array of places in the order; its own inverse."""
+    if info.mantissa_bits is None:
+        return patterns.copy()
+    flips = patterns >> (8 * info.size - 1)
+    flips &= patterns.dtype.type((1 << (8 * info.size - 1)) - 1)
+    flips ^= patterns
+    return flips
 
 
-def _pattern(ordered: Bits, info: DtypeInfo) -> Bits:
-    top = _top(info)
-    if info.mantissa_bits is not None:
-        return np.where(ordered >= top, ordered ^ top, ~ordered)
-    return ordered ^ top if info.is_signed else ordered
+def _turn(difference: Signed, base: Signed, info: DtypeInfo) -> None:
+    """Negates in place where the base is negative."""
+    if info.is_signed:
+        sign = base >> (8 * info.size - 1)
+        difference ^= sign
+        difference -= sign

@@ -60,6 +60,19 @@ class StreamReader:
             missing -= len(parts[-1])
         return b"".join(parts)
 
+    def into(self, target: memoryview) -> None:
+        """Fills `target`, which the caller had reason to allocate. Raises Malformed at the end."""
+        filled = 0
+        while filled < len(target):
+            if not len(self._rest):
+                self._rest = memoryview(next(self._buffers, b""))
+                if not len(self._rest):
+                    raise malformed(f"payload ends {len(target) - filled} bytes early")
+            part = self._rest[: len(target) - filled]
+            target[filled : filled + len(part)] = part
+            self._rest = self._rest[len(part) :]
+            filled += len(part)
+
     def numbers(self, layout: struct.Struct) -> tuple[int, ...]:
         """The fields of a struct."""
         return layout.unpack(self.take(layout.size))
@@ -79,9 +92,9 @@ class StreamReader:
 
     def end(self) -> None:
         """Raises Malformed where bytes are left."""
-        left = len(self._rest) or sum(len(buffer) for buffer in self._buffers)
-        if left:
-            raise malformed(f"{left} bytes follow the payload")
+        left = self._rest or next(self._buffers, b"")
+        if len(left):
+            raise malformed(f"{len(left)} bytes follow the payload")
 
 
 def _unpacked(packed: bytes, plain_bytes: int) -> bytes:

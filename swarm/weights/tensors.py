@@ -185,7 +185,7 @@ class TorchWeights(Mapping[str, HostTensor]):
 
         tensor = self._state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         spec = self._specs[name]
-        return HostTensor(spec=spec, bits=cast("Bits", tensor.numpy()).view(spec.info.bits_dtype))
+        return HostTensor(spec=spec, bits=tensor.numpy().view(spec.info.bits_dtype))
 
     def __iter__(self) -> Iterator[str]:
         return (spec.name for spec in self.specs)

@@ -1,0 +1,63 @@
+"""A payload as chunks of 1 MiB that are addressed by their digest, so that any holder may serve any of them.
+
+Invariant: a chunk is handed on only after its length and digest were compared with the manifest.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from swarm.types import Digest, short
+from swarm.weights.refuse import Malformed, UnusableReason
+
+CHUNK_BYTES: Final = 1 << 20
+
+
+def chunk_digest(chunk: bytes | memoryview) -> Digest:
+    """The address of a chunk: SHA-256."""
+    return hashlib.sha256(chunk).digest()
+
+
+def chunked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Chunks of CHUNK_BYTES; the last one may be shorter."""
+    held = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            taken = view[: CHUNK_BYTES - len(held)]
+            held += taken
+            view = view[len(taken) :]
+            if len(held) == CHUNK_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)
+
+
+def num_chunks(payload_bytes: int) -> int:
+    """Of a payload."""
+    return -(-payload_bytes // CHUNK_BYTES)
+
+
+def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, ...], payload_bytes: int) -> None:
+    """Raises Malformed unless this is the chunk of that number."""
+    expected = min(CHUNK_BYTES, payload_bytes - number * CHUNK_BYTES)
+    if len(chunk) != expected:
+        raise Malformed(UnusableReason.WRONG_CHUNK, f"chunk {number} has {len(chunk)} bytes, expected {expected}")
+    if chunk_digest(chunk) != digests[number]:
+        raise Malformed(UnusableReason.WRONG_CHUNK, f"chunk {number} is not {short(digests[number])}")
+
+
+def checked(
+    chunks: Iterable[bytes | memoryview], digests: tuple[Digest, ...], payload_bytes: int
+) -> Iterator[bytes | memoryview]:
+    """The chunks of a payload, each after its check. Raises Malformed at the first that is wrong or missing."""
+    number = 0
+    for chunk in chunks:
+        if number == len(digests):
+            raise Malformed(UnusableReason.WRONG_CHUNK, f"more than {number} chunks")
+        check_chunk(number, chunk, digests, payload_bytes)
+        number += 1
+        yield chunk
+    if number < len(digests):
+        raise Malformed(UnusableReason.WRONG_CHUNK, f"{number} of {len(digests)} chunks")
