@@ -70,8 +70,8 @@ LARGE: Final = Scale(
     lookup_every_s=60.0,
     advert_every_s=60.0,
     heartbeat_s=20.0,
-    store_bytes=1 * 2**20,
-    disk_bytes=4 * 2**20,
+    store_bytes=128 * 2**10,
+    disk_bytes=1 * 2**20,
     has_real_signatures=False,
     ends_by_steps=True,
 )
