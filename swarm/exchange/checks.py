@@ -29,6 +29,7 @@ Finding = tuple[RefusalReason, str] | None
 
 _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
+_TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 _TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that is re-encoded here
 
 
@@ -41,9 +42,8 @@ class DoorLimits:
     largest_group: int = 0  # 0, or groups have any size from 2 to this
     max_age_steps: int = 4
     max_age_s: float = 600.0  # since the producer's created_at, clock skew allowed on top
-    max_new_tokens: int = 8  # trained tokens of one rollout
-    min_temperature: float = 0.05
-    max_temperature: float = 5.0
+    max_new_tokens: int = 8  # trained tokens of one rollout, and what its generator was allowed
+    temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
     clock_skew_s: float = 120.0
     head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
@@ -58,6 +58,7 @@ class DoorLimits:
             max_age_steps=config.replay.max_age_steps,
             max_age_s=config.replay.max_age_s,
             max_new_tokens=config.generator.max_new_tokens,
+            temperature=config.generator.temperature,
         )
 
 
@@ -101,10 +102,13 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limi
 
 
 def _check_sampling(rollout: Rollout, limits: DoorLimits) -> Finding:
+    """Sampling is as the run has it: objectives weigh by length limits, and gradients grow as a temperature falls."""
     sampling = rollout.sampling
-    if not limits.min_temperature <= sampling.temperature <= limits.max_temperature:  # False for NaN too
-        bounds = f"[{limits.min_temperature}, {limits.max_temperature}]"
-        return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature} outside {bounds}"
+    if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
+        return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, not the run's {limits.temperature}"
+    if sampling.max_new_tokens != limits.max_new_tokens:
+        allowed = sampling.max_new_tokens
+        return RefusalReason.BAD_SAMPLING, f"generator allowed {allowed} tokens, not the run's {limits.max_new_tokens}"
     if not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or not 0 < sampling.repetition_penalty <= 10:
         return RefusalReason.BAD_SAMPLING, "top_p, top_k or repetition_penalty out of range"
     return None

@@ -143,7 +143,10 @@ class HostileNode:
         rollout = Rollout(
             text=text,
             trace=trace,
-            sampling=Sampling(max_new_tokens=self._config.generator.max_new_tokens),
+            sampling=Sampling(
+                temperature=self._config.generator.temperature,
+                max_new_tokens=self._config.generator.max_new_tokens,
+            ),
             finish=FinishReason.STOP,
             claimed_reward=claimed_reward,
         )

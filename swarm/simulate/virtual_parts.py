@@ -194,7 +194,7 @@ def scripted_worker(
     learner = ScriptedLearner(node_id, disk.learner)
     generator = ScriptedGenerator(learner.version, codec, environments, incarnation)
     mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
-    sampling = Sampling(temperature=1.0, max_new_tokens=config.generator.max_new_tokens)
+    sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     pace = random.Random(f"pace {config.seed}").choice(paces)
 
     def produce(first_number: int, count: int) -> list[RolloutGroup]:

@@ -58,7 +58,9 @@ async def call(function: Callable[..., object], *arguments: object) -> object:
 class Gate:
     """A node's door on a manual clock, with the knobs the tests turn."""
 
-    def __init__(self, groups_per_minute: int = 6000, offload: Callable[..., object] = call) -> None:
+    def __init__(
+        self, groups_per_minute: int = 6000, offload: Callable[..., object] = call, temperature: float = 1.0
+    ) -> None:
         self.clock = ManualClock()
         self.heads: dict[str, PolicyVersion] = {}
         self.verifier = ScriptedVerifier(held_out=frozenset({1234}), crashes_on="CRASH", num_tasks=10_000)
@@ -73,7 +75,7 @@ class Gate:
             verifier=self.verifier,
             store=self.store,
             clock=self.clock,
-            limits=DoorLimits(max_group_bytes=MAX_BYTES, max_new_tokens=16),
+            limits=DoorLimits(max_group_bytes=MAX_BYTES, temperature=temperature),
             head_of=self.heads.get,
             environments=frozenset({TOY_ENV}),
             standing=self.standing,
@@ -384,7 +386,7 @@ async def test_rollouts_without_a_trained_token() -> None:
 
 
 async def test_more_tokens_than_anyone_may_generate() -> None:
-    await Gate().expect(hostile(texts=["7" * 16] * 8), RefusalReason.BAD_TOKENS)  # and one end token
+    await Gate().expect(hostile(texts=["7" * 8] * 8), RefusalReason.BAD_TOKENS)  # and one end token
 
 
 async def test_an_answer_that_is_python_code_is_only_ever_text() -> None:
@@ -407,12 +409,31 @@ async def test_an_answer_that_crashes_the_verifier() -> None:
         Sampling(temperature=0.0),
         Sampling(temperature=float("nan")),
         Sampling(temperature=1e9),
-        Sampling(top_p=0.0),
-        Sampling(repetition_penalty=-1.0),
+        Sampling(top_p=0.0, max_new_tokens=8),
+        Sampling(repetition_penalty=-1.0, max_new_tokens=8),
     ],
 )
 async def test_impossible_sampling(sampling: Sampling) -> None:
     await Gate().expect(hostile(sampling=sampling), RefusalReason.BAD_SAMPLING)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 7, 9, 2**31 - 1])
+async def test_another_length_limit_than_the_runs_by_which_objectives_weigh(allowed: int) -> None:
+    refused = await Gate().expect(hostile(sampling=Sampling(max_new_tokens=allowed)), RefusalReason.BAD_SAMPLING)
+    assert "allowed" in refused.detail
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 0.99, 1.01, 5.0])
+async def test_another_temperature_than_the_runs_at_which_gradients_differ(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, max_new_tokens=8)
+    refused = await Gate().expect(hostile(sampling=sampling), RefusalReason.BAD_SAMPLING)
+    assert "temperature" in refused.detail
+
+
+async def test_a_temperature_that_travelled_in_single_precision_is_the_runs() -> None:
+    gate = Gate(temperature=0.7)
+    sampling = Sampling(temperature=float(np.float32(0.7)), max_new_tokens=8)
+    assert isinstance(await gate.door.admit(hostile(sampling=sampling), HOSTILE.node_id), ScoredGroup)
 
 
 async def test_an_aborted_rollout() -> None:
@@ -483,7 +504,7 @@ async def test_what_ratios_are_legal_follows_from_the_group_and_not_from_a_claim
     cases = [
         (hostile(), Correction.EXACT),
         (hostile(logprob=None), Correction.NO_LOGPROBS),
-        (hostile(sampling=Sampling(top_p=0.9)), Correction.NO_LOGPROBS),
+        (hostile(sampling=Sampling(top_p=0.9, max_new_tokens=8)), Correction.NO_LOGPROBS),
         (hostile(codec=other), Correction.TEXT_ONLY),
         (
             hostile(bare),

@@ -80,7 +80,7 @@ def answer(text: str, codec: CharCodec, finish: FinishReason = FinishReason.STOP
         turn_ids=np.zeros(ids.shape, np.int16),
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=THEM.node_id, step=3)),),
     )
-    return Rollout(text=text, trace=trace, sampling=Sampling(), finish=finish, claimed_reward=0.0)
+    return Rollout(text=text, trace=trace, sampling=Sampling(max_new_tokens=8), finish=finish, claimed_reward=0.0)
 
 
 def group_of(codec: CharCodec, texts: Sequence[str], **changes: object) -> RolloutGroup:
@@ -220,7 +220,7 @@ def truncated_group() -> RolloutGroup:
     codec = CharCodec()
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
     group = group_of(codec, right_and_wrong()[:3], prompt_ids=np.array(codec.encode_prompt(task), np.int32))
-    rollouts = tuple(replace(each, sampling=Sampling(top_p=0.9)) for each in group.rollouts)
+    rollouts = tuple(replace(each, sampling=Sampling(top_p=0.9, max_new_tokens=8)) for each in group.rollouts)
     return replace(group, rollouts=rollouts)
 
 
