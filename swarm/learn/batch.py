@@ -89,6 +89,11 @@ class Batch:
         return int(self.mask.sum())
 
     @property
+    def step_share(self) -> float:
+        """Share of the step's tokens that is here, dropped members included: 1 unless the step has several recipes."""
+        return int(self.length.sum()) / max(1, self.step_tokens)
+
+    @property
     def has_logprobs(self) -> Tensor:
         """bool [N]: True where behaviour log-probs exist."""
         return torch.tensor(

@@ -2,7 +2,8 @@
 
 ROLL and Trinity split by score, not by advantage, and taper each token by itself; the paper's product over
 the trajectory is the recipe `tapered_trajectory`. ROLL leaves the advantage open and Trinity takes the
-reward. Ours: the reward minus the group's mean, which with Trinity's rewards of +-1 has the same signs.
+reward. Ours: the reward minus the group's mean, which with Trinity's rewards of +-1 has the same signs; and a
+threshold of 0.5 instead of 0, because tasks that give 0.01 for the form of an answer would never be tapered.
 """
 
 from swarm.learn.recipe import Recipe

@@ -242,8 +242,8 @@ def test_entropy_is_placed_between_minus_one_and_one() -> None:
 def test_the_clip_bias_only_ever_shrinks_an_update() -> None:
     mild, harsh = one_row([1.5, 1.0], [0.5, 0.5]), one_row([6.0, 1.0], [2.0, 2.0])
     part = BiasNormalisedClip(reference=0.5)
-    assert pulls(part, mild) == pytest.approx([0.0, 0.5])  # removed: 1.5 * .5 / 2 tokens = .375
-    assert pulls(part, harsh) == pytest.approx([0.0, 2.0 / 12.0])  # removed: 6 * 2 / 2 tokens = 12 times .5
+    assert pulls(part, mild) == pytest.approx([0.0, 0.5])  # removed: 1.4 * .5 / 2 tokens = .35
+    assert pulls(part, harsh) == pytest.approx([0.0, 2.0 / 2.8])  # removed: 1.4 * 2 / 2 tokens = 2.8 times .5
 
 
 def test_outlying_rewards_are_not_learned_from() -> None:

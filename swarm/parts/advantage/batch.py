@@ -14,6 +14,7 @@ from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.part import AdvantagePart, Need
 from swarm.parts.groups import group_statistics, where_signal
+from swarm.parts.ratio.token import log_ratio
 
 
 def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
@@ -37,12 +38,15 @@ def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
 class WhitenedReturn(AdvantagePart):
     """Discounted return of every token, the reward at the last and a KL penalty at each, whitened over the step.
 
-    The penalty compares the generator with the reference policy; at 0 no reference policy is needed.
+    The penalty compares the policy at the start of the update with the reference policy, both scored here: log-probs
+    that a generator claims would let it write its own reward. At 0 neither is needed.
 
     Source: REINFORCE++, arXiv:2501.03262; verl `compute_reinforce_plus_plus_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "G_t = sum_{j>=t} gamma^(j-t) (R 1[j last] - kl (log mu_j - log pi_ref_j)); A = whiten(G)"
+    equation: ClassVar[str] = (
+        "G_t = sum_{j>=t} gamma^(j-t) (R 1[j last] - kl clamp(log pi_old_j - log pi_ref_j, -20, 20)); A = whiten(G)"
+    )
     gamma: float = 1.0
     kl: float = 0.01
     floor: float = 1e-8
@@ -54,16 +58,16 @@ class WhitenedReturn(AdvantagePart):
     @property
     def needs(self) -> frozenset[Need]:
         every = frozenset({Need.SILENT_GROUPS})
-        return every | {Need.BEHAVIOR_LOGPROBS, Need.REFERENCE_LOGPROBS} if self.kl > 0 else every
+        return every | {Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS} if self.kl > 0 else every
 
     def __call__(self, batch: Batch) -> Tensor:
         is_later = batch.mask.flip(1).cumsum(dim=1).flip(1)  # trained tokens from here on
         is_last = batch.mask & (is_later == 1)
         rewards = torch.where(is_last, batch.rewards.to(torch.float64)[:, None], 0.0)
         if self.kl > 0:
-            assert batch.reference_logprobs is not None, "the run does not supply reference_logprobs"
-            excess = batch.behavior_logprobs.to(torch.float64) - batch.reference_logprobs.to(torch.float64)
-            rewards = rewards - self.kl * torch.where(batch.mask, excess, torch.zeros_like(excess))
+            policy, reference = batch.proximal_logprobs, batch.reference_logprobs
+            assert policy is not None and reference is not None, "the run does not supply what this part declares"
+            rewards = rewards - self.kl * log_ratio(policy.to(torch.float64), reference.to(torch.float64), batch.mask)
         returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
         for place in reversed(range(rewards.shape[1])):
             is_trained = batch.mask[:, place]
@@ -82,6 +86,10 @@ class WhitenedGroupCentred(AdvantagePart):
     equation: ClassVar[str] = "A = whiten_tokens(R_i - mean_G)"
     floor: float = 1e-8
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SILENT_GROUPS})  # their zeros are in the variance
+
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
         rewards = batch.rewards.to(torch.float64)
@@ -98,6 +106,10 @@ class BatchDeviation(AdvantagePart):
 
     equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_batch + floor), unbiased std"
     floor: float = 1e-4  # TRL
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SILENT_GROUPS})  # their rewards are in the deviation
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

@@ -22,7 +22,7 @@ class RecalibratedReplay(AdvantagePart):
     """Fresh rollouts against their group; old ones against the median of recent group means, if above it.
 
     Rollouts older than `max_age` optimizer steps get 0. While no mean is known yet, old ones get 0 too
-    (ours).
+    (ours). Only our own fresh groups say how well the policy does.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `ray_trainer_hybrid.py`.
     """
@@ -47,10 +47,11 @@ class RecalibratedReplay(AdvantagePart):
     def observe(self, memory: Memory, scored: Scored) -> Memory:
         batch = scored.batch
         group = group_statistics(batch.rewards, batch.group_index)
+        is_own_fresh = (batch.age_steps == 0) & ~batch.is_foreign
         fresh = {
             int(index): float(mean)
-            for index, mean, age in zip(batch.group_index, group.mean, batch.age_steps, strict=True)
-            if int(age) == 0
+            for index, mean, is_fresh in zip(batch.group_index, group.mean, is_own_fresh, strict=True)
+            if is_fresh
         }
         return {"means": [*memory["means"], *fresh.values()][-self.history :]}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.learn.part import AdvantagePart
+from swarm.learn.part import AdvantagePart, Need
 from swarm.parts.groups import GroupStatistics, group_lower_median, group_statistics, group_sum, where_signal
 
 _MOST_WEIGHT = 1e6  # of 1 / density, as released
@@ -88,6 +88,10 @@ class BetaNormalised(AdvantagePart):
     def __post_init__(self) -> None:
         if not self.lowest < self.highest:
             raise ConfigError("lowest must be below highest")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SILENT_GROUPS})  # rates of 0 and 1 are part of the distribution
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards = (batch.rewards.to(torch.float64) - self.lowest) / (self.highest - self.lowest)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.learn.part import AdvantagePart
+from swarm.learn.part import AdvantagePart, Need
 from swarm.parts.groups import group_statistics, where_signal
 
 
@@ -28,6 +28,10 @@ class SignalScaled(AdvantagePart):
     def __post_init__(self) -> None:
         if self.divisor <= 0:
             raise ConfigError(f"divisor {self.divisor} must be positive")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SILENT_GROUPS})  # the scale counts them
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

@@ -1,6 +1,7 @@
 """Advantages that remember what the same prompt scored before.
 
-Invariant: a visit is judged by what was known before it; the oldest prompts are forgotten.
+Invariant: a visit is judged by what was known before it; only our own groups are remembered, and the oldest
+prompts are forgotten.
 Shape letters: N rollouts.
 """
 
@@ -73,10 +74,15 @@ class CumulativeScore(AdvantagePart):
         records: dict[str, Record] = {}
         known: Mapping[str, Record] = memory["prompts"]
         for index, key in enumerate(scored.batch.task_keys):
-            rewards = scored.batch.rewards[scored.batch.group_index == index].to(torch.float64)
+            rewards = _own(scored.batch, index).to(torch.float64)
             if rewards.numel():
                 records[key] = _merged(records.get(key, known.get(key, [0.0, 0.0, 0.0, 0.0])), rewards)
         return {"prompts": renewed(known, records)}
+
+
+def _own(batch: Batch, group: int) -> Tensor:
+    """Rewards of a group of ours; none of another node's, which chooses which of its answers it sends."""
+    return batch.rewards[(batch.group_index == group) & ~batch.is_foreign]
 
 
 def _visits(batch: Batch, known: Mapping[str, Record]) -> Iterator[tuple[Tensor, Tensor, Record]]:
@@ -122,7 +128,7 @@ class PromptTracker(AdvantagePart):
         known: Mapping[str, float] = memory["prompts"]
         news: dict[str, float] = {}
         for index, key in enumerate(scored.batch.task_keys):
-            rewards = scored.batch.rewards[scored.batch.group_index == index]
+            rewards = _own(scored.batch, index)
             if rewards.numel():
                 mean = float(rewards.to(torch.float64).mean())
                 before = news.get(key, known.get(key, mean))

@@ -48,7 +48,7 @@ class HistoryLength(RewardPart):
 
     As long as the record: 0. Half as long: +0.71. Twice as long or more: -1, but no less than `worst` for a
     success, so that it stays above every failure; a short failure gets no bonus. A prompt without a success
-    so far adds nothing.
+    so far adds nothing. Only successes of our own set the record: another node chooses which answers it sends.
 
     Source: HAPO (history-aware), arXiv:2505.11225; HCY123902/HAPO `utils.py` (cosine, shortest).
     """
@@ -86,10 +86,8 @@ class HistoryLength(RewardPart):
         known: Mapping[str, int] = memory["prompts"]
         outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
         news: dict[str, int] = {}
-        for group, length, outcome in zip(
-            batch.group_index.tolist(), batch.length.tolist(), outcomes.tolist(), strict=True
-        ):
-            key = batch.task_keys[group]
-            if outcome > self.correct and length > 0:
-                news[key] = min(length, news.get(key, known.get(key, length)))
+        is_success = (outcomes > self.correct) & (batch.length > 0) & ~batch.is_foreign
+        for place in is_success.nonzero()[:, 0].tolist():
+            key, length = batch.task_keys[int(batch.group_index[place])], int(batch.length[place])
+            news[key] = min(length, news.get(key, known.get(key, length)))
         return {"prompts": renewed(known, news)}

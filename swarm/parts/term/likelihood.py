@@ -20,7 +20,10 @@ class CorrectLikelihood(TermPart):
     Source: VAPO, arXiv:2504.05118 section 4.3 (strength 0.1).
     """
 
-    equation: ClassVar[str] = "L -= strength * sum_{i: R_i >= correct} sum_t log pi_t / sum_{i: R_i >= correct} |o_i|"
+    equation: ClassVar[str] = (
+        "L -= strength share sum_{i: R_i >= correct} sum_t log pi_t / sum_{i: R_i >= correct} |o_i|, "
+        "share of the step's tokens (1 but for mixed kinds)"
+    )
     scope: ClassVar[Scope] = Scope.STEP
     strength: float = 0.1
     correct: float = 1.0  # least reward that counts
@@ -31,4 +34,5 @@ class CorrectLikelihood(TermPart):
 
     def __call__(self, scored: Scored) -> Tensor:
         chosen = scored.mask & (scored.batch.rewards >= self.correct)[:, None]
-        return -self.strength * masked_sum(scored.logprobs, chosen) / torch.clamp(chosen.sum(), min=1)
+        strength = self.strength * scored.batch.step_share
+        return -strength * masked_sum(scored.logprobs, chosen) / torch.clamp(chosen.sum(), min=1)

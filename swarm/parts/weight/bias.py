@@ -20,15 +20,16 @@ class BiasNormalisedClip(WeightPart):
 
     The paper takes the norm over all parameters, which costs a second backward pass. Ours: the norm of the
     removed coefficients of log pi, as if every token's gradient had length 1 and a direction of its own, per
-    rollout; and it is measured in units of `reference`, so that a step of which the clip removes less is
-    plain PPO and no update is ever enlarged.
+    rollout. A ratio counts up to 1 + 2 high there: a token that is clipped anyway, of which a generator may claim
+    anything, must not shrink the step of all others. And the norm is measured in units of `reference`, so that
+    a step of which the clip removes less is plain PPO and no update is ever enlarged.
 
     Source: ST-PPO, arXiv:2511.20718, in public reviews and notes.
     """
 
     equation: ClassVar[str] = (
         "L_t = -min(r A, clip(r, 1-low, 1+high) A) min(1, reference / ||C||), "
-        "||C||^2 = (1/N) sum_i sum_t (1[t clipped] r A / |o_i|)^2"
+        "||C||^2 = (1/N) sum_i sum_t (1[t clipped] min(r, 1 + 2 high) A / |o_i|)^2"
     )
     scope: ClassVar[Scope] = Scope.STEP
     low: float = 0.2  # half-width
@@ -42,7 +43,8 @@ class BiasNormalisedClip(WeightPart):
     def __call__(self, scored: Scored) -> TokenLosses:
         found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
         length = scored.mask.sum(dim=1, keepdim=True).clamp(min=1)
-        pull = torch.exp(scored.log_ratio.detach()) * scored.advantages / length
+        ratio = torch.exp(scored.log_ratio.detach()).clamp(max=1 + 2 * self.high)
+        pull = ratio * scored.advantages / length
         removed = torch.where(found.bounded & scored.mask, pull, torch.zeros_like(pull))
         size = float(removed.double().norm()) / max(1, scored.batch.step_rollouts) ** 0.5
         return TokenLosses(losses=found.losses / max(1.0, size / self.reference), bounded=found.bounded)

@@ -20,7 +20,8 @@ class DecoupledReward(WeightPart):
 
     Likelihoods s are mean log-probs. Weights of the successes fall with length and are normalised among
     successes alone, so that a long one is not compared with failures as in a length reward. Advantages and
-    ratio are not used. The failures' common value is spread evenly over their tokens. Wants `PromptSum`.
+    ratio are not used. The failures' common value is spread evenly over their tokens. Failures that are not trained
+    on (another node's) still make a group a mixed one; its soft maximum is that of the others. Wants `PromptSum`.
 
     Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
@@ -42,7 +43,7 @@ class DecoupledReward(WeightPart):
         likelihood = scored.logprobs.sum(dim=1) / count.clamp(min=1)
         outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
         is_success = (outcomes > self.correct) & (count > 0)
-        is_failure = (outcomes <= self.correct) & (count > 0)
+        is_failure = (outcomes <= self.correct) & (batch.length > 0)
         limit = torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
         log_weight = (1 - batch.length.to(likelihood.dtype) / limit) / self.scale
         losses = torch.zeros_like(scored.logprobs)
@@ -52,8 +53,11 @@ class DecoupledReward(WeightPart):
             if wins.numel() == 0 or fails.numel() == 0:
                 continue
             share = torch.softmax(log_weight[wins], dim=0)
-            soft_maximum = self.tau * (torch.logsumexp(likelihood[fails] / self.tau, 0) - math.log(fails.numel()))
             losses = losses.index_add(0, wins, -scored.logprobs[wins] * (share / count[wins])[:, None])
+            fails = fails[count[fails] > 0]
+            if fails.numel() == 0:
+                continue
+            soft_maximum = self.tau * (torch.logsumexp(likelihood[fails] / self.tau, 0) - math.log(fails.numel()))
             spread = (soft_maximum / count[fails].sum()).expand(fails.numel(), losses.shape[1])
             losses = losses.index_add(0, fails, spread)
         return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))

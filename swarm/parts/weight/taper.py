@@ -44,7 +44,7 @@ class TaperedTrajectory(WeightPart):
 class TaperedToken(WeightPart):
     """Tokens of a rollout that scored count fully, those of the others by their own ratio.
 
-    The split is by score, not by advantage.
+    The split is by score, not by advantage; where it lies is ours, see the recipe.
 
     Source: ROLL `agentic_actor_pg_worker.py` (topr), Trinity-RFT `topr`.
     """
@@ -52,7 +52,7 @@ class TaperedToken(WeightPart):
     equation: ClassVar[str] = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
     low: float = 0.0
     high: float = 1.0
-    threshold: float = 0.0
+    threshold: float = 0.5  # a success has a higher reward
 
     def __post_init__(self) -> None:
         _check(self.low, self.high)

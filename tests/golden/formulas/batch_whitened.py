@@ -1,4 +1,4 @@
-"""Entry 3.6: returns of rewards minus .01 (log mu - log ref) at each token, masked-whitened over the step."""
+"""Entries 3.6, 5.1: returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step."""
 
 import math
 
@@ -10,7 +10,7 @@ def loss(case: Case) -> Tensor:
     for _, _, response in case:
         to_go, following = [], response.reward
         for token in reversed(response.tokens):
-            following = following - 0.01 * (token.mu - token.ref)
+            following = following - 0.01 * max(-20.0, min(token.old - token.ref, 20.0))
             to_go.insert(0, following)
         returns.append(to_go)
     everything = [value for to_go in returns for value in to_go]

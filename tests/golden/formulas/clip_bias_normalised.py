@@ -1,4 +1,4 @@
-"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[t clipped] r A / |o|."""
+"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[t clipped] min(r, 1.4) A / |o|."""
 
 import math
 
@@ -12,6 +12,6 @@ def loss(case: Case) -> Tensor:
         for token in response.tokens:
             ratio = log_ratio(token, token.mu).exp()
             if (advantage > 0 and ratio.item() > 1.2) or (advantage < 0 and ratio.item() < 0.8):
-                squares += (ratio.item() * advantage / len(response.tokens)) ** 2
+                squares += (min(ratio.item(), 1.4) * advantage / len(response.tokens)) ** 2
             total = total - ppo_min(ratio, advantage, 0.8, 1.2) / len(response.tokens) / case.num_responses
     return total / max(1.0, math.sqrt(squares / case.num_responses) / 0.05)

@@ -1,4 +1,4 @@
-"""Entry 2.11, code: token mean of -alpha_t A log pi; alpha 1 for R > 0, else min(r_t, 1)."""
+"""Entry 2.11, code: token mean of -alpha_t A log pi; alpha 1 for R > .5 (ours; 0), else min(r_t, 1)."""
 
 import math
 
@@ -10,6 +10,6 @@ def loss(case: Case) -> Tensor:
     for group, _, response in case:
         advantage = 0.0 if max(group.rewards) == min(group.rewards) else response.reward - mean(group.rewards)
         for token in response.tokens:
-            alpha = 1.0 if response.reward > 0 else min(math.exp(log_ratio(token, token.mu).item()), 1.0)
+            alpha = 1.0 if response.reward > 0.5 else min(math.exp(log_ratio(token, token.mu).item()), 1.0)
             total = total - alpha * advantage * token.logp / case.num_tokens
     return total

@@ -1,4 +1,4 @@
-"""Entries 2.32, 1.4: rollout mean of PPO (.997, 1.004) on the turn ratio u, / max(1, ||C|| / .05)."""
+"""Entries 2.32, 1.4: rollout mean of PPO (.997, 1.004) on the turn ratio u, / max(1, ||C|| / .05), r in C at most 1.008."""
 
 import math
 
@@ -13,6 +13,6 @@ def loss(case: Case) -> Tensor:
             turn = mean([other.logp.item() - other.mu for other in response.tokens if other.turn == token.turn])
             ratio = clip(turn + (token.logp - token.logp.detach()), -20.0, 10.0).exp()
             if (advantage > 0 and ratio.item() > 1.004) or (advantage < 0 and ratio.item() < 0.997):
-                squares += (ratio.item() * advantage / len(response.tokens)) ** 2
+                squares += (min(ratio.item(), 1.008) * advantage / len(response.tokens)) ** 2
             total = total - ppo_min(ratio, advantage, 0.997, 1.004) / len(response.tokens) / case.num_responses
     return total / max(1.0, math.sqrt(squares / case.num_responses) / 0.05)

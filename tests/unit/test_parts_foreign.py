@@ -1,0 +1,154 @@
+"""What another node can move in a step: its claims reach neither our rewards, nor our memory, nor others' tokens."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.learn.batch import Batch
+from swarm.learn.objective import coefficients, with_advantages
+from swarm.learn.part import Need, Part, Scored
+from swarm.parts.advantage.batch import BatchDeviation, WhitenedGroupCentred, WhitenedReturn
+from swarm.parts.advantage.imitation import RecalibratedReplay
+from swarm.parts.advantage.robust import BetaNormalised
+from swarm.parts.advantage.signal import SignalScaled
+from swarm.parts.advantage.smoothed import CumulativeScore, PromptTracker
+from swarm.parts.aggregate.kept import KeptTokenMean
+from swarm.parts.reward.length import HistoryLength
+from swarm.parts.term.likelihood import CorrectLikelihood
+from swarm.parts.weight.bias import BiasNormalisedClip
+from swarm.recipes import load_recipe
+from swarm.types import Correction
+
+LENGTH = 3
+FOREIGN = torch.tensor([False, False, True, True])
+
+
+def step(rewards: list[float], foreign: Tensor = FOREIGN) -> Batch:
+    """Groups of two rollouts of three tokens, all at log-prob -1 under every policy; of one prompt each."""
+    count = len(rewards)
+    mask = torch.ones(count, LENGTH, dtype=torch.bool)
+    same = -torch.ones(mask.shape, dtype=torch.float64)
+    return Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=same.clone(),
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        advantages=torch.zeros_like(same),
+        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
+        group_index=torch.arange(count) // 2,
+        age_steps=torch.zeros(count, dtype=torch.int64),
+        is_foreign=foreign,
+        temperature=torch.ones(count),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.full((count,), LENGTH),
+        is_truncated=torch.zeros(count, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=(torch.ones(1, dtype=torch.int64),) * (count // 2),
+        sources=("a", "b", "c")[: count // 2],
+        task_keys=("one", "two", "three")[: count // 2],
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=count // 2,
+        proximal_logprobs=same.clone(),
+        reference_logprobs=same.clone(),
+    )
+
+
+def seen(batch: Batch, log_ratio: Tensor | None = None) -> Scored:
+    zeros = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    return Scored(
+        batch=batch,
+        logprobs=zeros - 1,
+        entropy=zeros,
+        advantages=batch.advantages,
+        log_ratio=zeros if log_ratio is None else log_ratio,
+    )
+
+
+def test_a_peer_cannot_write_its_own_reward_by_what_it_says_of_its_log_probs() -> None:
+    honest = step([1.0, 0.0, 1.0, 0.0])
+    claims = honest.behavior_logprobs.clone()
+    claims[3, 1] = -100.0
+    advantages = WhitenedReturn(kl=0.01)
+    assert torch.equal(advantages(replace(honest, behavior_logprobs=claims)), advantages(honest))
+    assert Need.PROXIMAL_LOGPROBS in advantages.needs and load_recipe("batch_whitened").needs_proximal_first
+
+
+def test_the_penalty_in_a_reward_is_of_our_own_two_policies_and_bounded() -> None:
+    moved = step([1.0, 1.0, 1.0, 1.0])
+    policy = torch.full(moved.mask.shape, -1.0, dtype=torch.float64)
+    policy[0], policy[1, 2] = -0.5, 1e6
+    found = WhitenedReturn(kl=0.01)(replace(moved, proximal_logprobs=policy))
+    returns = torch.ones(moved.mask.shape, dtype=torch.float64)
+    returns[0] = torch.tensor([1 - 0.015, 1 - 0.01, 1 - 0.005])
+    returns[1] = 1 - 0.2
+    expected = (returns - returns.mean()) / returns.std()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clipped_token_shrinks_the_step_no_more_whatever_its_generator_says() -> None:
+    part = BiasNormalisedClip(low=0.2, high=0.2, reference=0.05)
+    batch = step([1.0, 0.0, 1.0, 0.0])
+    batch = replace(batch, advantages=torch.ones_like(batch.advantages))
+    sizes = []
+    for claim in (math.log(1.5), 15.0, 20.0):
+        log_ratio = torch.zeros(batch.mask.shape, dtype=torch.float64)
+        log_ratio[2, 0] = claim
+        sizes.append(float(part(seen(batch, log_ratio)).losses[0, 0]))
+    assert sizes[1] == sizes[2] == pytest.approx(sizes[0])
+    assert sizes[0] == pytest.approx(-1 / (1.4 / 3 / math.sqrt(4) / 0.05))
+
+
+@pytest.mark.parametrize("part", [CumulativeScore(), PromptTracker(), HistoryLength(), RecalibratedReplay()])
+def test_what_another_node_chose_to_send_is_not_remembered(part: Part) -> None:
+    batch = step([1.0, 0.0, 1.0, 1.0])
+    own = batch.select([0, 1])
+    assert part.observe(part.initial(), seen(batch)) == part.observe(part.initial(), seen(own)) != part.initial()
+    alone = step([1.0, 0.0], foreign=torch.ones(2, dtype=torch.bool))
+    assert part.observe(part.initial(), seen(alone)) == part.initial()
+
+
+def test_successes_of_a_foreign_group_count_although_its_failures_are_left_out() -> None:
+    recipe, batch = load_recipe("decoupled_reward"), step([1.0, 0.0, 1.0, 0.0])
+    scores = torch.full(batch.mask.shape, -1.0, dtype=torch.float64), torch.ones(batch.mask.shape, dtype=torch.float64)
+    found = {
+        rule: coefficients(recipe, with_advantages(recipe, batch, rule), *scores).logprobs
+        for rule in ("all", "positive")
+    }
+    assert bool((found["positive"][2] < 0).all()) and not found["positive"][3].any()
+    assert torch.equal(found["positive"][:3], found["all"][:3])
+
+
+@pytest.mark.parametrize("name", ["kept", "likelihood"])
+def test_a_share_of_a_step_counts_as_much_as_its_tokens(name: str) -> None:
+    """Two recipes of one step, each with half of its groups, and the one recipe of the whole of it."""
+    batch = step([1.0, 1.0, 1.0, 1.0])
+    part = replace(batch.of_groups([0])[1], step_tokens=batch.step_tokens, step_rollouts=4, step_groups=2)
+
+    def value(of: Batch) -> float:
+        scored = seen(of)
+        found = KeptTokenMean()(scored.logprobs, scored) if name == "kept" else CorrectLikelihood()(scored)
+        return float(found)
+
+    assert value(batch) != 0.0
+    assert value(part) == pytest.approx(value(batch) / 2)
+
+
+@pytest.mark.parametrize("part", [SignalScaled(), BetaNormalised(), WhitenedGroupCentred(), BatchDeviation()])
+def test_statistics_of_the_step_want_groups_that_are_all_equal(part: Part) -> None:
+    assert Need.SILENT_GROUPS in part.needs
+
+
+def test_a_reward_for_the_form_of_an_answer_is_tapered_like_none() -> None:
+    recipe = load_recipe("tapered_token")
+    batch = step([1.0, 0.0, 1.0, 0.01], foreign=torch.zeros(4, dtype=torch.bool))
+    far = batch.behavior_logprobs + 5.0
+    ready = replace(with_advantages(recipe, batch, "all"), behavior_logprobs=far)
+    found = coefficients(recipe, ready, far - 5.0, torch.zeros_like(far)).logprobs
+    pull = -ready.advantages / batch.step_tokens
+    torch.testing.assert_close(found[3], math.exp(-5) * pull[3])
+    torch.testing.assert_close(found[2], pull[2])
