@@ -23,8 +23,6 @@ class KeptTokenMean(AggregatePart):
         "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, "
         "share of the step's tokens (1 but for mixed kinds)"
     )
-        "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, share of the step's tokens (1 but for mixed kinds)"
-    )
     scope: ClassVar[Scope] = Scope.STEP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
