@@ -246,3 +246,16 @@ def test_the_snapshot_counts_ages_at_consumption() -> None:
     buffer.add(local(2, step=3))
     buffer.draw(1, at(3), nobody, {})
     assert buffer.statistics().consumed_ages == {0: 1, 2: 1}
+
+
+def test_a_limit_of_bytes_tightens_the_bound_and_never_loosens_it() -> None:
+    buffer = make_buffer(max_bytes=3000)
+    buffer.limit_bytes(2000)
+    for i in range(4):
+        buffer.add(local(i, size_bytes=1000))
+    assert buffer.statistics().num_bytes == 2000 and buffer.statistics().fill == 1.0
+    assert len(buffer.digests) == 2
+    buffer.limit_bytes(10**6)
+    for i in range(4, 8):
+        buffer.add(local(i, size_bytes=1000))
+    assert buffer.statistics().num_bytes == 3000
