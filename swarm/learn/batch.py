@@ -18,6 +18,9 @@ from swarm.interfaces import TaskOf, TextCodec
 from swarm.model.alignment import aligned_logprobs
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
+RATIO_CEILING = 20.0
+"""Of a foreign token's ratio to its generator, who may claim any log-prob; see `objective.scored`."""
+
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
 
 
@@ -61,6 +64,7 @@ class Batch:
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
+    ratio_ceiling: float = RATIO_CEILING  # of foreign tokens; infinite: none
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape

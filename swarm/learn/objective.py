@@ -7,6 +7,7 @@ Shape letters: N rollouts, L longest response in tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf, log
 from typing import Literal, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
-from swarm.learn.part import Scored
+from swarm.learn.part import Need, Scored
 from swarm.learn.recipe import Recipe
 
 
@@ -27,7 +28,7 @@ class Coefficients:
     loss: float
     log_ratio: Tensor  # [N, L], detached, as the recipe formed it
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
-    factor: Tensor  # [N, L], product of the corrections; 0 where a token was dropped
+    factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
         """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
@@ -78,20 +79,17 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
     mask = batch.mask & ~torch.isnan(advantages)
     if foreign == "positive":
         mask = mask & ~(batch.is_foreign[:, None] & (advantages < 0))
-    return replace(
-        batch,
-        mask=mask,
-        advantages=_on(mask, advantages),
-        behavior_logprobs=_on(mask, batch.behavior_logprobs),
-        proximal_logprobs=None if batch.proximal_logprobs is None else _on(mask, batch.proximal_logprobs),
-        reference_logprobs=None if batch.reference_logprobs is None else _on(mask, batch.reference_logprobs),
-    )
+    return _masked(replace(batch, advantages=advantages), mask)
 
 
 def scored(
     recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
 ) -> Scored:
     """The batch as the recipe's parts see it: advantages shaped, ratio formed.
+
+    Where the recipe takes log-probs of the generator, a foreign one cannot blow the step up with them: tokens whose
+    ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a negative advantage, leave the mask before
+    any ratio is formed, so that that of a sequence is of the others; and what is formed then stops at the ceiling.
 
     Args:
         recipe: whose shapers and ratio.
@@ -100,6 +98,9 @@ def scored(
         entropy: [N, L] nats.
         probes: name -> [N, L], where the recipe has some.
     """
+    is_claimed = _is_claimed(recipe, batch)
+    if is_claimed is not None:
+        batch = _within_ceiling(batch, logprobs, is_claimed)
     seen = Scored(
         batch=batch,
         logprobs=_on(batch.mask, logprobs),
@@ -110,7 +111,39 @@ def scored(
     )
     for part in recipe.shapers:
         seen = replace(seen, advantages=_on(batch.mask, part(seen).detach()))
-    return replace(seen, log_ratio=recipe.ratio(seen))
+    log_ratio = recipe.ratio(seen)
+    if is_claimed is not None:
+        log_ratio = torch.where(is_claimed[:, None], log_ratio.clamp(max=log(batch.ratio_ceiling)), log_ratio)
+    return replace(seen, log_ratio=log_ratio)
+
+
+def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
+    """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
+    if Need.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
+        return None
+    is_claimed = batch.is_foreign & batch.has_logprobs
+    return is_claimed if bool(is_claimed.any()) else None
+
+
+def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch:
+    """The batch without the claimed tokens that are beyond the ceiling."""
+    most = log(batch.ratio_ceiling)
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)
+    is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
+    mask = batch.mask & ~(is_beyond & is_claimed[:, None])
+    return _masked(batch, mask)
+
+
+def _masked(batch: Batch, mask: Tensor) -> Batch:
+    """The batch with fewer trained tokens, and nothing behind them."""
+    return replace(
+        batch,
+        mask=mask,
+        advantages=_on(mask, batch.advantages),
+        behavior_logprobs=_on(mask, batch.behavior_logprobs),
+        proximal_logprobs=None if batch.proximal_logprobs is None else _on(mask, batch.proximal_logprobs),
+        reference_logprobs=None if batch.reference_logprobs is None else _on(mask, batch.reference_logprobs),
+    )
 
 
 def coefficients(
@@ -129,6 +162,7 @@ def coefficients(
     entropy_leaf = _on(batch.mask, entropy.detach()).requires_grad_()
     with torch.enable_grad():
         seen = scored(recipe, batch, leaf, entropy_leaf, probes)
+        batch = seen.batch
         tokens = recipe.weight(seen)
         factor = torch.ones_like(leaf, requires_grad=False)
         for part in recipe.corrections:

@@ -1,0 +1,185 @@
+"""No recipe lets another node own a step by what it says of its log-probs, whichever way it lies."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.learn.batch import RATIO_CEILING, Batch
+from swarm.learn.objective import Coefficients, coefficients, scored, with_advantages
+from swarm.learn.part import Scored, TokenLosses, WeightPart
+from swarm.learn.recipe import Recipe
+from swarm.parts.ratio.sequence import FullSequenceRatio
+from swarm.recipes import list_recipes, load_recipe
+from swarm.types import Correction
+
+NUM_GROUPS, SIZE, LENGTH = 5, 4, 8
+LIAR = NUM_GROUPS * SIZE - 4
+"""The first rollout of the last group, which is foreign; it was rewarded, the second was not."""
+
+
+def step() -> tuple[Batch, Tensor, Tensor]:
+    """(batch, log pi, entropy) of honest groups, the last one foreign: policies differ by a few hundredths of a nat."""
+    generator = torch.Generator().manual_seed(3)
+    count = NUM_GROUPS * SIZE
+
+    def noise(size: float) -> Tensor:
+        return size * torch.randn((count, LENGTH), generator=generator, dtype=torch.float64)
+
+    behavior = -2.5 * torch.rand((count, LENGTH), generator=generator, dtype=torch.float64) - 0.3
+    group_index = torch.arange(count) // SIZE
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0] * 2 + [0.0, 1.0, 0.0, 0.0] * 2 + [1.0, 0.0, 1.0, 0.0]).double()
+    mask = torch.ones((count, LENGTH), dtype=torch.bool)
+    batch = Batch(
+        token_ids=torch.ones(mask.shape, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=behavior,
+        rewards=rewards,
+        advantages=torch.zeros_like(behavior),
+        turn_ids=torch.arange(LENGTH).div(4, rounding_mode="floor").expand(count, LENGTH).contiguous(),
+        group_index=group_index,
+        age_steps=torch.ones(count, dtype=torch.int64),
+        is_foreign=group_index == NUM_GROUPS - 1,
+        temperature=torch.ones(count),
+        length=mask.sum(dim=1),
+        max_new_tokens=torch.full((count,), LENGTH + 2),
+        is_truncated=torch.zeros(count, dtype=torch.bool),
+        corrections=(Correction.EXACT,) * count,
+        texts=tuple(f"answer {number % 3}" for number in range(count)),
+        prompts=(torch.ones(1, dtype=torch.int64),) * NUM_GROUPS,
+        sources=("a",) * (NUM_GROUPS - 1) + ("b",),
+        task_keys=tuple(f"sums/{group}" for group in range(NUM_GROUPS)),
+        step_tokens=int(mask.sum()),
+        step_rollouts=count,
+        step_groups=NUM_GROUPS,
+        proximal_logprobs=behavior + noise(0.03),
+        reference_logprobs=behavior + noise(0.1),
+        baseline_rewards=torch.full((NUM_GROUPS,), 0.25, dtype=torch.float64),
+        reference_rewards=torch.full((count,), 0.25, dtype=torch.float64),
+        budgets=torch.tensor([4, 6, 8, 10]).repeat(NUM_GROUPS),
+        replayed=group_index == 0,
+        reward_parts={"correct": rewards, "format": 1 - 0.5 * rewards},
+    )
+    return batch, behavior + noise(0.05), torch.rand((count, LENGTH), generator=generator, dtype=torch.float64) + 0.2
+
+
+def lie(batch: Batch, logprobs: Tensor, kind: str) -> tuple[Batch, Tensor]:
+    """The step with a lie in the foreign group; `rare` also takes tokens that we would hardly ever sample."""
+    claims, policy = batch.behavior_logprobs.clone(), logprobs.clone()
+    if kind == "one token":
+        claims[LIAR, 2] = policy[LIAR, 2] - 15.0
+    elif kind == "one token of a failure":
+        claims[LIAR + 1, 2] = policy[LIAR + 1, 2] - 15.0
+    elif kind == "every token a little":
+        claims[LIAR] = policy[LIAR] - 2.9
+    elif kind == "the door's bound":
+        claims[LIAR] = -100.0
+    elif kind == "rare":
+        policy[LIAR, 2], claims[LIAR, 2] = -15.0, -0.001
+    else:
+        policy[LIAR + 1, 2], claims[LIAR + 1, 2] = -15.0, -0.001
+    assert batch.proximal_logprobs is not None and batch.reference_logprobs is not None
+    moved = policy != logprobs
+    proximal, reference = (
+        torch.where(moved, policy, values) for values in (batch.proximal_logprobs, batch.reference_logprobs)
+    )
+    return replace(batch, behavior_logprobs=claims, proximal_logprobs=proximal, reference_logprobs=reference), policy
+
+
+LIES = ("one token", "one token of a failure", "every token a little", "the door's bound", "rare", "rare failure")
+
+
+def found(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, foreign: str) -> Coefficients:
+    probes = dict.fromkeys(recipe.probes, torch.ones_like(logprobs))
+    ready = with_advantages(recipe, batch, "positive" if foreign == "positive" else "all")
+    return coefficients(recipe, ready, logprobs, entropy, probes)
+
+
+def pull(of: Coefficients) -> Tensor:
+    """Size of each rollout's coefficients, [N]."""
+    sizes = of.logprobs.abs().sum(dim=1)
+    return sizes if of.entropy is None else sizes + of.entropy.abs().sum(dim=1)
+
+
+@pytest.mark.parametrize("foreign", ["positive", "all"])
+@pytest.mark.parametrize("name", list_recipes())
+def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(name: str, foreign: str) -> None:
+    recipe, (batch, logprobs, entropy) = load_recipe(name), step()
+    honest = pull(found(recipe, batch, logprobs, entropy, foreign))
+    usual = float(honest[honest > 0].median()) if bool(honest.any()) else 0.0
+    for kind in LIES:
+        false, policy = lie(batch, logprobs, kind)
+        after = pull(found(recipe, false, policy, entropy, foreign))
+        culprit, victims = float(after[batch.is_foreign].max()), float(after[~batch.is_foreign].sum())
+        expected = float(honest[~batch.is_foreign].sum())
+        assert culprit <= 1.05 * RATIO_CEILING * max(usual, float(honest[batch.is_foreign].max())), kind
+        assert not kind.startswith("one") or culprit <= 0.5 * float(after.sum()), kind
+        assert 0.5 * expected <= victims <= 2 * expected, kind
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_the_ceiling_touches_neither_honest_rollouts_nor_our_own(name: str) -> None:
+    recipe, (batch, logprobs, entropy) = load_recipe(name), step()
+    ours = replace(batch, is_foreign=torch.zeros_like(batch.is_foreign))
+    for of, policy in ((batch, logprobs), *(lie(ours, logprobs, kind) for kind in LIES)):
+        within = found(recipe, of, policy, entropy, "all")
+        without = found(recipe, replace(of, ratio_ceiling=math.inf), policy, entropy, "all")
+        assert torch.equal(within.logprobs, without.logprobs) and torch.equal(within.factor, without.factor)
+
+
+def test_without_the_ceiling_one_lie_would_own_most_recipes() -> None:
+    batch, logprobs, entropy = step()
+    false, policy = lie(replace(batch, ratio_ceiling=math.inf), logprobs, "one token of a failure")
+    pulls = [pull(found(load_recipe(name), false, policy, entropy, "all")) for name in list_recipes()]
+    assert sum(float(each[LIAR + 1]) > 0.99 * float(each.sum()) for each in pulls) > 40
+
+
+def test_what_is_left_out_is_counted_and_the_ratio_of_a_sequence_is_of_the_others() -> None:
+    batch, logprobs, entropy = step()
+    false, policy = lie(batch, logprobs, "one token")
+    recipe = load_recipe("sequence_ratio")
+    coefficient = found(recipe, false, policy, entropy, "all")
+    assert coefficient.factor[LIAR, 2] == 0 and int((coefficient.factor == 0).sum()) == 1
+    seen = scored(recipe, with_advantages(recipe, false, "all"), policy, entropy)
+    others = [t for t in range(LENGTH) if t != 2]
+    expected = (policy - false.behavior_logprobs)[LIAR, others].mean()
+    torch.testing.assert_close(seen.log_ratio[LIAR, others], expected.expand(LENGTH - 1))
+
+
+def test_recipes_that_ask_for_no_log_probs_are_not_touched_by_any() -> None:
+    recipe, (batch, logprobs, entropy) = load_recipe("swarm_sampling"), step()
+    honest = found(recipe, batch, logprobs, entropy, "all").logprobs
+    false, policy = lie(batch, logprobs, "one token")
+    assert torch.equal(found(recipe, false, policy, entropy, "all").logprobs, honest)
+
+
+def test_a_price_that_is_remembered_is_not_driven_up_by_a_lie() -> None:
+    recipe, (batch, logprobs, entropy) = load_recipe("ratio_variance"), step()
+    prices: list[float] = []
+    for of, policy in ((batch, logprobs), lie(batch, logprobs, "one token")):
+        memory = recipe.observe(scored(recipe, with_advantages(recipe, of, "all"), policy, entropy))
+        (price,) = [value for part in memory.values() for value in part.values()]
+        prices.append(float(price))
+    assert prices[1] == pytest.approx(prices[0], rel=0.05)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unclipped(WeightPart):
+    """The ratio times the advantage, whatever the ratio."""
+
+    equation: ClassVar[str] = "L = -r A"
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -scored.log_ratio.exp() * scored.advantages
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+def test_small_lies_do_not_multiply_up_in_the_ratio_of_a_sequence() -> None:
+    recipe = replace(load_recipe("grpo"), ratio=FullSequenceRatio(), weight=Unclipped())
+    batch, logprobs, entropy = step()
+    honest = pull(found(recipe, batch, logprobs, entropy, "all"))
+    false, policy = lie(batch, logprobs, "every token a little")
+    assert float(pull(found(recipe, false, policy, entropy, "all")).max()) <= 1.05 * RATIO_CEILING * float(honest.max())
