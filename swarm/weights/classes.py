@@ -1,23 +1,38 @@
-"""Which exponents share a class: thresholds that a patch names, chosen from a sample of what changed.
+"""Which exponents share a class of places or a context of values: chosen from a sample of what changed.
 
-Invariant: thresholds change only the size of a patch, never what it decodes to.
+Invariant: the choice changes only the size of a patch, never what it decodes to.
 """
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.weights.members import ClassTable, class_table
 from swarm.weights.steps import magnitudes, steps
 from swarm.weights.tensors import Bits, DtypeInfo
 
-MAX_CLASSES: Final = 6  # each costs 0.1 ns a weight on both sides; ten would be 2-3 % smaller
+MAX_CLASSES: Final = 8  # of places; each large one costs about 0.1 ns a weight on both sides
+MAX_CONTEXTS: Final = 24  # of values
 _CLASS_COST_BITS: Final = 800.0  # tables and lengths of its streams
 _NUM_SIZES: Final = 65  # bit lengths of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """How a patch classifies the weights of a dtype by the magnitude they have in the base."""
+
+    info: DtypeInfo
+    place_thresholds: tuple[int, ...]  # where classes begin, ascending magnitudes without mantissa bits
+    value_thresholds: tuple[int, ...]  # where contexts begin
+    places: ClassTable = field(init=False)  # [exponents]
+    values: ClassTable = field(init=False)  # [exponents]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", class_table(self.info, self.place_thresholds))
+        object.__setattr__(self, "values", class_table(self.info, self.value_thresholds))
 
 
 @dataclass(slots=True)
@@ -29,11 +44,16 @@ class _Class:
     def joined(self, other: "_Class") -> "_Class":
         return _Class(self.first, self.members + other.members, self.sizes + other.sizes)
 
-    @property
-    def bits(self) -> float:
-        """Entropy of who changed, and of the size of the change."""
-        changed = float(self.sizes.sum())
-        return _entropy(np.array([changed, max(0.0, self.members - changed)])) + _entropy(self.sizes)
+
+def _place_bits(one: _Class) -> float:
+    """Entropy of who changed."""
+    changed = float(one.sizes.sum())
+    return _entropy(np.array([changed, max(0.0, one.members - changed)]))
+
+
+def _value_bits(one: _Class) -> float:
+    """Entropy of how large changes are."""
+    return _entropy(one.sizes)
 
 
 def _entropy(counts: NDArray[np.float64]) -> float:
@@ -42,31 +62,43 @@ def _entropy(counts: NDArray[np.float64]) -> float:
     return float((counts * np.log2(counts.sum() / counts)).sum())
 
 
-def choose_thresholds(samples: Iterable[tuple[Bits, Bits]], info: DtypeInfo, scale: float) -> tuple[int, ...]:
-    """Magnitudes at which classes begin, ascending; none for what is no floating-point number.
+def choose_tables(samples: Iterable[tuple[Bits, Bits]], info: DtypeInfo, scale: float) -> Tables:
+    """Tables with which a patch should be small.
 
     Args:
         samples: base and target patterns of the same weights.
         scale: weights in all for each one sampled.
     """
     if info.mantissa_bits is None:
-        return ()
-    classes = _classes_by_exponent(samples, info, scale)
-    losses = [_loss(*pair) for pair in pairwise(classes)]
+        return Tables(info, (), ())
+    exponents = _classes_by_exponent(samples, info, scale)
+    places = _joined(exponents, _place_bits, MAX_CLASSES)
+    values = _joined([one for one in exponents if one.sizes.any()], _value_bits, MAX_CONTEXTS)
+    shift = info.mantissa_bits
+    return Tables(
+        info, tuple(one.first << shift for one in places[1:]), tuple(one.first << shift for one in values[1:])
+    )
+
+
+def _joined(classes: list[_Class], bits: Callable[[_Class], float], most: int) -> list[_Class]:
+    """Joins neighbours as long as that costs little, or there are too many."""
+    classes = list(classes)
+
+    def loss(place: int) -> float:
+        one, other = classes[place], classes[place + 1]
+        return bits(one.joined(other)) - bits(one) - bits(other)
+
+    losses = [loss(place) for place in range(len(classes) - 1)]
     while losses:
         place = losses.index(min(losses))
-        if losses[place] > _CLASS_COST_BITS and len(classes) <= MAX_CLASSES:
+        if losses[place] > _CLASS_COST_BITS and len(classes) <= most:
             break
         classes[place : place + 2] = [classes[place].joined(classes[place + 1])]
         del losses[place]
         for changed in (place - 1, place):
             if 0 <= changed < len(losses):
-                losses[changed] = _loss(classes[changed], classes[changed + 1])
-    return tuple(one.first << info.mantissa_bits for one in classes[1:])
-
-
-def _loss(one: _Class, other: _Class) -> float:
-    return one.joined(other).bits - one.bits - other.bits
+                losses[changed] = loss(changed)
+    return classes
 
 
 def _classes_by_exponent(samples: Iterable[tuple[Bits, Bits]], info: DtypeInfo, scale: float) -> list[_Class]:
@@ -93,8 +125,3 @@ def _exponents(bits: Bits, info: DtypeInfo) -> NDArray[np.intp]:
 def _bit_lengths(numbers: Bits) -> NDArray[np.intp]:
     """0 for 0, else 1 + floor(log2 n); rounding of large numbers moves some into the next one, which is harmless."""
     return np.ceil(np.log2(numbers.astype(np.float64) + 1.0)).astype(np.intp)
-
-
-def low_bits_of(num_members: int, num_changed: int) -> int:
-    """How many low bits of a gap travel as they are, so that the rest averages between 32 and 64."""
-    return max(0, math.floor(math.log2(num_members / num_changed)) - 5)

@@ -5,7 +5,6 @@ changes about as often as an optimizer step is large against its ulp, which its 
 weights of like exponents takes a fraction of what coding them among all weights takes.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -16,12 +15,13 @@ from swarm.weights.tensors import Bits, DtypeInfo
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
+ClassTable = NDArray[np.uint8]  # [exponents] class of each
 
 _ONES: Final = np.uint64(0x0101010101010101)
 _HIGH: Final = np.uint64(0x8080808080808080)
 _BYTE: Final = np.uint64(0xFF)
 _LIST_FROM: Final = 32  # a look-up takes about 32 times as long as listing one member
-_BLOCK: Final = 1 << 18  # weights
+_LIST_BELOW: Final = 64  # classes that hold together at most 1/64 of a piece are listed
 
 
 def _select_table() -> NDArray[np.uint8]:
@@ -36,8 +36,8 @@ def _select_table() -> NDArray[np.uint8]:
 _SELECT: Final = _select_table()
 
 
-class Members:
-    """The members of one class among the weights of a piece."""
+class Mapped:
+    """The members of one class among the weights of a piece, as a bitmap."""
 
     def __init__(self, words: Words) -> None:
         """`words`: bit i of word w is set where weight 64 w + i belongs to the class."""
@@ -45,8 +45,13 @@ class Members:
         self._ends = np.cumsum(np.bitwise_count(words), dtype=np.int64)
         self.count = int(self._ends[-1]) if len(words) else 0
 
-    def ranks(self, places: Places) -> Places:
-        """How many members come before each place."""
+    def ranks(self, places: Places, is_changed: NDArray[np.bool_]) -> Places:
+        """How many members come before each changed one.
+
+        Args:
+            places: of the changed members, ascending.
+            is_changed: of every weight of the piece, the same.
+        """
         word_of = places >> 6
         bits = (np.uint64(1) << (places & 63).astype(np.uint64)) - np.uint64(1)
         words = self._words[word_of]
@@ -69,44 +74,67 @@ class Members:
         return (word_of << 6) + shift.astype(np.int64) + found
 
 
-class ClassMap:
-    """The classes of one piece of the base: class c holds magnitudes from threshold c - 1 to below threshold c."""
+class Listed:
+    """The members of one class as a list of places: quicker than a bitmap where they are few."""
 
-    def __init__(self, base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], wanted: Iterable[int]) -> None:
-        """Finds the members of the classes in `wanted`.
+    def __init__(self, members: Places) -> None:
+        """`members`: ascending."""
+        self._members = members
+        self.count = len(members)
 
-        Args:
-            thresholds: ascending magnitudes; none makes one class of everything.
-        """
-        self._num_thresholds = len(thresholds)
-        self._num_words = -(-len(base) // 64)
-        numbers = {c for number in wanted for c in (number - 1, number) if 0 <= c < len(thresholds)}
-        self._below = {number: np.zeros(self._num_words, np.uint64) for number in sorted(numbers)}
-        self._len = len(base)
-        keys = np.empty(min(_BLOCK, len(base)), base.dtype)
-        mask = np.empty(len(keys), np.bool_)
-        for start in range(0, len(base) if numbers else 0, _BLOCK):  # small enough to stay in the nearest caches
-            block = base[start : start + _BLOCK]
-            magnitudes(block, info, keys[: len(block)])
-            for number, words in self._below.items():
-                below = np.less(keys[: len(block)], base.dtype.type(thresholds[number]), out=mask[: len(block)])
-                packed = np.packbits(below, bitorder="little")
-                words.view(np.uint8)[start // 8 : start // 8 + len(packed)] = packed
+    def ranks(self, places: Places, is_changed: NDArray[np.bool_]) -> Places:
+        """As `Mapped.ranks`."""
+        return np.flatnonzero(is_changed[self._members])
 
-    def members(self, number: int) -> Members:
-        """Of one class among the wanted ones."""
-        words = self._all() if number == self._num_thresholds else self._below[number]
-        return Members(words ^ self._below[number - 1] if number else words)
-
-    def _all(self) -> Words:
-        """Bitmap of every weight of the piece."""
-        words = np.full(self._num_words, ~np.uint64(0))
-        if self._len % 64:
-            words[-1] = np.uint64((1 << self._len % 64) - 1)
-        return words
+    def places(self, ranks: Places) -> Places:
+        """Where the members of those numbers are, each in 0..count-1."""
+        return self._members[ranks]
 
 
-def class_table(info: DtypeInfo, thresholds: tuple[int, ...]) -> NDArray[np.uint8]:
+Members = Mapped | Listed
+
+
+def members_by_class(base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], table: ClassTable) -> list[Members]:
+    """The classes of one piece of the base: class c holds magnitudes from threshold c - 1 to below threshold c.
+
+    Args:
+        thresholds: ascending magnitudes; none makes one class of everything.
+        table: of the thresholds.
+    """
+    above: list[Members] = []  # from the largest magnitudes down
+    words = _all_words(len(base))
+    keys = magnitudes(base, info, np.empty_like(base)) if thresholds else base
+    for threshold in reversed(thresholds):
+        below = np.less(keys, base.dtype.type(threshold))
+        outer, words = words, _packed(below)
+        above.append(Mapped(outer ^ words))
+        if np.count_nonzero(below) * _LIST_BELOW <= len(base):
+            return _listed(np.flatnonzero(below), keys, info, table, len(thresholds) - len(above) + 1) + above[::-1]
+    return [Mapped(words), *above[::-1]]
+
+
+def _listed(places: Places, keys: Bits, info: DtypeInfo, table: ClassTable, num_classes: int) -> list[Members]:
+    """The classes below a threshold, whose members are at `places`."""
+    class_of = classes_of(keys[places], info, table)
+    ends = np.cumsum(np.bincount(class_of, minlength=num_classes))
+    return [Listed(part) for part in np.split(places[np.argsort(class_of, kind="stable")], ends[:-1])]
+
+
+def _all_words(count: int) -> Words:
+    words = np.full(-(-count // 64), ~np.uint64(0))
+    if count % 64:
+        words[-1] = np.uint64((1 << count % 64) - 1)
+    return words
+
+
+def _packed(mask: NDArray[np.bool_]) -> Words:
+    bits = np.packbits(mask, bitorder="little")
+    if len(bits) % 8:
+        bits = np.concatenate([bits, np.zeros(-len(bits) % 8, np.uint8)])
+    return bits.view(np.uint64)
+
+
+def class_table(info: DtypeInfo, thresholds: tuple[int, ...]) -> ClassTable:
     """[exponents] the class of each; see `classes_of`."""
     if info.mantissa_bits is None:
         return np.zeros(1, np.uint8)
@@ -115,7 +143,7 @@ def class_table(info: DtypeInfo, thresholds: tuple[int, ...]) -> NDArray[np.uint
     return np.searchsorted(limits, exponents, side="right").astype(np.uint8)
 
 
-def classes_of(bits: Bits, info: DtypeInfo, table: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def classes_of(bits: Bits, info: DtypeInfo, table: ClassTable) -> NDArray[np.uint8]:
     """[n] classes of weights with those patterns."""
     if info.mantissa_bits is None:
         return np.zeros(len(bits), np.uint8)

@@ -7,6 +7,7 @@ A gap is the number of unchanged members in between. Its low bits are as good as
 rest averages between 32 and 64, takes one byte, and 255 stands for a number in the stream of wide gaps.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.weights.bitpack import pack_bits, packed_size, unpack_bits
-from swarm.weights.classes import low_bits_of
 from swarm.weights.members import Places
 from swarm.weights.refuse import malformed
 from swarm.weights.streams import StreamReader, pack
@@ -29,17 +29,20 @@ _MAX_GAP: Final = 1 << 32
 _BITMAP_FROM: Final = 0.08  # share of changed members from which a bitmap is smaller
 
 
-def part_header(num_members: int, num_changed: int) -> int:
-    """How one part (a class of a piece) is written: 0 for nothing, else the low bits of its gaps, or a way."""
-    if not num_changed:
-        return 0
+def part_header(num_members: int, num_changed: int) -> tuple[int, int]:
+    """The header of one part (a class of a piece) with changes, and the way in it: low bits of the gaps, or WAY_..."""
     if num_changed == num_members:
         way = WAY_ALL
     elif num_changed >= _BITMAP_FROM * num_members:
         way = WAY_BITMAP
     else:
-        way = low_bits_of(num_members, num_changed)
-    return num_changed | way << _WAY_SHIFT
+        way = _low_bits_of(num_members, num_changed)
+    return num_changed | way << _WAY_SHIFT, way
+
+
+def _low_bits_of(num_members: int, num_changed: int) -> int:
+    """How many low bits of a gap travel as they are, so that the rest averages between 32 and 64."""
+    return max(0, math.floor(math.log2(num_members / num_changed)) - 5)
 
 
 def counts_of(headers: NDArray[np.uint32]) -> Places:
@@ -88,9 +91,8 @@ _NO_NUMBERS: Final = np.zeros(0, np.uint32)
 class GapReader:
     """Gives the parts of a segment back, in order."""
 
-    def __init__(self, reader: StreamReader, headers: NDArray[np.uint32]) -> None:
-        """Reads the three streams. Raises Malformed."""
-        ways, counts = ways_of(headers), counts_of(headers)
+    def __init__(self, reader: StreamReader, counts: Places, ways: Places) -> None:
+        """Reads the three streams of the parts with those counts and ways. Raises Malformed."""
         if np.any((ways > MAX_LOW_BITS) & (ways < WAY_ALL)):
             raise malformed("unknown way of writing places")
         of_gaps = (counts > 0) & (ways <= MAX_LOW_BITS)

@@ -1,21 +1,90 @@
-"""By how much the changed weights of a class changed: few bits each, and byte planes for what does not fit.
+"""By how much changed weights changed: few bits each, and byte planes for what does not fit.
+
+A number's context is its weight's exponent in the base: how many ulps an optimizer step makes follows from that.
 
 Invariant: the width is chosen from the numbers alone and said in front of them; every number comes back.
 """
 
+import struct
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.weights.bitpack import Numbers, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
+from swarm.weights.members import ClassTable, classes_of
 from swarm.weights.refuse import malformed
 from swarm.weights.streams import StreamReader, pack
+from swarm.weights.tensors import Bits, DtypeInfo
 
+_U32: Final = struct.Struct("<I")
 _WIDTHS: Final = (1, 2, 4, 8)
 _PLANES: Final = 0
 _WITH_ESCAPES: Final = 0x80
 _TRIED: Final = 1 << 15  # numbers that the width is chosen by
+
+
+class ValueWriter:
+    """Collects the numbers of a segment, by context."""
+
+    def __init__(self, info: DtypeInfo, table: ClassTable, num_contexts: int) -> None:
+        self._info = info
+        self._table = table
+        self._numbers: list[list[Numbers]] = [[] for _ in range(num_contexts)]
+
+    def add(self, base: Bits, numbers: Numbers) -> None:
+        """Those of some weights, with the patterns that they have in the base."""
+        context = classes_of(base, self._info, self._table)
+        ends = np.cumsum(np.bincount(context, minlength=len(self._numbers)))
+        ordered = numbers[np.argsort(context, kind="stable")]
+        for mine, part in zip(self._numbers, np.split(ordered, ends[:-1]), strict=True):
+            if len(part):
+                mine.append(part)
+
+    def packed(self) -> bytes:
+        """Count (u32) and numbers of each context."""
+        parts: list[bytes] = []
+        for mine in self._numbers:
+            count = sum(map(len, mine))
+            parts.append(_U32.pack(count))
+            if count:
+                parts.append(pack_values(np.concatenate(mine)))
+        return b"".join(parts)
+
+
+class ValueReader:
+    """Gives the numbers of a segment back."""
+
+    def __init__(
+        self, reader: StreamReader, info: DtypeInfo, table: ClassTable, num_contexts: int, num_changes: int
+    ) -> None:
+        """Reads all of them; there must be `num_changes`. Raises Malformed."""
+        self._info = info
+        self._table = table
+        self._numbers: list[Numbers] = []
+        left = num_changes
+        for _ in range(num_contexts):
+            (count,) = reader.numbers(_U32)
+            left -= count
+            if left < 0:
+                raise malformed(f"values of more than {num_changes} changes")
+            self._numbers.append(read_values(reader, count, info.bits_dtype) if count else np.zeros(0, info.bits_dtype))
+        if left:
+            raise malformed(f"values of {num_changes - left} changes, expected {num_changes}")
+
+    def take(self, base: Bits) -> Numbers:
+        """The numbers of the next weights, which have those patterns in the base. Raises Malformed."""
+        context = classes_of(base, self._info, self._table)
+        parts: list[Numbers] = []
+        for number, count in enumerate(np.bincount(context, minlength=len(self._numbers)).tolist()):
+            mine = self._numbers[number]
+            if count > len(mine):
+                raise malformed(f"context {number} lacks {count - len(mine)} values")
+            parts.append(mine[:count])
+            self._numbers[number] = mine[count:]
+        numbers = np.empty(len(base), base.dtype)
+        numbers[np.argsort(context, kind="stable")] = np.concatenate(parts)
+        return numbers
 
 
 def pack_values(numbers: Numbers) -> bytes:

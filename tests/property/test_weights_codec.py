@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.types import PolicyVersion
-from swarm.weights import delta
+from swarm.weights import delta, segment
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.publish import Held, publish, stage
@@ -106,9 +106,11 @@ def test_a_full_version_survives_in_parts_of_any_size(base: Weights, cuts: list[
 @settings(max_examples=30, deadline=None)
 def test_pieces_and_segments_of_any_size_give_the_same(data: st.DataObject) -> None:
     sizes = pytest.MonkeyPatch()
-    sizes.setattr(delta, "PIECE", data.draw(st.sampled_from([64, 128, 4096])))
-    sizes.setattr(delta, "SEGMENT_CHANGES", data.draw(st.sampled_from([1, 50, 1 << 20])))
-    sizes.setattr(delta, "SEGMENT_PIECES", data.draw(st.sampled_from([1, 3, 4096])))
+    piece = data.draw(st.sampled_from([64, 128, 4096]))
+    sizes.setattr(segment, "PIECE", piece)
+    sizes.setattr(delta, "PIECE", piece)
+    sizes.setattr(segment, "SEGMENT_CHANGES", data.draw(st.sampled_from([1, 50, 1 << 20])))
+    sizes.setattr(segment, "SEGMENT_PIECES", data.draw(st.sampled_from([1, 3, 4096])))
     try:
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
         base = trained(rng)
