@@ -15,7 +15,7 @@ from torch import Tensor
 from swarm.learn.batch import Batch
 from swarm.types import Correction
 
-KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "signed", "one_update", "equal")
+KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "signed", "one_update", "equal", "graded")
 """How far pi is from mu, what the rewards are, and whether pi_old is given or pi itself (one_update)."""
 _SPREAD = {"on_policy": 0.0, "tight": 0.004, "broad": 0.7, "far": 2.0, "extreme": 15.0}
 SIZES = (4, 3, 5, 1, 4)
@@ -161,6 +161,8 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         rewards[group_index == 4] = 1.0
     elif kind == "signed":
         rewards = 2 * rewards - 1
+    elif kind == "graded":
+        rewards = uniform(count)
     rewards[group_index == 1] = 0.1
     if kind == "equal":
         rewards[:] = 0.4

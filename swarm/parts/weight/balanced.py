@@ -12,7 +12,7 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Need, Scope, Scored, TokenLosses, WeightPart, masked_sum
-from swarm.parts.weight.clip import clip_surrogate
+from swarm.parts.weight.clip import check_dual, clip_surrogate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,7 @@ class BalancedClip(WeightPart):
             raise ConfigError(f"form: {self.form!r} is neither 'code' nor 'paper'")
         if min(self.low_step, self.high_step) <= 0:
             raise ConfigError("low_step and high_step must be positive")
+        check_dual(self.dual)
 
     @property
     def needs(self) -> frozenset[Need]:

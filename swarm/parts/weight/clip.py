@@ -11,7 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from swarm.errors import ConfigError
 from swarm.learn.part import Scored, TokenLosses, WeightPart
+
+
+def check_dual(dual: float) -> None:
+    """Raises ConfigError for a dual clip that is neither off nor above 1, the ratio where nothing moved."""
+    if dual != 0 and dual <= 1:
+        raise ConfigError(f"dual: {dual} is neither 0 (off) nor above 1")
 
 
 def clip_surrogate(
@@ -31,14 +38,17 @@ def clip_surrogate(
     ratio = torch.exp(log_ratio)
     bounds = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
     plain, clipped = -ratio * advantages, -torch.clamp(ratio, *bounds) * advantages
-    losses = torch.maximum(plain, clipped)
-    bounded = clipped > plain
-    if dual > 0:
-        ceiling = -dual * advantages
-        is_capped = (advantages < 0) & (losses > ceiling)
-        losses = torch.where(is_capped, ceiling, losses)
-        bounded = bounded | is_capped
-    return TokenLosses(losses=losses, bounded=bounded)
+    found = TokenLosses(losses=torch.maximum(plain, clipped), bounded=clipped > plain)
+    return dual_clipped(found, advantages, dual)
+
+
+def dual_clipped(found: TokenLosses, advantages: Tensor, dual: float) -> TokenLosses:
+    """Losses of tokens with A < 0 held at -dual A, without gradient there; unchanged where `dual` is 0."""
+    if dual == 0:
+        return found
+    ceiling = -dual * advantages
+    is_capped = (advantages < 0) & (found.losses > ceiling)
+    return TokenLosses(losses=torch.where(is_capped, ceiling, found.losses), bounded=found.bounded | is_capped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +63,9 @@ class Clip(WeightPart):
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     dual: float = 0.0  # 0 = off
+
+    def __post_init__(self) -> None:
+        check_dual(self.dual)
 
     def __call__(self, scored: Scored) -> TokenLosses:
         return clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high, self.dual)

@@ -12,7 +12,7 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.parts.weight.clip import clip_surrogate
+from swarm.parts.weight.clip import check_dual, clip_surrogate, dual_clipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +34,7 @@ class PreservingClip(WeightPart):
     def __post_init__(self) -> None:
         if self.preserve not in ("both", "upper"):
             raise ConfigError(f"preserve: {self.preserve!r} is neither 'both' nor 'upper'")
+        check_dual(self.dual)
 
     def __call__(self, scored: Scored) -> TokenLosses:
         ratio, advantages = torch.exp(scored.log_ratio), scored.advantages
@@ -44,12 +45,8 @@ class PreservingClip(WeightPart):
         )
         plain, clipped = -ratio * advantages, -held * advantages
         bounded = clipped > plain
-        losses = torch.where(bounded, clipped, plain)
-        if self.dual > 0:
-            ceiling = -self.dual * advantages
-            is_capped = (advantages < 0) & (losses > ceiling)
-            losses, bounded = torch.where(is_capped, ceiling, losses), bounded | is_capped
-        return TokenLosses(losses=losses, bounded=bounded)
+        found = TokenLosses(losses=torch.where(bounded, clipped, plain), bounded=bounded)
+        return dual_clipped(found, advantages, self.dual)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

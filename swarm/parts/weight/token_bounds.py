@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Need, Scope, Scored, TokenLosses, WeightPart
-from swarm.parts.weight.clip import clip_surrogate
+from swarm.parts.weight.clip import check_dual, clip_surrogate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,7 @@ class EntropyClip(WeightPart):
     def __post_init__(self) -> None:
         if not 0 <= self.pivot <= 1:
             raise ConfigError(f"pivot {self.pivot} must be in [0, 1]")
+        check_dual(self.dual)
 
     def __call__(self, scored: Scored) -> TokenLosses:
         place = self.places(scored.entropy.detach(), scored.mask)

@@ -2,11 +2,8 @@
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 
-MEMORY = {"AdaptiveEntropy": {"strength": 0.03}}
-INERT = {
-    "terms.adaptive_entropy.start": "acts in the first step only, and a strength is remembered",
-    "terms.adaptive_entropy.pace": "acts between steps: test_parts_term",
-}
+MEMORY = [{"AdaptiveEntropy": {"strength": 0.03}}, {}]  # later, and in the first step
+INERT = {"terms.adaptive_entropy.pace": "acts between steps: test_parts_term"}
 
 
 def loss(case: Case) -> Tensor:
@@ -16,4 +13,5 @@ def loss(case: Case) -> Tensor:
         for token in response.tokens:
             total = total - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2) / case.num_tokens
             entropy = entropy + token.entropy / case.num_tokens
-    return total - (0.03 * entropy if entropy.item() <= 0.2 else zero())
+    strength = case.memory["AdaptiveEntropy"]["strength"] if case.memory else 0.01
+    return total - (strength * entropy if entropy.item() <= 0.2 else zero())

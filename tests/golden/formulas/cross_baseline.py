@@ -15,7 +15,10 @@ GRAM = [[math.fsum(row[i] * row[j] for row in PATTERN) for j in range(NUM_FEATUR
 MOMENT = [math.fsum(row[i] * target for row, target in zip(PATTERN, TARGETS, strict=True)) for i in range(NUM_FEATURES)]
 
 MEMORY = {"CrossBaseline": {"gram": GRAM, "moment": MOMENT, "rewards": [-0.4, 0.9]}}
-INERT = {"shapers.cross_baseline.decay": "moves the memory of the next step, see the unit test"}
+INERT = {
+    "shapers.cross_baseline.decay": "moves the memory of the next step, see the unit test",
+    "advantage swapped": "the shaper replaces the advantage",
+}
 
 
 def directions(size: int) -> list[list[float]]:

@@ -4,6 +4,11 @@ import math
 
 from golden_case import Case, Response, Tensor, log_ratio, zero
 
+INERT = {
+    "ratio swapped": "likelihoods are compared, no ratio",
+    "advantage swapped": "rewards are taken as they are",
+}
+
 
 def score(response: Response) -> Tensor:
     return sum((token.logp for token in response.tokens), start=zero()) / len(response.tokens)

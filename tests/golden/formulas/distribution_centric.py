@@ -1,14 +1,11 @@
 """Entry 5.5: A <- (1-a) A + a 1[R > .05] pi^T/pi, a/(1+a) of min(|.5 - H|, .1)/share correct; dual clip 3."""
 
 import math
+from functools import partial
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 
-MEMORY = {"TemperedPull": {"entropy": 0.37}}
-INERT = {
-    "shapers.tempered_pull.sharp": "the remembered entropy is below the target: test_parts_tempered",
-    "shapers.tempered_pull.correct": "no reward of these steps lies between 0.03 and 0.08",
-}
+MEMORY = [{"TemperedPull": {"entropy": entropy}} for entropy in (0.37, 0.64, 0.46)]  # below, above, and near 0.5
 
 
 def tempered(logits: list[float], target: int, temperature: float) -> float:
@@ -16,9 +13,11 @@ def tempered(logits: list[float], target: int, temperature: float) -> float:
     return weights[target] / math.fsum(weights)
 
 
-def loss(case: Case) -> Tensor:
-    correct = sum(response.reward > 0.05 for _, _, response in case) / case.num_responses
-    distance = min(abs(0.5 - 0.37), 0.1)
+def loss(case: Case, least: float = 0.05) -> Tensor:
+    correct = sum(response.reward > least for _, _, response in case) / case.num_responses
+    entropy = case.memory["TemperedPull"]["entropy"]
+    distance = min(abs(0.5 - entropy), 0.1)
+    factor = 1.2 if entropy <= 0.5 else 0.8
     total = zero()
     for group, place, response in case:
         for token in response.tokens:
@@ -28,10 +27,13 @@ def loss(case: Case) -> Tensor:
             else:
                 share = distance / correct
                 share = share / (share + 1)
-                pull = tempered(token.logits, token.target, 1.2) / tempered(token.logits, token.target, 1.0)
-                advantage = (1 - share) * advantage + share * (pull if response.reward > 0.05 else 0.0)
+                pull = tempered(token.logits, token.target, factor) / tempered(token.logits, token.target, 1.0)
+                advantage = (1 - share) * advantage + share * (pull if response.reward > least else 0.0)
             term = -ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2)
             if advantage < 0 and term.item() > -3.0 * advantage:
                 term = zero() + -3.0 * advantage
             total = total + term / case.num_tokens
     return total
+
+
+VARIANTS = [({"shapers.tempered_pull.correct": 0.4}, partial(loss, least=0.4))]  # few rewards are near 0.05

@@ -4,12 +4,12 @@ import math
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 
-MEMORY = {"EntropyBand": {"steps": 100, "entropy_sum": 90.0}}
-INERT = {"terms.entropy_band.slow": "step 100 of 150 lies in the second half"}
+MEMORY = [{"EntropyBand": {"steps": steps, "entropy_sum": 0.9 * steps}} for steps in (100, 40)]  # both halves of 150
 
 
 def loss(case: Case) -> Tensor:
-    past, weight = 90.0 / 100, 0.8 * math.exp(-3.0 * (100 - 75) / 75)
+    past, steps = 0.9, case.memory["EntropyBand"]["steps"]
+    weight = 0.8 * math.exp(-3.0 * (steps - 75) / 75) if steps > 75 else 1 - 0.2 * (1 - math.exp(-2.0 * steps / 75))
     total = zero()
     for group, place, response in case:
         advantage = z_score(group, place, 1e-6)

@@ -4,6 +4,8 @@ import math
 
 from golden_case import Case, Tensor, mean, zero
 
+INERT = {"ratio swapped": "its weight takes the log-probs, no ratio"}
+
 
 def loss(case: Case) -> Tensor:
     total = zero()

@@ -1,6 +1,7 @@
 """Entry 7.7 (sym): z-scores of R and of closeness to L*, proportion by EMA, whitened; clip .2/.28, token mean."""
 
 import math
+from functools import partial
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, std, zero
 
@@ -24,13 +25,13 @@ def spread_over_mean(groups: list[list[float]]) -> tuple[float, float]:
     return sigma / (abs(mean(means)) + 1e-8), mean(means)
 
 
-def loss(case: Case) -> Tensor:
+def loss(case: Case, least: float = 0.125, least_weight: float = 0.3) -> Tensor:
     rewards, closeness, of_successes = [], [], []
     for group in case.groups:
         lengths = [len(member.tokens) for member in group.members]
         right = [length for length, reward in zip(lengths, group.rewards, strict=True) if reward > 0.5]
         limit = group.members[0].limit
-        target = min(max(mean(right), 0.125 * limit), limit) if right else limit
+        target = min(max(mean(right), least * limit), limit) if right else limit
         near = [max(-1.0, 1 - abs(length - target) / target) for length in lengths]
         rewards.append(group.rewards)
         closeness.append(near)
@@ -43,7 +44,7 @@ def loss(case: Case) -> Tensor:
         other_variation, other_level = spread_over_mean(of_successes)
         other = other_variation * (1 - (other_level + 1) / 2)
     share = wanted / (wanted + other) if wanted + other > 0 else 0.0
-    weight = max(0.3, 0.95 * case.memory["LengthBalance"]["weight"] + 0.05 * share)
+    weight = max(least_weight, 0.95 * case.memory["LengthBalance"]["weight"] + 0.05 * share)
     scores = [
         weight * r + (1 - weight) * e
         for group, near in zip(rewards, closeness, strict=True)
@@ -57,3 +58,11 @@ def loss(case: Case) -> Tensor:
         for token in response.tokens:
             total = total - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.28) / case.num_tokens
     return total
+
+
+VARIANTS = [
+    (
+        {"advantage.least": 0.6, "advantage.least_weight": 0.5},
+        partial(loss, least=0.6, least_weight=0.5),
+    )
+]  # where both bounds hold

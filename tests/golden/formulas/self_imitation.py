@@ -4,21 +4,19 @@ Fresh: A = R - mean_G. Ages 1 to 5: A = max(R - median of remembered group means
 """
 
 import math
+from functools import partial
 
 from golden_case import Case, Group, Tensor, log_ratio, mean, ppo_min, zero
 
 MEMORY = {"RecalibratedReplay": {"means": [0.2, 0.6, 0.3, 0.5]}, "ReplayWarmup": {"step": 120}}
 INERT = {
     "advantage.history": "bounds what is remembered between steps; the unit test of observe covers it",
-    "advantage.max_age": "ages here are 0, 1, 4 and 64, on the same side of 5 and 6",
-    "weight.share": "a share of so few tokens is one token, and so are its mutants; the unit test covers it",
-    "weight.most": "no token of these steps is near that bound and unclipped; the unit test of the part covers it",
 }
 
 
-def loss(case: Case) -> Tensor:
+def loss(case: Case, max_age: int = 5, share: float = 0.02, least: float = 1.0, most: float = 40.0) -> Tensor:
     tokens = [
-        (token, advantage(group, place), response.age, response.limit)
+        (token, advantage(group, place, max_age), response.age, response.limit)
         for group, place, response in case
         for token in response.tokens
     ]
@@ -28,9 +26,9 @@ def loss(case: Case) -> Tensor:
         covariance = (a - mean_advantage) * (token.logp.item() - mean_logp)
         ratio = log_ratio(token, token.mu).exp().item()
         clipped = (a > 0 and ratio > 1.28) or (a < 0 and ratio < 0.8)
-        if 1 < covariance < 40 and not clipped:
+        if least < covariance < most and not clipped:
             found.append((-covariance, index))
-    dropped = {index for _, index in sorted(found)[: max(1, int(0.02 * len(tokens)))]}
+    dropped = {index for _, index in sorted(found)[: max(1, int(share * len(tokens)))]}
     total = zero()
     for index, (token, a, age, limit) in enumerate(tokens):
         if index not in dropped:
@@ -40,9 +38,21 @@ def loss(case: Case) -> Tensor:
     return total
 
 
-def advantage(group: Group, place: int) -> float:
+def advantage(group: Group, place: int, max_age: int) -> float:
     response = group.members[place]
     if response.age == 0:
         silent = max(group.rewards) == min(group.rewards)
         return 0.0 if silent else response.reward - mean(group.rewards)
-    return max(response.reward - 0.4, 0.0) if response.age <= 5 else 0.0
+    return max(response.reward - 0.4, 0.0) if response.age <= max_age else 0.0
+
+
+VARIANTS = [
+    (  # ages here are 0, 1, 4 and 64
+        {"advantage.max_age": 3, "weight.share": 0.9, "weight.least": 0.3, "weight.most": 0.9},
+        partial(loss, max_age=3, share=0.9, least=0.3, most=0.9),
+    ),
+    (
+        {"advantage.max_age": 4, "weight.share": 0.05, "weight.least": 0.1, "weight.most": 0.4},
+        partial(loss, max_age=4, share=0.05, least=0.1, most=0.4),
+    ),
+]

@@ -1,13 +1,15 @@
 """Entry 6.3: A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 3."""
 
+from functools import partial
+
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, zero
 
 
-def loss(case: Case) -> Tensor:
+def loss(case: Case, limit: float = 0.7) -> Tensor:
     total, num_tokens = zero(), 0
     for group in case.groups:
-        right = [place for place, reward in enumerate(group.rewards) if reward > 0.7]
-        wrong = [place for place, reward in enumerate(group.rewards) if reward <= 0.7]
+        right = [place for place, reward in enumerate(group.rewards) if reward > limit]
+        wrong = [place for place, reward in enumerate(group.rewards) if reward <= limit]
         kept = right[:2] + wrong[:2]
         spare = right[2:] + wrong[2:]
         kept += spare[: 4 - len(kept)]
@@ -21,3 +23,6 @@ def loss(case: Case) -> Tensor:
                     term = zero() + -3.0 * advantage
                 total = total + term
     return total / num_tokens
+
+
+VARIANTS = [({"advantage.right": 0.3}, partial(loss, limit=0.3))]

@@ -1,0 +1,210 @@
+"""A recipe with one thing wrong, of every kind of mistake that its golden test must notice.
+
+A label names the change, such as "weight.low up", "ratio swapped" or "detach gone from weight.gate.SoftGate.__call__".
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from golden_runs import Step, ours
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.part import AggregatePart, Part, Scored, TokenLosses, WeightPart
+from swarm.learn.recipe import Recipe
+from swarm.recipes import load_recipe
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed recipe, or the same one while the code of a part is changed."""
+
+    label: str
+    recipe: Recipe
+    patched: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def mutants(recipe: Recipe) -> Iterator[Mutant]:
+    """The recipe with one of its parts or constants changed."""
+    yield Mutant("sign", replace(recipe, weight=_Negated(inner=recipe.weight)))
+    yield Mutant("normaliser", replace(recipe, aggregate=_Scaled(inner=recipe.aggregate)))
+    yield from _without_a_part(recipe)
+    yield from _swapped(recipe)
+    for address, part in recipe.parts:
+        if address != "prompts":  # what is asked is no part of the loss: tests/unit/test_parts_prompts
+            yield from _other_constants(recipe, address, part)
+
+
+def _without_a_part(recipe: Recipe) -> Iterator[Mutant]:
+    for slot in ("rewards", "shapers", "corrections", "terms"):
+        chosen = getattr(recipe, slot)
+        for index in range(len(chosen)):
+            rest = chosen[:index] + chosen[index + 1 :]
+            yield Mutant(f"without {slot}.{type(chosen[index]).__name__}", replace(recipe, **{slot: rest}))
+
+
+def _swapped(recipe: Recipe) -> Iterator[Mutant]:
+    """Another ratio and another advantage: of those that are most alike, where there are such."""
+    token, sequence = (load_recipe(name).ratio for name in ("grpo", "sequence_ratio"))
+    scored, centred = (load_recipe(name).advantage for name in ("grpo", "constant_length"))
+    ratio = sequence if type(recipe.ratio) is type(token) else token
+    advantage = centred if type(recipe.advantage) is type(scored) else scored
+    yield Mutant("ratio swapped", replace(recipe, ratio=ratio))
+    yield Mutant("advantage swapped", replace(recipe, advantage=advantage))
+
+
+def _other_constants(recipe: Recipe, address: str, part: Part) -> Iterator[Mutant]:
+    hints = get_type_hints(type(part))
+    for name, value in recipe.constants.items():
+        place, _, field = name.rpartition(".")
+        if place != address:
+            continue
+        for way, other in _others(value, hints[field]):
+            try:
+                yield Mutant(f"{name} {way}", recipe.with_params({name: other}))
+            except ConfigError:
+                continue  # refused, so nobody can make this mistake
+
+
+def _others(value: Any, hint: Any) -> Iterator[tuple[str, Any]]:
+    """(how, another value) of a constant."""
+    if isinstance(value, bool):
+        yield "flipped", not value
+    elif isinstance(value, int):
+        yield from (("up", value + 1), ("down", value - 1))
+    elif isinstance(value, float):
+        yield from (("up", value * 1.37 + 0.011), ("down", value * 0.71 if value else -0.011))
+        if not value:
+            yield "on", 1.5  # of a bound that is off at 0
+    elif get_origin(hint) is Literal:
+        yield from ((f"= {other}", other) for other in get_args(hint) if other != value)
+    else:
+        yield "= format=0.5", "format=0.5"  # weights of named rewards, the one free text
+
+
+# --- mistakes in the code of a part --------------------------------------------------------------
+
+
+NEEDLESS = {
+    "ratio.interpolated.InterpolatedMismatch.__call__": "a correction, which the engine detaches",
+    "ratio.prefix.FullPrefixRatio.__call__": "on_tokens detaches",
+    "ratio.prefix.prefix_minimum": "on_tokens detaches",
+    "ratio.segment.SegmentRatio._drift": "on_tokens detaches",
+    "ratio.sequence.FullSequenceRatio.__call__": "on_tokens detaches",
+    "ratio.sequence.SequenceTokenRatio.__call__": "on_tokens detaches",
+    "ratio.turn.TurnRatio.__call__": "on_tokens detaches",
+    "weight.branch._Branches.mixed": "on_tokens detaches",
+    "ratio.token.NoRatio.__call__": "those who use it take the log-probs themselves",
+    "term.entropy.AdaptiveEntropy._is_low": "a float",
+    "weight.balanced.BalancedClip.bounds": "floats",
+    "weight.bias.BiasNormalisedClip.__call__": "a float",
+    "weight.second_moment.SecondMomentClip.bounds": "floats",
+    "term.entropy.EntropyBand.__call__": "compared only",
+    "weight.gate.OneSidedGate.__call__": "compared only",
+    "weight.gate.RingGate.__call__": "compared only",
+    "weight.gate.TwoSidedGate.__call__": "compared only",
+    "weight.covariance.covariances": "ranked only",
+}
+"""Functions whose `detach` says what is meant but changes no gradient, and why."""
+
+
+def code_mutants(recipe: Recipe, step: Step) -> Iterator[Mutant]:
+    """The recipe with one mistake in the code of its parts; `step` is run to see which code it uses.
+
+    Without `detach` in one function, or with minimum and maximum swapped there. Rewards, advantages, shapers and
+    corrections are left out for `detach`: the engine detaches what they return.
+    """
+    detaching, bounding = _callers(recipe, step)
+    for place in sorted(detaching):
+        if place.split(".")[0] not in ("reward", "advantage", "shape", "correction"):
+            yield Mutant(f"detach gone from {place}", recipe, lambda place=place: _no_detach(place))
+    for place in sorted(bounding):
+        yield Mutant(f"minimum and maximum swapped in {place}", recipe, lambda place=place: _swapped_bounds(place))
+
+
+def _place(code: CodeType) -> str | None:
+    """Such as "weight.gate.SoftGate.__call__", for functions of parts."""
+    path = Path(code.co_filename)
+    return f"{path.parent.name}.{path.stem}.{code.co_qualname}" if "parts" in path.parts else None
+
+
+def _callers(recipe: Recipe, step: Step) -> tuple[set[str], set[str]]:
+    """Functions of parts that call `detach`, and those that call `minimum` or `maximum`."""
+    detaching, bounding = set[str](), set[str]()
+
+    def noting(true: Callable[..., Tensor], found: set[str]) -> Callable[..., Tensor]:
+        def call(*tensors: Tensor) -> Tensor:
+            place = _place(sys._getframe(1).f_code)
+            if place is not None:
+                found.add(place)
+            return true(*tensors)
+
+        return call
+
+    with (
+        _replaced(Tensor, "detach", noting(Tensor.detach, detaching)),
+        _replaced(torch, "minimum", noting(torch.minimum, bounding)),
+        _replaced(torch, "maximum", noting(torch.maximum, bounding)),
+    ):
+        ours(recipe, *step)
+    return detaching, bounding
+
+
+@contextmanager
+def _no_detach(place: str) -> Iterator[None]:
+    true = Tensor.detach
+
+    def detach(tensor: Tensor) -> Tensor:
+        return tensor if _place(sys._getframe(1).f_code) == place else true(tensor)
+
+    with _replaced(Tensor, "detach", detach):
+        yield
+
+
+@contextmanager
+def _swapped_bounds(place: str) -> Iterator[None]:
+    least, most = torch.minimum, torch.maximum
+
+    def minimum(a: Tensor, b: Tensor) -> Tensor:
+        return (most if _place(sys._getframe(1).f_code) == place else least)(a, b)
+
+    def maximum(a: Tensor, b: Tensor) -> Tensor:
+        return (least if _place(sys._getframe(1).f_code) == place else most)(a, b)
+
+    with _replaced(torch, "minimum", minimum), _replaced(torch, "maximum", maximum):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    true = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, true)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Negated(WeightPart):
+    equation = "-L"
+    inner: WeightPart
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        found = self.inner(scored)
+        return TokenLosses(losses=-found.losses, bounded=found.bounded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scaled(AggregatePart):
+    equation = "1.01 L"
+    inner: AggregatePart
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return 1.01 * self.inner(losses, scored)
