@@ -63,9 +63,8 @@ class Invariants:
     def _check_step(self, node: NodeId, fields: JsonDict) -> None:
         self._num_steps[node] += 1
         draw = fields.get("draw") or fields["step"]  # the same number as long as no step was skipped
+        self._num_repeated += draw in self._steps[node]
         known = self._steps[node].setdefault(draw, fields["digest"])
-        if self._num_steps[node] > len(self._steps[node]):
-            self._num_repeated += 1
         if self.repeats_exactly and known != fields["digest"]:
             self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made again and became another")
         if self.repeats_exactly and draw not in self._drawn[node]:

@@ -30,6 +30,13 @@ def test_a_step_made_again_from_its_own_draw_is_the_same() -> None:
     assert broken_by(*made, step(1, 1, "a"), step(2, 2, "c")) == {REPEAT}
 
 
+def test_only_steps_made_again_are_counted_as_such() -> None:
+    invariants = Invariants(repeats_exactly=True)
+    for kind, fields in (draw(1), step(1, 1, "a"), step(1, 1, "a"), draw(2), step(2, 2, "b"), draw(3), step(3, 3, "c")):
+        invariants.check(NODE, kind, fields)
+    assert [verdict.detail for verdict in invariants.verdicts() if verdict.name == REPEAT] == ["1 steps made again"]
+
+
 def test_a_step_made_again_from_another_draw_has_to_be_announced() -> None:
     made = [draw(1), step(1, 1, "a"), draw(2), step(2, 2, "b")]
     assert broken_by(*made, step(1, 1, "a"), draw(3), step(2, 3, "c")) == {REPEAT}
