@@ -129,7 +129,6 @@ def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Held 
     for tensor in decode(specs, payload, start):
         if tensor.blake3() != hashes[tensor.spec.name]:
             raise Malformed(UnusableReason.WRONG_TENSOR, tensor.spec.name)
-        tensor.bits.flags.writeable = False
         staged[tensor.spec.name] = tensor
     held = Held.of({name: staged[name] for name in sorted(staged)}, manifest.version)
     if isinstance(held, Unusable):

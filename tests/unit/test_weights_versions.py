@@ -1,0 +1,331 @@
+"""Manifests, staged copies, the edge to torch, and the bounds that hostile bytes meet."""
+
+import json
+import struct
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from swarm.identity import Identity
+from swarm.model import weights_digest
+from swarm.types import PolicyVersion
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, chunked
+from swarm.weights.codec import Codec, decode, encode
+from swarm.weights.delta import decode_delta, encode_delta
+from swarm.weights.manifest import (
+    Canary,
+    Limits,
+    Manifest,
+    SealedManifest,
+    layout_digest,
+    open_manifest,
+    seal_manifest,
+)
+from swarm.weights.publish import Held, publish, stage
+from swarm.weights.refuse import Malformed, Unusable, UnusableReason
+from swarm.weights.streams import StreamReader, pack
+from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, published_digest, specs_of, to_torch
+
+OWNER = Identity.from_seed(b"o" * 32)
+LIMITS = Limits()
+
+
+def held(state: dict[str, torch.Tensor], step: int) -> Held:
+    version = PolicyVersion(policy_id=OWNER.node_id, step=step, digest=weights_digest(state))
+    found = Held.of(TorchWeights(state), version)
+    assert isinstance(found, Held)
+    return found
+
+
+def bf16(seed: int = 0, num: int = 4000) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.a": (0.05 * torch.randn(num // 40, 40, generator=generator)).bfloat16(),
+        "model.b": torch.randn(30, generator=generator).bfloat16(),
+    }
+
+
+def stepped(state: dict[str, torch.Tensor], seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (tensor.float() + 1e-4 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+        for name, tensor in state.items()
+    }
+
+
+def published(target: Held, base: Held | None, **options: Any) -> tuple[Manifest, list[bytes]]:
+    chunks: dict[bytes, bytes] = {}
+    manifest = publish(target, base, chunks.__setitem__, **options)
+    return manifest, [chunks[digest] for digest in manifest.chunks]
+
+
+def refusal(found: object) -> UnusableReason:
+    assert isinstance(found, Unusable), found
+    assert found.detail
+    return found.reason
+
+
+# --- the edge to torch -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_torch_tensors_survive_with_digest_dtype_and_shape(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    raw = torch.arange(24, dtype=torch.uint8).view(-1)
+    content = (raw % 2).view(torch.bool) if dtype == "bool" else raw.view(kind)
+    state = {
+        "b.matrix": content[: content.numel() // 3 * 3].reshape(3, -1),
+        "a.transposed": content[: content.numel() // 3 * 3].reshape(3, -1).T,
+        "c.empty": torch.zeros((0, 4), dtype=kind),
+        "d.scalar": content[0],
+    }
+    weights = TorchWeights(state)
+    assert published_digest(weights) == weights_digest(state)
+    assert [spec.name for spec in specs_of(weights)] == sorted(state)
+    for name, tensor in state.items():
+        back = to_torch(weights[name])
+        assert back.dtype == kind and back.shape == tensor.shape
+        assert back.contiguous().reshape(-1).view(torch.uint8).equal(tensor.contiguous().reshape(-1).view(torch.uint8))
+
+
+def test_the_full_payload_is_a_safetensors_file() -> None:
+    from safetensors.torch import load
+
+    state = {**bf16(), "x.counts": torch.arange(5), "x.half": torch.ones(3, dtype=torch.float16)}
+    found = load(b"".join(encode(Codec.FULL, TorchWeights(state), None)))
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_adapters_travel_alone_in_full_or_as_a_patch() -> None:
+    first = {f"layers.{place}.q_proj.lora_{factor}": torch.randn(8, 4) for place in range(3) for factor in "ab"}
+    second = stepped(first)
+    old, new = held(first, 1), held(second, 2)
+    whole, chunks = published(old, None)
+    assert whole.codec is Codec.LORA and whole.base is None and isinstance(stage(whole, chunks, None), Held)
+    patch, chunks = published(new, old, delta_at_most=2.0)
+    assert patch.codec is Codec.LORA and patch.base == old.version
+    found = stage(patch, chunks, old)
+    assert isinstance(found, Held) and found.version == new.version
+    with pytest.raises(ValueError, match="adapter factors and nothing else"):
+        list(encode(Codec.LORA, TorchWeights(bf16()), None))
+
+
+def test_a_patch_between_different_layouts_is_refused() -> None:
+    base = bf16()
+    for other in (
+        {**base, "more": torch.zeros(1)},
+        {"model.a": base["model.a"]},
+        {**base, "model.b": base["model.b"].float()},
+        {**base, "model.b": base["model.b"].reshape(5, 6)},
+    ):
+        with pytest.raises(ValueError, match="equal names, dtypes and shapes"):
+            list(encode_delta(TorchWeights(base), TorchWeights(other)))
+
+
+# --- publish and stage -------------------------------------------------------------------------
+
+
+def test_a_staged_version_is_the_published_one_and_a_base_for_the_next() -> None:
+    old, new = held(bf16(), 1), held(stepped(bf16()), 2)
+    manifest, chunks = published(new, old)
+    assert manifest.codec is Codec.DELTA and manifest.base == old.version and not manifest.tensors
+    found = stage(manifest, chunks, old)
+    assert isinstance(found, Held)
+    assert weights_digest({n: to_torch(found.weights[n]) for n in found.weights}) == new.version.digest
+    again = stage(*published(held(stepped(bf16(), 2), 3), found), base=found)
+    assert isinstance(again, Held) and again.version.step == 3
+
+
+def test_a_dense_change_falls_back_to_full() -> None:
+    old = held({"w": torch.randn(5000)}, 1)
+    new = held({"w": torch.randn(5000)}, 2)
+    manifest, chunks = published(new, old)
+    assert manifest.codec is Codec.FULL and manifest.base is None and manifest.payload_bytes == sum(map(len, chunks))
+    assert isinstance(stage(manifest, chunks, None), Held)
+
+
+def test_a_patch_is_refused_on_another_base() -> None:
+    old, new = held(bf16(), 1), held(stepped(bf16()), 2)
+    manifest, chunks = published(new, old)
+    other = held(bf16(seed=5), 1)
+    asked: list[bytes] = []
+    watched = (asked.append(chunk) or chunk for chunk in chunks)
+    assert refusal(stage(manifest, watched, other)) is UnusableReason.WRONG_BASE
+    assert refusal(stage(manifest, watched, None)) is UnusableReason.WRONG_BASE
+    assert refusal(stage(manifest, watched, new)) is UnusableReason.WRONG_BASE
+    assert not asked, "a chunk was read before the base was checked"
+
+
+def test_weights_that_are_not_the_version_are_not_held() -> None:
+    version = replace(held(bf16(), 1).version, digest=bytes(32))
+    assert refusal(Held.of(TorchWeights(bf16()), version)) is UnusableReason.WRONG_TARGET
+
+
+def test_a_manifest_that_lies_about_its_content_is_found_out() -> None:
+    old, new = held(bf16(), 1), held(stepped(bf16()), 2)
+    manifest, chunks = published(new, old)
+    wrong_target = replace(manifest, version=replace(new.version, digest=bytes(32)))
+    assert refusal(stage(wrong_target, chunks, old)) is UnusableReason.WRONG_TARGET
+    wrong_tensor = replace(manifest, hashes=(manifest.hashes[0], bytes(32)))
+    assert refusal(stage(wrong_tensor, chunks, old)) is UnusableReason.WRONG_TENSOR
+    wrong_layout = replace(manifest, layout=bytes(32))
+    assert refusal(stage(wrong_layout, chunks, old)) is UnusableReason.WRONG_LAYOUT
+
+
+def test_chunks_in_another_order_missing_or_repeated_are_refused() -> None:
+    state = {"w": torch.arange(700_000, dtype=torch.int32)}
+    manifest, chunks = published(held(state, 1), None)
+    assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK_BYTES] * 2
+    for wrong in (chunks[::-1], chunks[:-1], [*chunks, chunks[-1]], [chunks[0]] * 3, [chunks[0][:-1], *chunks[1:]], []):
+        found = stage(manifest, wrong, None)
+        assert refusal(found) is UnusableReason.WRONG_CHUNK
+    assert isinstance(stage(manifest, chunks, None), Held)
+
+
+def test_chunks_do_not_depend_on_how_the_payload_was_cut() -> None:
+    data = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5)
+    whole = list(chunked([data]))
+    parts = list(chunked(data[start : start + 300_001] for start in range(0, len(data), 300_001)))
+    assert whole == parts and b"".join(whole) == data
+    assert chunk_digest(whole[0]) == chunk_digest(memoryview(data)[:CHUNK_BYTES])
+
+
+# --- the manifest ------------------------------------------------------------------------------
+
+
+def a_manifest(with_base: bool = False) -> Manifest:
+    canary = Canary(token_ids=np.array([1, 2, 3], np.int32), logprobs=np.array([np.nan, -0.5, -2.0], np.float32))
+    old, new = held(bf16(), 1), held(stepped(bf16()), 2)
+    return published(new, old if with_base else None, canaries=(canary,))[0]
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+def test_a_manifest_survives_the_wire(with_base: bool) -> None:
+    manifest = a_manifest(with_base)
+    found = open_manifest(seal_manifest(manifest, OWNER), OWNER.node_id, LIMITS)
+    assert isinstance(found, Manifest)
+    assert replace(found, canaries=()) == replace(manifest, canaries=())
+    (canary,) = found.canaries
+    assert canary.token_ids.tolist() == [1, 2, 3]
+    assert np.array_equal(canary.logprobs, manifest.canaries[0].logprobs, equal_nan=True)
+
+
+def test_only_the_owner_of_a_lineage_signs_its_manifests() -> None:
+    sealed = seal_manifest(a_manifest(), OWNER)
+    stranger = Identity.from_seed(b"s" * 32)
+    forged = seal_manifest(a_manifest(), stranger)
+    assert refusal(open_manifest(forged, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_OWNER
+    swapped = replace(forged, public_key=sealed.public_key)
+    assert refusal(open_manifest(swapped, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_SIGNATURE
+
+
+def test_every_changed_byte_of_a_manifest_breaks_its_signature() -> None:
+    sealed = seal_manifest(a_manifest(), OWNER)
+    for place in range(0, len(sealed.body), 7):
+        body = bytearray(sealed.body)
+        body[place] ^= 1
+        found = open_manifest(replace(sealed, body=bytes(body)), OWNER.node_id, LIMITS)
+        assert refusal(found) is UnusableReason.WRONG_SIGNATURE
+
+
+def signed(body: bytes) -> SealedManifest:
+    """By a hostile owner, who signs anything."""
+    from swarm.weights.manifest import DOMAIN_WEIGHTS
+
+    return SealedManifest(body=body, public_key=OWNER.public_key, signature=OWNER.sign(DOMAIN_WEIGHTS, body))
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+def test_no_body_that_a_hostile_owner_signs_raises(with_base: bool) -> None:
+    body = seal_manifest(a_manifest(with_base), OWNER).body
+    rng = np.random.default_rng(0)
+    outcomes: set[str] = set()
+    for _ in range(600):
+        changed = bytearray(body[: rng.integers(0, len(body) + 1)] if rng.random() < 0.3 else body)
+        for _ in range(int(rng.integers(1, 4))):
+            if changed:
+                changed[rng.integers(0, len(changed))] = rng.integers(0, 256)
+        found = open_manifest(signed(bytes(changed)), OWNER.node_id, LIMITS)
+        outcomes.add(found.reason if isinstance(found, Unusable) else "opened")
+    assert {"malformed", "too_large", "opened"} <= outcomes
+
+
+def test_a_manifest_over_the_receivers_limits_is_refused_before_anything_is_allocated() -> None:
+    huge = TensorSpec(name="w", dtype="float32", shape=(2**39,))
+    body_of = seal_manifest(
+        replace(a_manifest(), tensors=(huge,), hashes=(bytes(32),), layout=layout_digest((huge,))), OWNER
+    )
+    many = a_manifest()
+    too_long = signed(seal_manifest(many, OWNER).body + bytes(LIMITS.manifest_bytes))
+    claimed = bytearray(seal_manifest(replace(many, payload_bytes=0, chunks=()), OWNER).body)
+    place = len(claimed) - 8 - 2 - (2 + 3 * 8)
+    assert claimed[place : place + 8] == bytes(8)
+    claimed[place : place + 8] = struct.pack("<Q", 2**45)
+    tracemalloc.start()
+    for sealed in (body_of, too_long, signed(bytes(claimed))):
+        assert refusal(open_manifest(sealed, OWNER.node_id, LIMITS)) is UnusableReason.TOO_LARGE
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"name": "a b"}, {"name": ""}, {"name": "x" * 600}, {"dtype": "complex64"}, {"shape": (-1,)}, {"shape": (1,) * 9}],
+)
+def test_a_tensor_out_of_bounds_is_no_tensor(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tensor"):
+        TensorSpec(**{"name": "w", "dtype": "float32", "shape": (1,), **fields})
+
+
+# --- hostile payloads --------------------------------------------------------------------------
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_given_memory() -> None:
+    bomb = zstandard.compress(bytes(1 << 28), 19)
+    assert len(bomb) < 1 << 17
+    tracemalloc.start()
+    for plain, bound in ((1 << 28, 1 << 20), (1 << 20, 1 << 20), (len(bomb) + 1, 1 << 20)):
+        stream = struct.pack("<II", plain, len(bomb)) + bomb
+        with pytest.raises(Malformed):
+            StreamReader([stream]).stream(0, bound)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_a_frame_without_its_size_and_bytes_after_a_frame_are_refused() -> None:
+    data = bytes(1000)
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(data)
+    doubled = zstandard.compress(data) + b"x"
+    for packed in (unsized, doubled):
+        with pytest.raises(Malformed):
+            StreamReader([struct.pack("<II", len(data), len(packed)) + packed]).stream(0, 1000)
+    assert StreamReader([pack(data)]).stream(1000, 1000) == data
+
+
+def test_a_segment_that_claims_many_changes_is_refused_before_it_is_read() -> None:
+    """The thresholds, one piece, and headers that together claim more changes than a segment may have."""
+    base = TorchWeights({"w": torch.zeros(1 << 22, dtype=torch.uint8)})
+    headers = np.array([(1 << 26) - 1 | 31 << 26] * 4, "<u4").view(np.uint8).reshape(4, 4)
+    planes = b"".join(pack(headers[:, place].tobytes()) for place in range(4))
+    payload = b"\0\0" + struct.pack("<I", 4) + planes
+    with pytest.raises(Malformed, match="changes exceeds") as caught:
+        list(decode_delta(base, [payload]))
+    assert caught.value.reason is UnusableReason.TOO_LARGE
+
+
+def test_a_foreign_safetensors_header_is_refused_unparsed() -> None:
+    weights = TorchWeights(bf16())
+    payload = b"".join(encode(Codec.FULL, weights, None))
+    (length,) = struct.unpack("<Q", payload[:8])
+    header = json.loads(payload[8 : 8 + length])
+    header["model.a"]["data_offsets"][1] += 2
+    text = json.dumps(header, separators=(",", ":")).encode()
+    forged = struct.pack("<Q", len(text)) + text + payload[8 + length :]
+    with pytest.raises(Malformed, match="header"):
+        list(decode(specs_of(weights), [forged], None))
