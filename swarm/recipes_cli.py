@@ -95,11 +95,17 @@ def _table(rows: list[JsonDict]) -> RenderableType:
             "paper": row["arxiv"] or "see show",
             "formula": row["verification"],
             "row": row["row"] or "-",
-            "needs": ", ".join(row["needs"]) or "-",
+            "needs": ", ".join(f"{need} (not yet)" if need in row["not_yet"] else need for need in row["needs"]) or "-",
         }
         table.add_row(*(Text(cells[column]) for column in columns))
     note = f"{len(rows)} recipes; `swarm recipes show NAME` explains one, `--json` gives every part and constant."
-    return Group(table, Text(note, style="dim"))
+    return Group(table, Text("\n".join([*_idle(rows), note]), style="dim"))
+
+
+def _idle(rows: list[JsonDict]) -> list[str]:
+    """Which recipes no run can feed, and what they wait for."""
+    idle = [f"  {row['name']} ({', '.join(row['not_yet'])})" for row in rows if row["not_yet"]]
+    return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
 
 
 def _page(recipe: "Recipe", about: str) -> RenderableType:
@@ -113,6 +119,7 @@ def _page(recipe: "Recipe", about: str) -> RenderableType:
         ("link", plain["url"] or "-"),
         ("row", plain["row"] or "-"),
         ("formula", verified),
+        ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),
     ]
     return Group(
         title,

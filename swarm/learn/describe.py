@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from swarm.learn.part import Part
 from swarm.learn.recipe import Recipe
-from swarm.learn.supply import how_to_supply
+from swarm.learn.supply import NOT_YET, how_to_supply
 from swarm.types import Correction, JsonDict
 
 ORDER = ("prompts", "rewards", "advantage", "shapers", "ratio", "corrections", "weight", "aggregate", "terms")
@@ -20,7 +20,7 @@ VERIFICATION = {
     "code": "formula read in the authors' or a framework's released code",
     "paper": "formula read in the paper's text; no code was compared",
     "secondary": "formula read in another paper's or a survey's account",
-    "ours": "our own method; no publication",
+    "ours": "our own method, or a published one of which a core is ours: the text above says what",
 }
 
 KINDS = {
@@ -60,7 +60,8 @@ def summary(recipe: Recipe) -> JsonDict:
     """The recipe as plain JSON data; the names of the fields are stable.
 
     Fields: name, acronym, title, arxiv, url (null where there is none), row (S-number or null), verification,
-    scope, needs, accepts, parts (address -> class, equation and constants).
+    scope, needs, not_yet (those needs that no run can supply so far: with any the recipe cannot run), accepts,
+    parts (address -> class, equation and constants).
     """
     return {
         "name": recipe.name,
@@ -72,6 +73,7 @@ def summary(recipe: Recipe) -> JsonDict:
         "verification": recipe.verification,
         "scope": str(recipe.scope),
         "needs": sorted(str(need) for need in recipe.needs),
+        "not_yet": sorted(str(need) for need in recipe.needs & NOT_YET),
         "accepts": [str(kind) for kind in Correction if recipe.accepts(kind)],
         "parts": {
             each.address: {"part": each.part, "equation": each.equation, "constants": each.constants}
@@ -106,9 +108,10 @@ _HEAD = (
     "",
     "Made by `swarm recipes list --markdown`; a test fails when it is not current. *Takes*: which kinds of rollouts a",
     "recipe may learn from ([recipes.md](recipes.md) explains kinds, needs, scope and where formulas come from).",
+    "*Runs*: yes, or the need that no run can supply yet.",
     "",
-    "| name | acronym | paper | row | formula from | scope | needs | takes |",
-    "|---|---|---|---|---|---|---|---|",
+    "| name | acronym | paper | row | formula from | scope | needs | takes | runs |",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -119,7 +122,9 @@ def _row(recipe: Recipe) -> str:
     takes = "all" if all(map(recipe.accepts, Correction)) else "EXACT"
     needs = ", ".join(sorted(recipe.needs)) or "-"
     cells = (f"`{recipe.name}`", recipe.acronym or "-", source or "-", recipe.row or "-", recipe.verification)
-    return f"| {' | '.join((*cells, str(recipe.scope), needs, takes))} |"
+    missing = ", ".join(sorted(recipe.needs & NOT_YET))
+    runs = f"not yet: nothing supplies {missing}" if missing else "yes"
+    return f"| {' | '.join((*cells, str(recipe.scope), needs, takes, runs))} |"
 
 
 def _described(address: str, part: Part) -> PartDescription:

@@ -5,6 +5,7 @@ them a second time.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
@@ -33,6 +34,8 @@ _SCORED_SLOTS = ("shapers", "ratio", "weight", "corrections", "aggregate", "term
 _STEP_SLOTS = ("rewards", "advantage")
 _SLOTS = ("prompts", *_STEP_SLOTS, *_SCORED_SLOTS)
 
+_DRAWN_KINDS = (RewardPart, AdvantagePart)  # computed once for each draw, before anything is scored
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -57,6 +60,14 @@ class Recipe:
     prompts: PromptPart | None = None  # what our own generator asks
     row: str = ""  # row of the systems table, or ""
     url: str = ""  # where there is no arXiv id
+
+    def __post_init__(self) -> None:
+        counts = Counter(type(part).__name__ for _, part in self.parts)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ConfigError(
+                f"recipe {self.name} has two parts called {', '.join(twice)}: they would share address and memory; "
+                "write one part that does both"
+            )
 
     @property
     def parts(self) -> tuple[tuple[str, Part], ...]:
@@ -119,9 +130,16 @@ class Recipe:
         """What the parts remember before the first step."""
         return {type(part).__name__: memory for part in self._learning if (memory := part.initial())}
 
-    def observe(self, scored: Scored) -> dict[str, Memory]:
-        """What the parts remember after a step."""
-        seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in self._learning}
+    def observe(self, scored: Scored, of: Literal["step", "draw", "update"] = "step") -> dict[str, Memory]:
+        """What the parts remember after a step.
+
+        Args:
+            scored: what they see.
+            of: a step with several updates asks `draw` once, with the whole draw, for what shapes rewards and
+                advantages, and `update` after each update, with its share, for everything else.
+        """
+        parts = [part for part in self._learning if of == "step" or (of == "draw") == isinstance(part, _DRAWN_KINDS)]
+        seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in parts}
         return {name: memory for name, memory in seen.items() if memory}
 
     @property

@@ -13,6 +13,9 @@ from swarm.learn.recipe import Recipe
 MAX_REPEATED_TASKS = 10_000  # of one environment: with more, a prompt comes back too seldom for its history to help
 
 _ALWAYS = frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS, Need.BASELINE_ROLLOUT})
+NOT_YET = frozenset({Need.REFERENCE_REWARDS, Need.TURNS, Need.PREVIOUS_DRAW, Need.BUDGETS, Need.REWARD_PARTS})
+"""What no run can supply yet, whatever its configuration."""
+
 _NOT_BUILT = "no part of a run makes them yet; choose a recipe without this need (`swarm recipes list`)"
 _FIXES = {
     Need.BEHAVIOR_LOGPROBS: "the generator must sample at a temperature above 0 without top_p, top_k or penalties",
@@ -65,3 +68,24 @@ def supplied_by(config: NodeConfig) -> frozenset[Need]:
     if asked and all(env.num_tasks <= MAX_REPEATED_TASKS for env in asked):
         found.add(Need.REPEATED_PROMPTS)
     return frozenset(found)
+
+
+def check_safe(safe: Recipe, needs: frozenset[Need], supplied: frozenset[Need]) -> None:
+    """Refuses a safe recipe that the guard could not switch to in the middle of a run.
+
+    Args:
+        safe: the recipe of `guard.safe_recipe`.
+        needs: of the configured recipes: what is prepared from the start.
+        supplied: what the run can supply.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    check_supply(safe, supplied)
+    missing = safe.needs & {Need.REFERENCE_LOGPROBS, Need.BASELINE_ROLLOUT} - needs
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise ConfigError(
+            f"guard.safe_recipe: {safe.name} needs {names}, which the configured recipe does not prepare; "
+            "use sequence_ratio"
+        )

@@ -1,7 +1,7 @@
 """S-PPO: PPO's clip, the update divided by the size of the gradient that the clip removed.
 
-Very stale batches, of which the clip removes much, then count less. Known from reviews and notes only. Ours:
-the size is that of the removed coefficients, not of parameter gradients, and never enlarges an update; a
+Very stale batches, of which the clip removes much, then count less. Known from reviews and notes only. Ours is
+the core: the size is that of the removed coefficients, not of parameter gradients, and never enlarges an update; a
 group z-score in place of the critic. The turn-level form is `turn_clip_bias_normalised`.
 """
 
@@ -17,7 +17,7 @@ RECIPE = Recipe(
     acronym="S-PPO",
     arxiv="2511.20718",
     row="S166",
-    verification="secondary",
+    verification="ours",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BiasNormalisedClip(),

@@ -1,7 +1,7 @@
 """Clip-Cov: a few tokens whose likelihood and advantage rise together, which cost most entropy, are left out.
 
-The published rule draws them at random between two bounds of the covariance. Ours: those of largest
-covariance between the bounds, so that a run can be repeated.
+The published rule draws them at random between two bounds of the covariance. Ours is which:
+those of largest covariance between the bounds, so that a run can be repeated.
 """
 
 from swarm.learn.recipe import Recipe
@@ -15,7 +15,7 @@ RECIPE = Recipe(
     title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
     acronym="Clip-Cov",
     arxiv="2505.22617",
-    verification="code",
+    verification="ours",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=CovarianceClip(),

@@ -1,8 +1,9 @@
 """POISE: the baseline is a linear probe on the policy's own states, taken from another rollout of the prompt.
 
 No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
-gradient stays unbiased. What we chose where the paper's full states and buffer would be too much to remember
-stands at the part. The advantage below only tells which foreign rollouts are negative.
+gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
+regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
+The advantage below only tells which foreign rollouts are negative.
 """
 
 from swarm.learn.recipe import Recipe
@@ -19,7 +20,7 @@ RECIPE = Recipe(
     acronym="POISE",
     arxiv="2605.07579",
     row="S150",
-    verification="paper",
+    verification="ours",
     advantage=LeaveOneOut(),
     shapers=(CrossBaseline(),),
     ratio=TokenRatio(),

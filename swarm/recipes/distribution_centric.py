@@ -13,7 +13,7 @@ from swarm.parts.weight.clip import Clip
 RECIPE = Recipe(
     name="distribution_centric",
     title="Distribution-Centric Policy Optimization Dominates Exploration-Exploitation Trade-off",
-    acronym="DCPO",
+    acronym="DCPO (distribution-centric)",
     arxiv="",
     url="https://github.com/597358816/DCPO",
     row="S148",

@@ -2,8 +2,10 @@
 
 With few rollouts a mean is thrown by one outlier and flips signs. The paper samples one rollout more and
 leaves the median one out of the backward pass: here it has advantage 0. Ours: an even number of rollouts
-uses the lower median. With binary rewards most groups have a deviation of 0; the released floor of 1e-3 then
-gives advantages near 1000, which only a gradient clip holds: raise `advantage.floor` to calm them.
+uses the lower median, and the one left out still counts in G and in the mean over rollouts, which only
+scales the step; against counting it in neither the two cancel. With binary rewards most groups have a
+deviation of 0; the released floor of 1e-3 then gives advantages near 1000, which only a gradient clip
+holds: raise `advantage.floor` to calm them.
 """
 
 from swarm.learn.recipe import Recipe

@@ -13,7 +13,7 @@ from swarm.parts.weight.token_bounds import ProbabilityClip
 RECIPE = Recipe(
     name="probability_clip",
     title="DCPO: Dynamic Clipping Policy Optimization",
-    acronym="DCPO",
+    acronym="DCPO (dynamic clipping)",
     arxiv="2509.02333",
     verification="code",
     advantage=CumulativeScore(),

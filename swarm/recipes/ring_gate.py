@@ -1,6 +1,7 @@
 """REC, ring: the two-sided gate; tokens far off on the side that the advantage pushes away from count as well.
 
-No importance weight: the ratio only decides which tokens count.
+No importance weight: the ratio only decides which tokens count. A summary of the code that we worked from says
+"one-sided or far"; far tokens are inside the one-sided gate, so that reading has no ring. Two-sided or far is here.
 """
 
 from swarm.learn.recipe import Recipe

@@ -1,7 +1,8 @@
 """Rollout-GDRO: more responses to prompts whose rewards vary, at a fixed mean of responses.
 
-The game over the weights of prompts is `robust_prompt_weights`. Ours: how the counts are found and their
-constants (see the part), and the strength of the KL penalty.
+The game over the weights of prompts is `robust_prompt_weights`. Ours is the core: how the
+counts are found and their constants (see the part), where the paper learns them by EXP3P; and the strength of
+the KL penalty.
 """
 
 from swarm.learn.recipe import Recipe
@@ -18,7 +19,7 @@ RECIPE = Recipe(
     acronym="Rollout-GDRO",
     arxiv="2601.19280",
     row="S190",
-    verification="paper",
+    verification="ours",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -12,7 +12,7 @@ from swarm.parts.weight.gate import SoftGate
 RECIPE = Recipe(
     name="soft_gate",
     title="Soft Adaptive Policy Optimization",
-    acronym="SAPO",
+    acronym="SAPO (soft)",
     arxiv="2511.20347",
     verification="code",
     advantage=GroupZScore(),

@@ -14,7 +14,7 @@ from swarm.parts.weight.clip import Clip
 RECIPE = Recipe(
     name="swarm_sampling",
     title="Sharing is Caring: Efficient LM Post-Training with Collective RL Experience Sharing",
-    acronym="SAPO",
+    acronym="SAPO (swarm)",
     arxiv="2509.08721",
     row="S109",
     verification="secondary",

@@ -1,6 +1,6 @@
 """ST-PPO: a clip of turn-level ratios, the update divided by the size of the gradient that the clip removed.
 
-As `clip_bias_normalised`, with the ratio of a whole turn. Ours besides what is said there: the half-widths,
+As `clip_bias_normalised`, with the ratio of a whole turn. Ours besides the core: the half-widths,
 which are those of AT2PO for the same ratio. Turns are those the environment marked.
 """
 
@@ -16,7 +16,7 @@ RECIPE = Recipe(
     acronym="ST-PPO",
     arxiv="2511.20718",
     row="S166",
-    verification="secondary",
+    verification="ours",
     advantage=GroupZScore(),
     ratio=TurnRatio(),
     weight=BiasNormalisedClip(low=3e-3, high=4e-3),

@@ -12,7 +12,7 @@ from swarm.parts.weight.clip import Clip
 RECIPE = Recipe(
     name="turn_ratio",
     title="AT2PO: Agentic Turn-based Policy Optimization via Tree Search",
-    acronym="ATPO",
+    acronym="AT2PO",
     arxiv="2601.04767",
     verification="code",
     advantage=GroupZScore(),

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swarm.cli import app
+from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.learn.describe import ORDER, parts_of
+from swarm.learn.supply import supplied_by
 from swarm.recipes import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +31,8 @@ def test_every_recipe_is_listed_with_every_field() -> None:
     rows = json.loads(swarm("recipes", "--json").stdout)
     assert [row["name"] for row in rows] == list(list_recipes())
     assert len(rows) >= 60
-    fields = ["name", "acronym", "title", "arxiv", "url", "row", "verification", "scope", "needs", "accepts", "parts"]
-    assert all(list(row) == fields for row in rows)
+    fields = ["name", "acronym", "title", "arxiv", "url", "row", "verification", "scope", "needs", "not_yet"]
+    assert all(list(row) == [*fields, "accepts", "parts"] for row in rows)
     for row in rows:
         assert row["title"] and (row["url"] or row["verification"] == "ours"), row["name"]
         assert row["row"] is None or row["row"][0] == "S", row["name"]
@@ -45,6 +47,29 @@ def test_recipes_list_says_the_same_as_recipes() -> None:
     shown = swarm("recipes").stdout
     assert shown == swarm("recipes", "list").stdout
     assert all(name in shown for name in list_recipes())
+
+
+def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
+    """What runs supply is computed from the widest configuration, not from the list that marks the recipes."""
+    env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=100)
+    widest = NodeConfig(
+        environments=(env,),
+        replay=ReplayConfig(keep_silent=True),
+        generator=GeneratorConfig(byte_lengths=True, group_size=4, largest_group=8),
+        learner=LearnerConfig(updates_per_step=2),
+    )
+    idle = {name for name in list_recipes() if load_recipe(name).needs - supplied_by(widest)}
+    assert {"turn_ratio", "budget_groups", "per_reward_normalised"} <= idle
+    rows = json.loads(swarm("recipes", "--json").stdout)
+    assert {row["name"] for row in rows if row["not_yet"]} == idle
+    assert all(set(row["not_yet"]) <= set(row["needs"]) for row in rows)
+    shown, table = swarm("recipes").stdout, swarm("recipes", "list", "--markdown").stdout
+    assert f"{len(idle)} cannot run yet" in shown
+    for name in list_recipes():
+        line = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
+        assert line.endswith("| yes |") == (name not in idle), name
+        assert (f"  {name} (" in shown) == (name in idle), name
+    assert "not yet: nothing supplies turns" in swarm("recipes", "show", "turn_ratio").stdout
 
 
 def test_a_recipe_is_shown_with_its_equation_and_the_address_of_every_constant() -> None:

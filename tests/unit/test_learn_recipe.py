@@ -1,0 +1,20 @@
+"""A recipe as a choice of parts: what cannot be told apart is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.parts.term.entropy import EntropyBonus
+from swarm.parts.term.kl import KlPenalty
+from swarm.recipes import load_recipe
+
+
+def test_two_parts_of_one_class_are_refused_because_they_would_share_address_and_memory() -> None:
+    grpo = load_recipe("grpo")
+    twice = (EntropyBonus(strength=0.1), EntropyBonus(strength=0.2))
+    with pytest.raises(ConfigError, match=r"grpo has two parts called EntropyBonus"):
+        replace(grpo, terms=twice)
+    both = replace(grpo, terms=(EntropyBonus(strength=0.1), KlPenalty(strength=0.2)))
+    assert both.constants["terms.entropy_bonus.strength"] == 0.1
+    assert both.with_params({"terms.entropy_bonus.strength": 0.3}).terms[1] == both.terms[1]
