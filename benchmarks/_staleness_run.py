@@ -20,11 +20,9 @@ import torch
 from benchmarks._sharing_start import warm_weights
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.learn.guard import Level
 from swarm.learn.guarded import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, load_published, tiny_network
-from swarm.parts.correction.band import capped
 from swarm.recipes import load_recipe
 from swarm.rollout.produce import evaluate, produce
 from swarm.rollout.transformers_engine import TransformersGenerator
@@ -196,8 +194,7 @@ class _Policy:
             self.name,
             folder / name,
         )
-        careful = {Level.CAPPED: capped(recipe, guard.cap), Level.SAFE: load_recipe(guard.safe_recipe)}
-        self.learner = GuardedLearner(policy, careful, guard, max_age_steps=job.age)
+        self.learner = GuardedLearner(policy, load_recipe(guard.safe_recipe), guard, max_age_steps=job.age)
         self.generator = TransformersGenerator(engine, codec, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
         self.generator.load(*self.learner.snapshot())
         self.environments = build_environments(

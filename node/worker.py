@@ -25,7 +25,6 @@ from swarm.loops import Ask, Greedy, Produce, Worker, run_worker
 from swarm.types import Draw, NodeId, PolicyVersion, Role, RolloutGroup, Sampling, Task
 
 if TYPE_CHECKING:
-    from swarm.learn.guard import Level
     from swarm.learn.guarded import GuardedLearner
     from swarm.learn.kinds import RecipesByKind
     from swarm.learn.recipe import Recipe
@@ -97,22 +96,11 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     )
 
 
-def _careful(config: NodeConfig, recipe: "Recipe") -> "dict[Level, Recipe]":
-    """What the guard's levels use. Raises ConfigError where the safe recipe is unknown or cannot be supplied."""
-    from swarm.learn.guard import Level
-    from swarm.learn.supply import check_supply, supplied_by
-    from swarm.parts.correction.band import capped
-    from swarm.recipes import load_recipe
-
-    safe = load_recipe(config.guard.safe_recipe)
-    check_supply(safe, supplied_by(config))
-    return {Level.CAPPED: capped(recipe, config.guard.cap), Level.SAFE: safe}
-
-
 def _load_engines(config: NodeConfig, node_id: NodeId, recipes: "RecipesByKind", task_of: TaskOf) -> _Engines:
     from swarm.learn.guarded import GuardedLearner
     from swarm.learn.learner import PolicyLearner
     from swarm.model import load_model
+    from swarm.recipes import load_recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
 
     loaded = load_model(config.model)
@@ -129,7 +117,8 @@ def _load_engines(config: NodeConfig, node_id: NodeId, recipes: "RecipesByKind",
             dir=config.dir / "checkpoints",
             task_of=task_of,
         )
-        learner = GuardedLearner(policy, _careful(config, recipes.main), config.guard, config.replay.max_age_steps)
+        safe = load_recipe(config.guard.safe_recipe)
+        learner = GuardedLearner(policy, safe, config.guard, config.replay.max_age_steps)
         version = learner.version
     engine_network = loaded.network if learner is None else load_model(config.model).network
     generator = TransformersGenerator(network=engine_network, codec=codec, version=version, seed=config.seed)

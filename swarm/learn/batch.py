@@ -5,6 +5,7 @@ also in a part of it, so that summing over micro-batches gives the one big batch
 Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -65,6 +66,7 @@ class Batch:
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
     ratio_ceiling: float = RATIO_CEILING  # of foreign tokens; infinite: none
+    ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape

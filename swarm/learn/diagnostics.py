@@ -5,6 +5,8 @@ has none gets no edge report rather than an invented one. Masked tokens and drop
 Shape letters: N rollouts, L longest response in tokens, n trained tokens.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -64,8 +66,7 @@ def step_diagnostics(
     for name, part in (("_local", is_known & ~foreign), ("_foreign", is_known & foreign)):
         if bool(part.any()):
             figures[f"ess_share{name}"] = ess_share(log_ratio[part])
-    for first_age, next_age in zip(AGE_BUCKETS, (*AGE_BUCKETS[1:], None), strict=True):
-        is_of_age = (batch.age_steps >= first_age) & (batch.age_steps < next_age if next_age else True)
+    for first_age, is_of_age in _buckets(batch):
         if bool((part := is_known & is_of_age[:, None]).any()):
             figures |= {f"{name}{age_suffix(first_age)}": value for name, value in _offness(log_ratio[part]).items()}
     return figures
@@ -110,25 +111,77 @@ def _offness(log_ratio: Tensor) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offness:
+    """How off policy the tokens of one source were, all of them or those of one age bucket."""
+
+    source: str
+    is_local: bool
+    first_age: int | None  # of the bucket; None for all ages
+    num_tokens: int
+    ess_share: float
+    mismatch_kl: float  # k3, nats per token
+    log_ratio_m2: float
+
+
+def offness_by_source(batch: Batch, logprobs: Tensor) -> tuple[Offness, ...]:
+    """Of every source with behaviour log-probs: as a whole, then by age bucket."""
+    log_ratio = _log_ratio(batch, logprobs)
+    is_known = batch.mask & batch.has_logprobs[:, None]
+    found: list[Offness] = []
+    for source, is_local, members in _sources(batch):
+        for first_age, is_of_age in ((None, torch.ones_like(members)), *_buckets(batch)):
+            known = log_ratio[is_known & (members & is_of_age)[:, None]]
+            if known.numel():
+                figures = _offness(known)
+                found.append(
+                    Offness(
+                        source=source,
+                        is_local=is_local,
+                        first_age=first_age,
+                        num_tokens=known.numel(),
+                        ess_share=figures["ess_share"],
+                        mismatch_kl=figures["mismatch_kl_k3"],
+                        log_ratio_m2=figures["log_ratio_m2"],
+                    )
+                )
+    return tuple(found)
+
+
+def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
+    """(source, is it this node, bool [N] its rollouts), own rollouts apart from foreign ones."""
+    for source in sorted(set(batch.sources)):
+        groups = [index for index, name in enumerate(batch.sources) if name == source]
+        is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
+        for is_local, members in ((True, is_its & ~batch.is_foreign), (False, is_its & batch.is_foreign)):
+            if bool(members.any()):
+                yield source, is_local, members
+
+
+def _buckets(batch: Batch) -> Iterator[tuple[int, Tensor]]:
+    """(first age, bool [N] rollouts of that age bucket)."""
+    for first_age, next_age in zip(AGE_BUCKETS, (*AGE_BUCKETS[1:], None), strict=True):
+        is_young = batch.age_steps < next_age if next_age is not None else torch.ones_like(batch.is_foreign)
+        yield first_age, (batch.age_steps >= first_age) & is_young
+
+
 def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
     """One report for each foreign source with behaviour log-probs, sorted by source."""
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
     reports: list[EdgeReport] = []
-    for source in sorted(set(batch.sources)):
-        groups = [index for index, name in enumerate(batch.sources) if name == source]
-        is_member = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device)) & batch.is_foreign
-        known = log_ratio[is_known & is_member[:, None]]
-        if known.numel() == 0:
+    for source, is_local, members in _sources(batch):
+        known = log_ratio[is_known & members[:, None]]
+        if is_local or known.numel() == 0:
             continue
         reports.append(
             EdgeReport(
                 source=source,
-                num_groups=len(batch.group_index[is_member].unique()),
-                age_mean_steps=float(batch.age_steps[is_member].float().mean()),
+                num_groups=len(batch.group_index[members].unique()),
+                age_mean_steps=float(batch.age_steps[members].float().mean()),
                 ess_share=ess_share(known),
                 mismatch_kl=_k3(known),
-                reward_mean=float(batch.rewards[is_member].mean()),
+                reward_mean=float(batch.rewards[members].mean()),
             )
         )
     return tuple(reports)

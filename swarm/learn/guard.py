@@ -1,24 +1,26 @@
-"""The adaptive guard: from how off-policy a step was to how careful the next one is.
+"""The adaptive guard: from how off policy a step was, by source and age, to how careful the next one is.
 
 Invariant: `decide` is a pure function of state, figures and settings; the state is plain numbers, kept with
 the checkpoint, so that a restart decides the same. Tightening is immediate, loosening waits (hysteresis).
 
-Two remedies for two causes. Data that is *old* (age buckets that look bad) is cured by a lower lag bound; a
-step that is off policy *as a whole* is cured by more careful arithmetic: first a cap on ratios, then the
-safe recipe, and on alarm no update at all.
+A figure of a foreign source is its claim: log-probs of the generator cannot be checked. So a source that looks
+bad is set aside, and alone it can do no more; the lag bound follows several sources, or our own groups; the
+level (a cap on ratios, the safe recipe, no update at all) follows our own groups only.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, cast
 
 from swarm.config import GuardConfig
-from swarm.learn.diagnostics import AGE_BUCKETS, age_suffix
+from swarm.learn.diagnostics import AGE_BUCKETS, Offness
 
 logger = logging.getLogger(__name__)
 
 MAX_PATIENCE = 16
+MAX_HELD = 256  # sources that are remembered
 
 
 class Level(IntEnum):
@@ -31,120 +33,142 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """A source that looked bad."""
+
+    until: int  # step of the guard from which on it is used again
+    patience: int  # factor on hold_steps the next time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GuardState:
     """What the guard knows."""
 
     level: Level = Level.OPEN
     max_age_steps: int  # lag bound, never above the configured one
+    step: int = 0  # decisions made
     calm_steps: int = 0  # good steps in a row
     frozen_steps: int = 0  # of the present freeze
     patience: int = 1  # factor on hold_steps: doubled by each tightening, 1 again once all is open and calm
-    reason: str = ""  # of the newest change
+    held: Mapping[str, Hold] = field(default_factory=dict[str, Hold])  # by source, oldest first
+
+    def is_held(self, source: str) -> bool:
+        """True while groups of this source are set aside."""
+        return source in self.held and self.step < self.held[source].until
 
     def figures(self) -> dict[str, float]:
         """As step diagnostics."""
-        return {"guard_level": float(self.level), "guard_max_age_steps": float(self.max_age_steps)}
+        return {
+            "guard_level": float(self.level),
+            "guard_max_age_steps": float(self.max_age_steps),
+            "guard_held_sources": float(sum(self.is_held(source) for source in self.held)),
+        }
 
 
-def decide(state: GuardState, figures: Mapping[str, float], config: GuardConfig, max_age_steps: int) -> GuardState:
+def decide(state: GuardState, seen: Sequence[Offness], config: GuardConfig, max_age_steps: int) -> GuardState:
     """The state for the next step.
 
     Args:
         state: of this step.
-        figures: `step_diagnostics` of this step (those missing say nothing).
+        seen: `offness_by_source` of this step.
         config: thresholds.
         max_age_steps: the configured lag bound.
     """
     if not config.enabled:
-        return GuardState(max_age_steps=max_age_steps)
-    bound, late = _lag_bound(state, figures, config, max_age_steps)
-    level, calm, frozen, why = _level(state, figures, config)
+        return opened(max_age_steps)
+    telling = [each for each in seen if each.num_tokens >= config.min_tokens]
+    own = next((each for each in telling if each.is_local and each.first_age is None), None)
+    level, frozen, why = _level(state, own, config)
+    bound, late = _lag_bound(state, telling, config, max_age_steps)
+    is_calm = own is not None and _is_calm(own, config)
+    is_tighter = level > state.level or bound < state.max_age_steps
+    if is_calm and not is_tighter and state.calm_steps + 1 >= config.hold_steps * state.patience:
+        level, bound = Level(max(level - 1, Level.OPEN)), min(max_age_steps, 2 * bound + 1)
+        why = f"{state.calm_steps + 1} calm steps"
     changed = (level, bound) != (state.level, state.max_age_steps)
     found = GuardState(
         level=level,
         max_age_steps=bound,
-        calm_steps=0 if changed else calm,
+        step=state.step + 1,
+        calm_steps=0 if changed or (own is not None and not is_calm) else state.calm_steps + is_calm,
         frozen_steps=frozen,
-        patience=_patience(state, level, bound, calm, config, max_age_steps),
-        reason="; ".join(filter(None, (why, late))) if changed else state.reason,
+        patience=_patience(state, is_tighter, changed, is_calm, config),
+        held=_held(state, telling, config),
     )
     if changed:
-        logger.info(
-            "guard changed",
-            extra={
-                "level": level.name.lower(),
-                "level_before": state.level.name.lower(),
-                "max_age_steps": bound,
-                "max_age_steps_before": state.max_age_steps,
-                "reason": found.reason,
-            },
-        )
+        _log(state, found, "; ".join(filter(None, (why, late))))
     return found
 
 
-def _level(state: GuardState, figures: Mapping[str, float], config: GuardConfig) -> tuple[Level, int, int, str]:
-    """(level, calm steps, frozen steps, why) for the next step."""
+def _level(state: GuardState, own: Offness | None, config: GuardConfig) -> tuple[Level, int, str]:
+    """(level, frozen steps, why) by our own groups; loosening is not decided here."""
+    if own is None:
+        return (Level.SAFE, 0, "nothing to measure") if state.level is Level.FROZEN else (state.level, 0, "")
     alarm = _first_of(
-        _below(figures, "ess_share", config.alarm_ess), _above(figures, "mismatch_kl_k3", config.alarm_kl)
+        _below("ess_share", own.ess_share, config.alarm_ess), _above("mismatch_kl", own.mismatch_kl, config.alarm_kl)
     )
     if alarm and state.frozen_steps < config.freeze_steps:
-        return Level.FROZEN, 0, state.frozen_steps + 1, alarm
+        return Level.FROZEN, state.frozen_steps + 1, alarm
     if state.level is Level.FROZEN:
-        return Level.SAFE, 0, 0, f"{state.frozen_steps} steps frozen"
-    if trouble := _trouble(figures, config):
-        return max(state.level, min(Level(state.level + 1), Level.SAFE)), 0, 0, trouble
-    if not _is_calm(figures, config):
-        return state.level, 0, 0, ""
-    if state.level > Level.OPEN and _is_due(state, config):
-        return Level(state.level - 1), 0, 0, f"{state.calm_steps + 1} calm steps"
-    return state.level, state.calm_steps + 1, 0, ""
+        return Level.SAFE, 0, f"{state.frozen_steps} steps frozen"
+    if trouble := _trouble(own, config):
+        return max(state.level, min(Level(state.level + 1), Level.SAFE)), 0, trouble
+    return state.level, 0, ""
 
 
 def _lag_bound(
-    state: GuardState, figures: Mapping[str, float], config: GuardConfig, max_age_steps: int
+    state: GuardState, telling: Sequence[Offness], config: GuardConfig, max_age_steps: int
 ) -> tuple[int, str]:
-    """(lag bound, why it changed) for the next step."""
+    """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do."""
     bound = min(state.max_age_steps, max_age_steps)
     for first_age in AGE_BUCKETS[1:]:
-        trouble = _trouble(figures, config, age_suffix(first_age))
-        if first_age <= bound and trouble:
-            return first_age - 1, f"age {first_age} and above: {trouble}"
-    if bound < max_age_steps and _is_calm(figures, config) and _is_due(state, config):
-        return min(max_age_steps, 2 * bound + 1), f"{state.calm_steps + 1} calm steps"
+        of_age = [each for each in telling if each.first_age == first_age]
+        bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, config))]
+        is_own = any(each.is_local for each, _ in bad)
+        if first_age <= bound and bad and (is_own or (len(bad) > 1 and 2 * len(bad) > len(of_age))):
+            return first_age - 1, f"age {first_age} and above, {len(bad)} of {len(of_age)} sources: {bad[0][1]}"
     return bound, ""
 
 
-def _is_due(state: GuardState, config: GuardConfig) -> bool:
-    """True when one more calm step loosens."""
-    return state.calm_steps + 1 >= config.hold_steps * state.patience
+def _held(state: GuardState, telling: Sequence[Offness], config: GuardConfig) -> dict[str, Hold]:
+    """Who is set aside next; the patience with a source that behaves for as long as it was held starts anew."""
+    step = state.step + 1
+    held = {
+        source: hold for source, hold in state.held.items() if step < hold.until + config.hold_steps * hold.patience
+    }
+    for each in telling:
+        if each.is_local or each.first_age is not None or not (trouble := _trouble(each, config)):
+            continue
+        patience = held.pop(each.source).patience if each.source in held else 1
+        held[each.source] = Hold(until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE))
+        logger.info("source set aside", extra={"source": each.source, "reason": trouble})
+    while len(held) > MAX_HELD:
+        del held[next(iter(held))]
+    return held
 
 
-def _patience(
-    state: GuardState, level: Level, bound: int, calm_steps: int, config: GuardConfig, max_age_steps: int
-) -> int:
-    if level > state.level or bound < state.max_age_steps:
+def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool, config: GuardConfig) -> int:
+    if is_tighter:
         return min(2 * state.patience, MAX_PATIENCE)
-    is_open = level is Level.OPEN and bound == max_age_steps
-    return 1 if is_open and calm_steps >= config.hold_steps * state.patience else state.patience
+    is_settled = is_calm and not changed and state.calm_steps + 1 >= config.hold_steps * state.patience
+    return 1 if is_settled else state.patience
 
 
-def _trouble(figures: Mapping[str, float], config: GuardConfig, suffix: str = "") -> str:
+def _trouble(seen: Offness, config: GuardConfig) -> str:
     """Which figure is beyond its tight threshold; "" where none is."""
-    if figures.get(f"num_tokens{suffix}", 0.0) < config.min_tokens:
-        return ""
     return _first_of(
-        _below(figures, f"ess_share{suffix}", config.tight_ess),
-        _above(figures, f"mismatch_kl_k3{suffix}", config.tight_kl),
-        _above(figures, f"log_ratio_m2{suffix}", config.tight_m2),
+        _below("ess_share", seen.ess_share, config.tight_ess),
+        _above("mismatch_kl", seen.mismatch_kl, config.tight_kl),
+        _above("log_ratio_m2", seen.log_ratio_m2, config.tight_m2),
     )
 
 
-def _is_calm(figures: Mapping[str, float], config: GuardConfig) -> bool:
-    """Every overall figure is on the good side of its loose threshold."""
+def _is_calm(seen: Offness, config: GuardConfig) -> bool:
+    """Every figure is on the good side of its loose threshold."""
     return (
-        figures.get("ess_share", 1.0) >= config.loose_ess
-        and figures.get("mismatch_kl_k3", 0.0) <= config.loose_kl
-        and figures.get("log_ratio_m2", 0.0) <= config.loose_m2
+        seen.ess_share >= config.loose_ess
+        and seen.mismatch_kl <= config.loose_kl
+        and seen.log_ratio_m2 <= config.loose_m2
     )
 
 
@@ -152,14 +176,25 @@ def _first_of(*reasons: str) -> str:
     return next(filter(None, reasons), "")
 
 
-def _below(figures: Mapping[str, float], name: str, bound: float) -> str:
-    value = figures.get(name)
-    return f"{name} {value:.3g} below {bound:g}" if value is not None and not value >= bound else ""
+def _below(name: str, value: float, bound: float) -> str:
+    return "" if value >= bound else f"{name} {value:.3g} below {bound:g}"
 
 
-def _above(figures: Mapping[str, float], name: str, bound: float) -> str:
-    value = figures.get(name)
-    return f"{name} {value:.3g} above {bound:g}" if value is not None and not value <= bound else ""
+def _above(name: str, value: float, bound: float) -> str:
+    return "" if value <= bound else f"{name} {value:.3g} above {bound:g}"
+
+
+def _log(before: GuardState, after: GuardState, reason: str) -> None:
+    logger.info(
+        "guard changed",
+        extra={
+            "level": after.level.name.lower(),
+            "level_before": before.level.name.lower(),
+            "max_age_steps": after.max_age_steps,
+            "max_age_steps_before": before.max_age_steps,
+            "reason": reason,
+        },
+    )
 
 
 def opened(max_age_steps: int) -> GuardState:
@@ -167,9 +202,17 @@ def opened(max_age_steps: int) -> GuardState:
     return GuardState(max_age_steps=max_age_steps)
 
 
-def from_plain(data: Mapping[str, object], max_age_steps: int) -> GuardState:
+def from_plain(data: Mapping[str, Any], max_age_steps: int) -> GuardState:
     """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
     if not data:
         return opened(max_age_steps)
-    state = GuardState(**data)  # pyright: ignore[reportArgumentType]
-    return replace(state, level=Level(state.level), max_age_steps=min(state.max_age_steps, max_age_steps))
+    held = {source: Hold(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
+    return GuardState(
+        level=Level(data["level"]),
+        max_age_steps=min(int(data["max_age_steps"]), max_age_steps),
+        step=int(data["step"]),
+        calm_steps=int(data["calm_steps"]),
+        frozen_steps=int(data["frozen_steps"]),
+        patience=int(data["patience"]),
+        held=held,
+    )

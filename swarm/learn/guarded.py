@@ -4,7 +4,8 @@ Invariant: what the guard decided after a step holds for the next one, also acro
 the same checkpoint as the weights.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from swarm.config import GuardConfig
 from swarm.learn.guard import GuardState, Level, decide, from_plain
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.recipe import Recipe
-from swarm.types import Draw, PolicyVersion, StepReport
+from swarm.types import Draw, DrawnGroup, PolicyVersion, StepReport
 
 _NOTE = "guard"
 
@@ -24,19 +25,16 @@ class GuardedLearner:
     Step reports carry `guard_level` and `guard_max_age_steps`: whoever draws groups keeps to that bound.
 
     Example:
-        careful = {Level.CAPPED: capped(recipe, config.cap), Level.SAFE: load_recipe(config.safe_recipe)}
-        learner = GuardedLearner(PolicyLearner.open(...), careful, config, replay.max_age_steps)
+        learner = GuardedLearner(PolicyLearner.open(...), load_recipe(config.safe_recipe), config, max_age_steps=4)
     """
 
-    def __init__(
-        self, learner: PolicyLearner, careful: Mapping[Level, Recipe], config: GuardConfig, max_age_steps: int
-    ) -> None:
-        """`careful`: what levels CAPPED and SAFE use; `max_age_steps`: the configured lag bound."""
+    def __init__(self, learner: PolicyLearner, safe: Recipe, config: GuardConfig, max_age_steps: int) -> None:
+        """`safe`: recipe of level SAFE; `max_age_steps`: the configured lag bound."""
         self._learner = learner
-        self._careful = dict(careful)
+        self._safe = safe
         self._config = config
         self._max_age_steps = max_age_steps
-        self._state = from_plain(learner.notes.get(_NOTE, {}), max_age_steps)
+        self._state = from_plain(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
 
     @property
     def state(self) -> GuardState:
@@ -54,12 +52,29 @@ class GuardedLearner:
         return self._learner.next_draw
 
     def step(self, draw: Draw) -> StepReport:
-        """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision."""
-        level = self._state.level
-        report = self._learner.step(draw, self._careful.get(level), is_frozen=level is Level.FROZEN)
-        self._state = decide(self._state, report.diagnostics, self._config, self._max_age_steps)
+        """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
+
+        Groups of sources that are set aside, and those older than the bound, are left out; where nothing else was
+        drawn they are measured only.
+        """
+        kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
+        level = self._state.level if kept else Level.FROZEN
+        used = _part(draw, kept) if kept else draw
+        report = self._learner.step(
+            used,
+            self._safe if level is Level.SAFE else None,
+            is_frozen=level is Level.FROZEN,
+            ratio_band=self._config.cap if level is Level.CAPPED else math.inf,
+        )
+        self._state = decide(self._state, self._learner.offness, self._config, self._max_age_steps)
         self._learner.notes[_NOTE] = asdict(self._state)
-        return replace(report, diagnostics={**report.diagnostics, **self._state.figures()})
+        figures = {**self._state.figures(), "guard_groups_left_out": float(len(draw.groups) - len(kept))}
+        return replace(report, diagnostics={**report.diagnostics, **figures})
+
+    def _may_use(self, drawn: DrawnGroup) -> bool:
+        if drawn.age_steps > self._state.max_age_steps:
+            return False
+        return drawn.scored.is_local or not self._state.is_held(drawn.scored.group.producer)
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """Version and published tensors that belong together."""
@@ -72,3 +87,8 @@ class GuardedLearner:
     def save(self) -> None:
         """Writes a checkpoint (blocking)."""
         self._learner.save()
+
+
+def _part(draw: Draw, places: Sequence[int]) -> Draw:
+    baselines = tuple(draw.baselines[place] for place in places) if draw.baselines else ()
+    return replace(draw, groups=tuple(draw.groups[place] for place in places), baselines=baselines)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from swarm.learn.diagnostics import edge_reports, step_diagnostics
+from swarm.learn.diagnostics import Offness, edge_reports, offness_by_source, step_diagnostics
 from swarm.learn.fused import Head
 from swarm.learn.kinds import MAIN, RecipesByKind, Share, merged
 from swarm.learn.objective import scored, with_advantages
@@ -72,6 +72,8 @@ class PolicyLearner:
         self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in self._recipes.needs else None
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
+        self.offness: tuple[Offness, ...] = ()
+        """How off policy each source was in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of whoever steers this learner; part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
@@ -173,7 +175,9 @@ class PolicyLearner:
         }
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=self._optimizer.state(), state=state))
 
-    def step(self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False) -> StepReport:
+    def step(
+        self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
+    ) -> StepReport:
         """One draw learned from in `updates_per_step` optimizer updates (blocking).
 
         An update that is not finite, or has nothing to train on, is skipped; the report says so where all were.
@@ -183,25 +187,27 @@ class PolicyLearner:
             recipe: in place of the learner's own, for this step and the groups that it accepts; it needs no other
                 policies than that one.
             is_frozen: measure only, update nothing.
+            ratio_band: tokens whose known ratio to the generator is outside [1/band, band] are left out.
 
         Raises:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = self._with_other_policies(recipes, make_batch(draw, self._codec, self._device, self._task_of), seconds)
-        shares = [
-            replace(share, batch=with_advantages(share.recipe, self._remembering(share), self._replay.foreign))
-            for share in recipes.shares(batch)
-        ]
-        batch = merged(batch, shares)
+        batch = replace(make_batch(draw, self._codec, self._device, self._task_of), ratio_band=ratio_band)
+        shares: list[Share] = []
+        if not is_frozen:
+            batch, shares = self._prepared(recipes, batch, seconds)
         found = Measured.empty(batch, self._network)
         found.seconds = seconds
-        updates: list[_Update] = []
-        for places, part in minibatches(batch, self._config.updates_per_step):
-            update = self._measure(part, places, found) if is_frozen else self._update(recipes, part, places, found)
-            updates.append(update)
+        if is_frozen:
+            updates = [self._measure(batch, found)]
+        else:
+            parts = minibatches(batch, self._config.updates_per_step)
+            updates = [self._update(recipes, part, places, found) for places, part in parts]
         if not all(update.was_skipped for update in updates):
+            for share in shares:
+                self._observe(share, found.at(share.places), "draw")
             start = self._clock.monotonic_s()
             self._published = self._publish(self.version.policy_id, self.version.step + 1)
             found.add_seconds("optimizer", self._clock.monotonic_s() - start)
@@ -209,7 +215,8 @@ class PolicyLearner:
         return self._report(draw, batch, found, updates)
 
     def _report(self, draw: Draw, batch: Batch, found: Measured, updates: Sequence["_Update"]) -> StepReport:
-        figures = step_diagnostics(batch, found.logprobs, found.entropy, found.bounded)
+        figures = step_diagnostics(batch, found.logprobs, found.entropy, found.bounded, found.factor)
+        self.offness = offness_by_source(batch, found.logprobs)
         figures["padding_share"] = found.num_padding / max(1, found.num_inputs)
         figures["num_micro_batches"] = float(found.num_micro_batches)
         made = [update for update in updates if not update.was_skipped]
@@ -237,6 +244,15 @@ class PolicyLearner:
         break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
         return pack(batch, self._config.token_budget, self._config.share_prompt, break_even)
 
+    def _prepared(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> tuple[Batch, list[Share]]:
+        """The draw with advantages, and by recipe."""
+        batch = self._with_other_policies(recipes, batch, seconds)
+        shares = [
+            replace(share, batch=with_advantages(share.recipe, self._remembering(share), self._replay.foreign))
+            for share in recipes.shares(batch)
+        ]
+        return merged(batch, shares), shares
+
     def _with_other_policies(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> Batch:
         """The draw with log-probs of the reference and of the policy as it is now, where a recipe takes them."""
         needs_proximal = any(
@@ -261,16 +277,17 @@ class PolicyLearner:
         """The share with what its recipe's parts remember."""
         return replace(share.batch, memory=self._memory if share.name == MAIN else self._memory.get(share.name, {}))
 
-    def _observe(self, share: Share, part: Measured) -> None:
-        """Has the recipe's parts remember a share that an update was made of."""
+    def _observe(self, share: Share, part: Measured, of: Literal["draw", "update"]) -> None:
+        """Has the recipe's parts remember what was learned from."""
         seen = scored(share.recipe, share.batch, part.logprobs, part.entropy, part.probes)
-        memory = plain_data(share.recipe.observe(seen))
-        self._memory |= memory if share.name == MAIN else {share.name: memory}
+        memory = plain_data(share.recipe.observe(seen, of))
+        kept: dict[str, Any] = self._memory.get(share.name, {})
+        self._memory |= memory if share.name == MAIN else {share.name: kept | memory}
 
-    def _measure(self, batch: Batch, places: Tensor, found: Measured) -> "_Update":
+    def _measure(self, batch: Batch, found: Measured) -> "_Update":
         """No update, only its figures."""
-        plan = self._pack(batch, Scope.TOKEN)
-        found.put(places, score_batch(self._network, batch, plan))
+        measured = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN))
+        found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), measured)
         return _Update(0.0, 0.0, True)
 
     def _update(self, recipes: RecipesByKind, batch: Batch, places: Tensor, found: Measured) -> "_Update":
@@ -297,7 +314,7 @@ class PolicyLearner:
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": str(error)})
         else:
             for share, part in parts:
-                self._observe(share, part)
+                self._observe(share, part, "update")
         found.add_seconds("optimizer", self._clock.monotonic_s() - start)
         for share, part in parts:
             found.put(places[share.places], part)

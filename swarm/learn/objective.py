@@ -98,6 +98,8 @@ def scored(
         entropy: [N, L] nats.
         probes: name -> [N, L], where the recipe has some.
     """
+    if batch.ratio_band < inf:
+        batch = _within_band(batch, logprobs)
     is_claimed = _is_claimed(recipe, batch)
     if is_claimed is not None:
         batch = _within_ceiling(batch, logprobs, is_claimed)
@@ -132,6 +134,12 @@ def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch
     is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
     mask = batch.mask & ~(is_beyond & is_claimed[:, None])
     return _masked(batch, mask)
+
+
+def _within_band(batch: Batch, logprobs: Tensor) -> Batch:
+    """The batch without the tokens whose known ratio is outside the band."""
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never outside
+    return _masked(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
 
 
 def _masked(batch: Batch, mask: Tensor) -> Batch:

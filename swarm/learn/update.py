@@ -30,6 +30,7 @@ class Measured:
     logprobs: Tensor  # [N, L] nats under the policy at its update, 0 off the mask
     entropy: Tensor  # [N, L] nats
     bounded: Tensor  # bool [N, L]
+    factor: Tensor  # [N, L], product of the corrections, 1 where there is none
     probes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L]
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # by phase
     num_micro_batches: int = 0
@@ -42,7 +43,12 @@ class Measured:
         """For a batch; scores are float32, or float64 for a float64 network."""
         dtype = torch.promote_types(next(network.parameters()).dtype, torch.float32)
         zeros = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
-        return cls(logprobs=zeros, entropy=zeros.clone(), bounded=torch.zeros_like(batch.mask))
+        return cls(
+            logprobs=zeros,
+            entropy=zeros.clone(),
+            bounded=torch.zeros_like(batch.mask),
+            factor=torch.ones_like(zeros),
+        )
 
     def write(self, rollouts: Tensor, positions: Tensor, scores: Scores) -> None:
         """Puts scores [n] at their places (int64 [n] each)."""
@@ -55,9 +61,19 @@ class Measured:
         """Adds to a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed_s
 
+    def at(self, members: Tensor) -> "Measured":
+        """The scores of `members` (int64), without costs."""
+        return Measured(
+            logprobs=self.logprobs[members],
+            entropy=self.entropy[members],
+            bounded=self.bounded[members],
+            factor=self.factor[members],
+            probes={name: values[members] for name, values in self.probes.items()},
+        )
+
     def put(self, members: Tensor, part: "Measured") -> None:
         """Writes a part at the places of `members` (int64) and adds up its costs."""
-        for name in ("logprobs", "entropy", "bounded"):
+        for name in ("logprobs", "entropy", "bounded", "factor"):
             getattr(self, name)[members] = getattr(part, name)
         for name, values in part.probes.items():
             self.probes.setdefault(name, torch.zeros_like(self.logprobs))[members] = values
@@ -169,7 +185,7 @@ class _Known:
     @classmethod
     def of(cls, recipe: Recipe, batch: Batch, scores: Measured) -> "_Known":
         found = coefficients(recipe, batch, scores.logprobs, scores.entropy, scores.probes)
-        scores.bounded = found.bounded
+        scores.bounded, scores.factor = found.bounded, found.factor
         return cls(found=found, loss=found.loss)
 
     @property
@@ -220,6 +236,7 @@ class _Asked:
         )
         self.loss += part.loss
         self.found.bounded[index] = part.bounded
+        self.found.factor[index] = part.factor
         whole = part.spread(index, self.batch.num_rollouts)
         return whole.logprobs[place], None if whole.entropy is None else whole.entropy[place]
 

@@ -62,12 +62,13 @@ def recipes_of(config: NodeConfig) -> "RecipesByKind":
     Raises:
         ConfigError: names the key, and what is missing with its fix.
     """
-    from swarm.learn.supply import check_supply, supplied_by
+    from swarm.learn.supply import check_safe, check_supply, supplied_by
 
     found, supplied = load_recipes(config.learner), supplied_by(config)
-    safe = [load_recipe(config.guard.safe_recipe, key="guard.safe_recipe")] if config.guard.enabled else []
-    for recipe in (*found.used.values(), *safe):
+    for recipe in found.used.values():
         check_supply(recipe, supplied)
+    if config.guard.enabled:
+        check_safe(load_recipe(config.guard.safe_recipe, key="guard.safe_recipe"), found.needs, supplied)
     return found
 
 

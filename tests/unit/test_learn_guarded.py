@@ -1,17 +1,22 @@
 """A learner under the guard: what a level does to a step, and that it survives a restart."""
 
+import dataclasses
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from swarm.config import GuardConfig, LearnerConfig, ModelConfig, ReplayConfig
+from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
+from swarm.learn.batch import make_batch
 from swarm.learn.guard import Level
 from swarm.learn.guarded import GuardedLearner
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
-from swarm.parts.correction.band import KnownRatioBand, capped
-from swarm.recipes import load_recipe
+from swarm.learn.objective import coefficients, with_advantages
+from swarm.model import CharCodec, load_model
+from swarm.recipes import load_recipe, recipes_of
 from swarm.testing import make_group, make_scored
 from swarm.types import Correction, Draw, DrawnGroup
 
@@ -25,17 +30,16 @@ def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
     learner = PolicyLearner.open(
         loaded.network, loaded.codec, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), "0" * 64, dir
     )
-    careful = {Level.CAPPED: capped(recipe, config.cap), Level.SAFE: load_recipe("sequence_ratio")}
-    return GuardedLearner(learner, careful, config, MAX_AGE)
+    return GuardedLearner(learner, load_recipe("sequence_ratio"), config, MAX_AGE)
 
 
-def draw(step: int, correction: Correction = Correction.EXACT) -> Draw:
+def draw(step: int, correction: Correction = Correction.EXACT, age: int = 0) -> Draw:
     """Groups whose claimed log-probs (-0.05 each) are far from what the tiny model makes of the same tokens."""
     groups = [make_group(task_id=task_id, logprob=-0.05) for task_id in (3, 4)]
     return Draw(
         step=step,
         groups=tuple(
-            DrawnGroup(scored=make_scored(group, correction=correction), age_steps=4, use=1) for group in groups
+            DrawnGroup(scored=make_scored(group, correction=correction), age_steps=age, use=1) for group in groups
         ),
         num_silent=0,
     )
@@ -43,13 +47,27 @@ def draw(step: int, correction: Correction = Correction.EXACT) -> Draw:
 
 def test_off_policy_steps_go_up_the_levels_until_nothing_is_updated(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardConfig(min_tokens=1, alarm_kl=0.3, freeze_steps=2))
-    reports = [learner.step(draw(step)) for step in range(1, 6)]
+    reports = [learner.step(draw(step, age=4 if step == 1 else 0)) for step in range(1, 6)]
     levels = [report.diagnostics["guard_level"] for report in reports]
     assert levels[0] == Level.FROZEN, reports[0].diagnostics
     assert [report.was_skipped for report in reports[1:3]] == [True, True]
     assert reports[1].version == reports[0].version and reports[1].diagnostics["mismatch_kl_k3"] > 0.3
     assert not reports[3].was_skipped, "after a bounded freeze the safe recipe tries"
     assert reports[0].diagnostics["guard_max_age_steps"] == 3, "groups of age 4 looked bad"
+
+
+def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=1))
+    own = draw(1).groups[0]
+    liar = dataclasses.replace(own, scored=dataclasses.replace(own.scored, is_local=False))
+    first = learner.step(Draw(step=1, groups=(liar,), num_silent=0))
+    assert not first.was_skipped and first.diagnostics["guard_held_sources"] == 1
+    assert first.diagnostics["guard_level"] == Level.OPEN, "a stranger's claims change nothing else"
+    second = learner.step(Draw(step=2, groups=(liar, own), num_silent=0))
+    assert (second.num_local, second.num_external) == (1, 0)
+    assert second.diagnostics["guard_groups_left_out"] == 1
+    third = learner.step(Draw(step=3, groups=(liar,), num_silent=0))
+    assert third.was_skipped and third.version == second.version
 
 
 def test_the_guard_wakes_up_where_it_was(tmp_path: Path) -> None:
@@ -77,5 +95,23 @@ def test_the_first_level_leaves_out_tokens_that_are_far_off(tmp_path: Path) -> N
     plain = learner.step(draw(1))
     careful = learner.step(draw(2))
     assert careful.grad_norm < plain.grad_norm
-    with pytest.raises(ConfigError, match="above 1"):
-        KnownRatioBand(cap=1.0)
+
+
+@pytest.mark.parametrize("name", ["grpo_reference", "greedy_baseline"])
+def test_a_safe_recipe_that_nothing_is_prepared_for_is_refused_before_the_run(name: str) -> None:
+    config = NodeConfig(guard=GuardConfig(safe_recipe=name), replay=ReplayConfig(keep_silent=True))
+    with pytest.raises(ConfigError, match=r"guard\.safe_recipe"):
+        recipes_of(config)
+
+
+@pytest.mark.parametrize("name", ["sequence_ratio", "geometric_mean", "grpo"])
+def test_a_token_outside_the_band_has_no_gradient_whatever_the_unit_of_the_ratio(name: str) -> None:
+    recipe = load_recipe(name)
+    batch = make_batch(draw(1), CharCodec())
+    logprobs = batch.behavior_logprobs + torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    entropy = torch.zeros_like(logprobs)
+    ready = with_advantages(recipe, replace(batch, ratio_band=1.5), "all")
+    found = coefficients(recipe, ready, logprobs, entropy)
+    is_outside = (logprobs - batch.behavior_logprobs).abs() > math.log(1.5)
+    assert bool((is_outside & batch.mask).any()) and bool(found.logprobs.any())
+    assert not found.logprobs[is_outside].any()
