@@ -77,9 +77,9 @@ class GeneratorConfig(Model):
     """Most rollouts of a task where a recipe asks some tasks more and others less, also in groups taken from peers.
     0: every group has group_size."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature; also the one at which log-probs are taken."""
+    """Sampling temperature; log-probs are taken at it. Equal on every node: others' groups are refused."""
     max_new_tokens: Positive = 8
-    """Longest response, tokens."""
+    """Longest response, tokens. Equal on every node: others' groups are refused."""
     byte_lengths: bool = False
     """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
     correct by `segment_ratio`."""
