@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swarm.learn.batch import RATIO_CEILING, Batch
 from swarm.learn.objective import Coefficients, coefficients, scored, with_advantages
-from swarm.learn.part import Scored, TokenLosses, WeightPart
+from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
 from swarm.learn.recipe import Recipe
 from swarm.parts.ratio.sequence import FullSequenceRatio
 from swarm.recipes import list_recipes, load_recipe
@@ -147,6 +147,20 @@ def test_what_is_left_out_is_counted_and_the_ratio_of_a_sequence_is_of_the_other
     others = [t for t in range(LENGTH) if t != 2]
     expected = (policy - false.behavior_logprobs)[LIAR, others].mean()
     torch.testing.assert_close(seen.log_ratio[LIAR, others], expected.expand(LENGTH - 1))
+
+
+@pytest.mark.parametrize("name", ["grpo", "sequence_ratio", "full_prefix_ratio", "truncated_mismatch", "bounded_ratio"])
+def test_the_ceiling_is_the_same_in_every_micro_batch(name: str) -> None:
+    recipe, (batch, logprobs, entropy) = load_recipe(name), step()
+    for kind in LIES:
+        false, policy = lie(batch, logprobs, kind)
+        ready = with_advantages(recipe, false, "all")
+        whole = coefficients(recipe, ready, policy, entropy)
+        size = SIZE if recipe.scope is Scope.GROUP else 1
+        for first in range(0, batch.num_rollouts, size):
+            rows = list(range(first, first + size))
+            part = coefficients(recipe, ready.select(rows), policy[rows], entropy[rows])
+            torch.testing.assert_close(part.logprobs, whole.logprobs[rows], rtol=1e-9, atol=1e-12)
 
 
 def test_recipes_that_ask_for_no_log_probs_are_not_touched_by_any() -> None:
