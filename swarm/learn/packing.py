@@ -6,7 +6,6 @@ Shape letters: B rows, S tokens of the longest row, n trained tokens.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,12 +123,6 @@ def pack(batch: Batch, token_budget: int, share_prompt: bool = True, break_even:
         else:
             micro_batches.append([row])
     return [_packed(rows, batch) for rows in micro_batches]
-
-
-def padding_share(plan: Sequence[PackedRows]) -> float:
-    """Padding tokens over all tokens of the step's forward passes, in [0, 1]."""
-    total = sum(packed.token_ids.numel() for packed in plan)
-    return sum(packed.num_padding for packed in plan) / max(1, total)
 
 
 def _num_inputs(mask: list[bool]) -> int:

@@ -11,32 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
-from swarm.learn.fused import CHUNK_ELEMENTS, Head, Scores, fused_logprobs, score_hidden
+from swarm.learn.fused import CHUNK_ELEMENTS, Head, Scores, score_hidden
 from swarm.learn.packing import PackedRows
 from swarm.learn.part import Probe
-
-
-def token_logprobs(
-    network: nn.Module, packed: PackedRows, chunk_elements: int = CHUNK_ELEMENTS
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each trained token and entropy of its distribution, at its rollout's temperature.
-
-    Args:
-        network: a Hugging Face causal language model (sdpa or eager attention).
-        packed: n trained tokens.
-        chunk_elements: most logits of one chunk.
-
-    Returns:
-        logprobs [n] and entropy [n] in nats, float32 (float64 for a float64 network), differentiable.
-
-    Raises:
-        ConfigError: the model's attention window is shorter than a row.
-    """
-    if not torch.is_grad_enabled():
-        scores = score_tokens(network, packed, chunk_elements=chunk_elements)
-        return scores.logprobs, scores.entropy
-    hidden = hidden_states(network, packed)
-    return fused_logprobs(Head.of(network), hidden, packed.targets, packed.temperature, chunk_elements)
 
 
 def score_tokens(
@@ -45,7 +22,20 @@ def score_tokens(
     probes: Mapping[str, Probe] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Scores:
-    """The same without gradient, and what the probes say of each token. Raises as `token_logprobs`."""
+    """Log-probability of each trained token, entropy of its distribution and what the probes say of it.
+
+    Args:
+        network: a Hugging Face causal language model (sdpa or eager attention).
+        packed: n trained tokens.
+        probes: further numbers of a token, by name.
+        chunk_elements: most logits of one chunk.
+
+    Returns:
+        Nats [n] at the temperature of each token's rollout, float32 (float64 for a float64 network), constant.
+
+    Raises:
+        ConfigError: the model's attention window is shorter than a row.
+    """
     with torch.no_grad():
         hidden = hidden_states(network, packed)
         return score_hidden(Head.of(network), hidden, packed.targets, packed.temperature, probes, chunk_elements)
@@ -71,7 +61,7 @@ def check_head(network: nn.Module) -> None:
 
 
 def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
-    """Last hidden states [n, H] that predict the trained tokens. Raises as `token_logprobs`."""
+    """Last hidden states [n, H] that predict the trained tokens. Raises as `score_tokens`."""
     model = cast(Any, network)
     window = getattr(model.config, "sliding_window", None)
     if window is not None and packed.token_ids.shape[1] > window:
