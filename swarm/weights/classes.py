@@ -14,7 +14,7 @@ from swarm.weights.members import ClassTable, class_table
 from swarm.weights.steps import magnitudes, steps
 from swarm.weights.tensors import Bits, DtypeInfo
 
-MAX_CLASSES: Final = 8  # of places; each large one costs about 0.1 ns a weight on both sides
+MAX_CLASSES: Final = 5  # of places; each large one costs about 0.15 ns a weight on both sides, eight save 1 %
 MAX_CONTEXTS: Final = 24  # of values
 _CLASS_COST_BITS: Final = 800.0  # tables and lengths of its streams
 _NUM_SIZES: Final = 65  # bit lengths of a step

@@ -20,7 +20,7 @@ from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, specs_of
 
 _SAMPLE: Final = 1 << 14  # weights of a slice that tables are chosen by
-_SAMPLED: Final = 1 << 22  # and about how many in all
+_SAMPLED: Final = 1 << 21  # and about how many in all
 _MAX_THRESHOLDS: Final = 63
 
 

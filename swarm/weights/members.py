@@ -36,6 +36,14 @@ def _select_table() -> NDArray[np.uint8]:
 _SELECT: Final = _select_table()
 
 
+def places_of(mask: NDArray[np.bool_]) -> Places:
+    """Where a mask is True; two to three times as quick as numpy's own search where that is rare."""
+    packed = np.packbits(mask, bitorder="little")
+    some = np.flatnonzero(packed != 0)
+    found = np.flatnonzero(np.unpackbits(packed[some], bitorder="little").view(np.bool_))
+    return (some << 3)[found >> 3] + (found & 7)
+
+
 class Mapped:
     """The members of one class among the weights of a piece, as a bitmap."""
 
@@ -94,7 +102,29 @@ class Listed:
 Members = Mapped | Listed
 
 
-def members_by_class(base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], table: ClassTable) -> list[Members]:
+class Scratch:
+    """Memory that is used for piece after piece: fresh pages would cost more than what is written to them."""
+
+    def __init__(self, info: DtypeInfo) -> None:
+        self._keys = np.empty(0, info.bits_dtype)
+        self._mask = np.empty(0, np.bool_)
+
+    def keys(self, count: int) -> Bits:
+        """[count] unsigned integers of any content; valid until the next call."""
+        if len(self._keys) < count:
+            self._keys = np.empty(count, self._keys.dtype)
+        return self._keys[:count]
+
+    def mask(self, count: int) -> NDArray[np.bool_]:
+        """[count] truth values of any content; valid until the next call."""
+        if len(self._mask) < count:
+            self._mask = np.empty(count, np.bool_)
+        return self._mask[:count]
+
+
+def members_by_class(
+    base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], table: ClassTable, scratch: Scratch
+) -> list[Members]:
     """The classes of one piece of the base: class c holds magnitudes from threshold c - 1 to below threshold c.
 
     Args:
@@ -103,13 +133,14 @@ def members_by_class(base: Bits, info: DtypeInfo, thresholds: tuple[int, ...], t
     """
     above: list[Members] = []  # from the largest magnitudes down
     words = _all_words(len(base))
-    keys = magnitudes(base, info, np.empty_like(base)) if thresholds else base
+    keys = magnitudes(base, info, scratch.keys(len(base))) if thresholds else base
+    below = scratch.mask(len(base))
     for threshold in reversed(thresholds):
-        below = np.less(keys, base.dtype.type(threshold))
+        np.less(keys, base.dtype.type(threshold), out=below)
         outer, words = words, _packed(below)
         above.append(Mapped(outer ^ words))
-        if np.count_nonzero(below) * _LIST_BELOW <= len(base):
-            return _listed(np.flatnonzero(below), keys, info, table, len(thresholds) - len(above) + 1) + above[::-1]
+        if int(np.bitwise_count(words).sum()) * _LIST_BELOW <= len(base):
+            return _listed(places_of(below), keys, info, table, len(thresholds) - len(above) + 1) + above[::-1]
     return [Mapped(words), *above[::-1]]
 
 

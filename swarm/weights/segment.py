@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from swarm.weights.bitpack import pack_planes, unpack_planes
 from swarm.weights.classes import Tables
-from swarm.weights.members import Members, Places, classes_of, members_by_class
+from swarm.weights.members import Members, Places, Scratch, classes_of, members_by_class, places_of
 from swarm.weights.places import (
     WAY_ALL,
     WAY_BITMAP,
@@ -51,6 +51,8 @@ class SegmentWriter:
         self._bitmaps: list[list[bytes]] = [[] for _ in range(self._num_classes)]
         self._values = ValueWriter(tables.info, tables.values, len(tables.value_thresholds) + 1)
         self._num_changes = 0
+        self._scratch = Scratch(tables.info)
+        self._changed = Scratch(tables.info)
 
     @property
     def num_pieces(self) -> int:
@@ -64,8 +66,8 @@ class SegmentWriter:
 
     def add(self, base: Bits, target: Bits) -> None:
         """The next piece."""
-        is_changed = base != target
-        changed = np.flatnonzero(is_changed)
+        is_changed = np.not_equal(base, target, out=self._changed.mask(len(base)))
+        changed = places_of(is_changed)
         if not len(changed):
             self._headers += [0] * self._num_classes
             return
@@ -77,7 +79,7 @@ class SegmentWriter:
         places, old = changed[order], old[order]
         self._values.add(old, steps(old, target[places], tables.info))
         ends: list[int] = np.cumsum(np.bincount(class_of, minlength=self._num_classes)).tolist()
-        members = members_by_class(base, tables.info, tables.place_thresholds, tables.places)
+        members = members_by_class(base, tables.info, tables.place_thresholds, tables.places, self._scratch)
         for number, (start, end) in enumerate(pairwise([0, *ends])):
             if start < end:
                 self._add_part(number, members[number], places[start:end], is_changed)
@@ -127,6 +129,7 @@ class SegmentReader:
         self._bitmaps = [self._read_bitmaps(reader, number) for number in range(num_classes)]
         self._values = ValueReader(reader, tables.info, tables.values, len(tables.value_thresholds) + 1, num_changes)
         self._next = 0
+        self._scratch = Scratch(tables.info)
 
     def _read_bitmaps(self, reader: StreamReader, number: int) -> memoryview:
         is_bitmap = (self._ways[:, number] == WAY_BITMAP) & (self._counts[:, number] > 0)
@@ -150,7 +153,7 @@ class SegmentReader:
     def _places(self, base: Bits, counts: Places, ways: Places) -> Places:
         """Of all changed weights of a piece, class by class."""
         tables = self._tables
-        members = members_by_class(base, tables.info, tables.place_thresholds, tables.places)
+        members = members_by_class(base, tables.info, tables.place_thresholds, tables.places, self._scratch)
         parts: list[Places] = []
         for number, (count, way) in enumerate(zip(counts.tolist(), ways.tolist(), strict=True)):
             if count > members[number].count:
