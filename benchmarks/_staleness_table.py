@@ -7,9 +7,10 @@ its interval is Student's t at 95 % over those pairs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmarks._staleness_run import METHODS, Job, Outcome
+from benchmarks._staleness_run import METHODS, Job, Outcome, find_method
 from benchmarks._statistics import Estimate, estimate, plain, signed
 
 BASELINE = "PPO-clip"
@@ -30,6 +31,10 @@ class Cell:
     auc_gain: Estimate | None  # mean of the curve, likewise
     num_collapsed: int
     collapse_update: float | None  # mean over the runs that collapsed
+    generated_tokens: float  # mean over runs
+    num_dropped: float  # groups that the guard's lag bound refused, mean over runs
+    guard_level: float  # mean over batches and runs
+    max_age_steps: tuple[int, int]  # least and greatest lag bound at the end
     mismatch_kl: float  # of the last batch, mean over runs
     ess_share: float
     clip_share: float
@@ -56,7 +61,32 @@ def markdown(found: Sequence[Cell]) -> str:
     for key in dict.fromkeys((cell.schedule, cell.source, cell.learning_rate) for cell in found):
         chosen = [cell for cell in found if (cell.schedule, cell.source, cell.learning_rate) == key]
         parts.append(f"**{_title(*key)}**\n\n{_table(chosen)}")
+    if guarded := [cell for cell in found if find_method(cell.method).is_guarded]:
+        parts.append(f"**What the guard did**\n\n{_guard_table(guarded, found)}")
     return "\n\n".join(parts)
+
+
+def _guard_table(guarded: Sequence[Cell], found: Sequence[Cell]) -> str:
+    """A guarded row learns from younger data and pays for it in generation: by how much."""
+    lines = [
+        "| method | age | learning rate | lag bound at the end | groups refused | mean level | generated tokens "
+        "| without the guard |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in guarded:
+        plain_name = cell.method.removesuffix(" + guard")
+        without = next((c for c in found if c.method == plain_name and _key(c) == _key(cell)), None)
+        low, high = cell.max_age_steps
+        lines.append(
+            f"| {cell.method} | {cell.age} | {cell.learning_rate:g} | {low if low == high else f'{low}-{high}'} "
+            f"| {cell.num_dropped:.0f} | {cell.guard_level:.2f} | {cell.generated_tokens / 1000:.0f}k "
+            f"| {'-' if without is None else f'{without.generated_tokens / 1000:.0f}k'} |"
+        )
+    return "\n".join(lines)
+
+
+def _key(cell: Cell) -> tuple[str, str, int, float]:
+    return cell.schedule, cell.source, cell.age, cell.learning_rate
 
 
 def plot(found: Sequence[Cell], path: Path) -> None:
@@ -116,6 +146,13 @@ def _cell(name: str, condition: tuple[str, str, int, float], by_method: dict[str
         auc_gain=estimate([runs[s].auc - others[s].auc for s in common]) if is_compared else None,
         num_collapsed=len(collapses),
         collapse_update=sum(collapses) / len(collapses) if collapses else None,
+        generated_tokens=fmean(run.generated_tokens for run in runs.values()),
+        num_dropped=fmean(run.num_dropped for run in runs.values()),
+        guard_level=fmean(run.guard_level for run in runs.values()),
+        max_age_steps=(
+            min(run.max_age_steps for run in runs.values()),
+            max(run.max_age_steps for run in runs.values()),
+        ),
         mismatch_kl=sum(run.mismatch_kl[-1] for run in runs.values()) / len(runs),
         ess_share=sum(run.ess_share[-1] for run in runs.values()) / len(runs),
         clip_share=sum(run.clip_share for run in runs.values()) / len(runs),
