@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Memory
+from swarm.parts.history import renewed
 
 Prompts = Mapping[str, Memory]  # key -> {"bin": int, "groups": [[mean reward, responses], ...]}
 
@@ -54,10 +55,7 @@ class Bins:
         num_right = sum(round(mean * number) for mean, number in groups)
         chance = pass_at(num_right, sum(int(number) for _, number in groups), self.k)
         place = bin_of(chance, self.num_bins, None if before is None else int(before["bin"]), self.margin)
-        kept = {other: entry for other, entry in prompts.items() if other != key}
-        for other in list(kept)[: max(0, len(kept) + 1 - self.limit)]:
-            del kept[other]
-        return {**kept, key: {"bin": place, "groups": groups}}
+        return renewed(prompts, {key: {"bin": place, "groups": groups}}, self.limit)
 
 
 def place_of(prompts: Prompts, key: str) -> int | None:

@@ -4,6 +4,7 @@ Invariant: every function sees all members of each group, dropped ones included.
 Shape letters: N rollouts, M groups.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,12 +51,21 @@ def group_sum(values: Tensor, group_index: Tensor) -> Tensor:
 
 def group_lower_median(values: Tensor, group_index: Tensor) -> Tensor:
     """Median of the group [N], spread back; of an even number the lower of the middle two."""
+    return _of_each(values, group_index, torch.median)
+
+
+def group_median(values: Tensor, group_index: Tensor) -> Tensor:
+    """Median of the group [N], spread back; of an even number the mean of the middle two."""
+    return _of_each(values, group_index, lambda members: torch.quantile(members, 0.5))
+
+
+def _of_each(values: Tensor, group_index: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tensor:
     values = values.to(torch.float64)
-    medians = torch.empty_like(values)
+    found = torch.empty_like(values)
     for group in group_index.unique().tolist():
         members = group_index == group
-        medians[members] = values[members].median()
-    return medians
+        found[members] = statistic(values[members])
+    return found
 
 
 def where_signal(advantages: Tensor, statistics: GroupStatistics, rewards: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What stateful parts remember by prompt: plain JSON records, the oldest forgotten.
+"""What parts remember by prompt: plain JSON records, the oldest forgotten.
 
-Invariant: never more than `MAX_PROMPTS` records, whatever prompts other nodes invent.
+Invariant: never more than `limit` records, whatever prompts other nodes invent.
 """
 
 from collections.abc import Mapping

@@ -10,8 +10,8 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.learn.part import Memory, PromptPart
 from swarm.parts.difficulty import Bins, bin_of, pass_at
+from swarm.parts.history import renewed
 from swarm.parts.prompts.accuracy import GaussianAccuracy
-from swarm.parts.prompts.history import with_entry
 from swarm.parts.prompts.robust import RobustCounts, best_counts
 from swarm.parts.prompts.rounds import SuccessiveElimination
 
@@ -29,7 +29,7 @@ def taught(part: PromptPart, groups: list[tuple[str, float, int]]) -> Memory:
 def test_a_table_keeps_the_newest_entries_only() -> None:
     table: dict[str, int] = {}
     for number, key in enumerate("abcabd"):
-        table = with_entry(table, key, number, limit=3)
+        table = renewed(table, {key: number}, limit=3)
     assert list(table.items()) == [("a", 3), ("b", 4), ("d", 5)]
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Memory, Need, PromptPart
-from swarm.parts.prompts.history import check_limit, with_entry
+from swarm.parts.history import renewed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,8 @@ class GaussianAccuracy(PromptPart):
     remembers: int = 4096  # prompts
 
     def __post_init__(self) -> None:
-        check_limit(self.remembers)
+        if self.remembers < 1:
+            raise ConfigError(f"remembers: {self.remembers} prompts are none")
         if self.width <= 0:
             raise ConfigError(f"width: {self.width} is not positive")
         if not (0 < self.pace <= 1 and 0 <= self.start <= 1):
@@ -47,7 +48,7 @@ class GaussianAccuracy(PromptPart):
     def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
         table = _accuracies(memory)
         mean = (1 - self.pace) * table.get(key, self.start) + self.pace * math.fsum(rewards) / len(rewards)
-        return {"accuracy": with_entry(table, key, mean, self.remembers)}
+        return {"accuracy": renewed(table, {key: mean}, self.remembers)}
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
         table = _accuracies(memory)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Memory, Need, Prediction, Probe, Scope, Scored, ShapePart, masked_sum
-
-LOG_RATIO_BOUND = 20.0
+from swarm.parts.ratio.token import LOG_RATIO_BOUND
 
 
 def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:

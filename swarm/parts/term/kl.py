@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.learn.part import Need, Scope, Scored, TermPart, masked_sum
+from swarm.parts.ratio.token import log_ratio
 
-DIFFERENCE_BOUND = 20.0
 K3_BOUND = 10.0
 
 Target = Literal["reference", "proximal"]
@@ -30,9 +30,7 @@ Mean = Literal["token", "rollout"]
 def difference(scored: Scored, to: Target | Sampler) -> Tensor:
     """log pi - log of that policy: [N, L] in [-20, 20], 0 off the mask."""
     other = {"reference": _reference, "proximal": _proximal, "behavior": _behavior}[to](scored)
-    return torch.where(scored.mask, scored.logprobs - other, torch.zeros_like(scored.logprobs)).clamp(
-        -DIFFERENCE_BOUND, DIFFERENCE_BOUND
-    )
+    return log_ratio(scored.logprobs, other, scored.mask)
 
 
 def estimate(gap: Tensor, estimator: Estimator) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from swarm.errors import ConfigError
 from swarm.learn.batch import Batch
 from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.parts.groups import group_statistics
+from swarm.parts.groups import group_median, group_statistics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class BoundedRatio(WeightPart):
     def targets(self, batch: Batch) -> Tensor:
         """Ratio [N] that each rollout's tokens are pulled to, float64."""
         group = group_statistics(batch.rewards, batch.group_index)
-        lead = batch.rewards.to(group.mean.dtype) - _group_median(batch)
+        lead = batch.rewards.to(group.mean.dtype) - group_median(batch.rewards, batch.group_index)
         share = torch.sigmoid(lead / (group.std + self.floor) / self.temperature)
         return 1 - self.low + (self.low + self.high) * share
 
@@ -74,12 +74,3 @@ class TrajectoryRegression(WeightPart):
         moved = torch.where(scored.mask, scored.log_ratio, torch.zeros_like(scored.log_ratio)).sum(dim=1, keepdim=True)
         losses = (self.scale * moved - scored.advantages) ** 2
         return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
-
-
-def _group_median(batch: Batch) -> Tensor:
-    rewards = batch.rewards.to(torch.float64)
-    medians = torch.zeros_like(rewards)
-    for group in batch.group_index.unique():
-        members = batch.group_index == group
-        medians[members] = torch.quantile(rewards[members], 0.5)  # the mean of the middle two
-    return medians
