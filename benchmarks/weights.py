@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,30 +62,32 @@ def whole(changes: list[Change]) -> Change:
     )
 
 
-def measure_step(base: TorchWeights, target: TorchWeights, with_rivals: bool) -> dict[str, Any]:
-    """Bytes of every way, and the speed of ours."""
-    num_bytes = sum(spec.num_bytes for spec in target.specs)
+def measure_rivals(base: TorchWeights, target: TorchWeights) -> dict[str, Any]:
+    """Bytes of every other way, and the floor."""
     changes = changes_between(base, target)
     one, floors = whole(changes), Floors()
     floors.add(one)
-    figures: dict[str, Any] = {
+    before, after = (np.concatenate([w[spec.name].bits for spec in w.specs]) for w in (base, target))
+    return {
         "density": floors.num_changed / floors.num_elements,
-        "full_bytes": num_bytes,
         "floor_bytes": floors.iid_bytes,
+        "rivals": {name: len(encode(one, before, after)) for name, encode in RIVALS.items()},
     }
-    if with_rivals:
-        before, after = (np.concatenate([w[spec.name].bits for spec in w.specs]) for w in (base, target))
-        figures["rivals"] = {name: len(encode(one, before, after)) for name, encode in RIVALS.items()}
+
+
+def measure_ours(base: TorchWeights, target: TorchWeights) -> dict[str, Any]:
+    """Bytes and speed of the codec."""
+    num_bytes = sum(spec.num_bytes for spec in target.specs)
     encode_s, payload = timed(lambda: list(encode_delta(base, target)))
     decode_s, _ = timed(lambda: exhausted(decode_delta(base, payload)))
     for tensor in decode_delta(base, payload):
         assert tensor.bits.tobytes() == target[tensor.spec.name].bits.tobytes(), tensor.spec.name
-    figures |= {
+    return {
+        "full_bytes": num_bytes,
         "ours_bytes": sum(map(len, payload)),
         "encode_gb_s": num_bytes / encode_s / 1e9,
         "decode_gb_s": num_bytes / decode_s / 1e9,
     }
-    return figures
 
 
 def measure_transfer(base: TorchWeights, target: TorchWeights) -> dict[str, Any]:
@@ -107,28 +110,34 @@ def measure_transfer(base: TorchWeights, target: TorchWeights) -> dict[str, Any]
     }
 
 
+def pairs_of(learning_rate: float, num_steps: int) -> Iterator[tuple[TorchWeights, TorchWeights]]:
+    """Consecutive versions of one run."""
+    for number, (base, target) in enumerate(pairwise(map(TorchWeights, versions(learning_rate, num_steps))), start=1):
+        print(f"lr {learning_rate:.0e} step {number}", file=sys.stderr)
+        yield base, target
+
+
 def measure_rate(learning_rate: float, num_steps: int) -> dict[str, Any]:
-    """All steps of one run, and the way from its first version to its last."""
+    """The codec on all steps of one run, and on the way from its first version to its last."""
     steps: list[dict[str, Any]] = []
-    first = last = None
-    transfer: dict[str, Any] = {}
-    for number, tensors in enumerate(versions(learning_rate, num_steps)):
-        weights = TorchWeights(tensors)
-        if last is None:
-            first = weights
-        else:
-            print(f"lr {learning_rate:.0e} step {number}", file=sys.stderr)
-            steps.append(measure_step(last, weights, with_rivals=True))
-            if number == num_steps:
-                transfer = measure_transfer(last, weights)
-        last = weights
-    assert first is not None and last is not None
+    first = base = target = None
+    for base, target in pairs_of(learning_rate, num_steps):
+        first = first or base
+        steps.append(measure_ours(base, target))
+    assert first is not None and base is not None and target is not None
     return {
         "learning_rate": learning_rate,
         "steps": steps,
-        "transfer": transfer,
-        "catch_up": measure_step(first, last, with_rivals=False),
+        "transfer": measure_transfer(base, target),
+        "catch_up": measure_ours(first, target),
     }
+
+
+def add_rivals(run: dict[str, Any]) -> None:
+    """Adds what the other ways take to each step of a run; apart, since their large arrays slow what follows."""
+    pairs = pairs_of(run["learning_rate"], len(run["steps"]))
+    for step, (base, target) in zip(run["steps"], pairs, strict=True):
+        step |= measure_rivals(base, target)
 
 
 def mean(run: dict[str, Any], key: str) -> float:
@@ -180,6 +189,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="also write every figure to this file")
     arguments = parser.parse_args()
     runs = [measure_rate(float(rate), arguments.steps) for rate in arguments.rates.split(",")]
+    for run in runs:
+        add_rivals(run)
     if arguments.json:
         arguments.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     print(tables(runs))
