@@ -46,9 +46,9 @@ class Recipe:
 
     name: str
     title: str  # of the paper
-    acronym: str
-    arxiv: str  # id, or "" where there is none
-    verification: Literal["code", "paper", "secondary", "ours"]  # where the formula was read
+    acronym: str = ""
+    arxiv: str = ""  # id, or "" where there is none
+    verification: Literal["code", "paper", "secondary", "ours"] = "ours"  # where the formula was read
     advantage: AdvantagePart
     ratio: RatioPart
     weight: WeightPart
