@@ -168,28 +168,20 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
-    from swarm.exchange import dht_node
-
-    create, link, sides = dht_node.DHTNode.create, asyncio.Event(), list[Side]()
+async def pair() -> AsyncIterator[Pair]:
+    link, sides = asyncio.Event(), list[Side]()
     link.set()
     for _ in range(2):
         identity, relay = Identity.create(), Relay(free_port(), link)
         await relay.start()
-        announced = [f"/ip4/127.0.0.1/tcp/{relay.port}"]
-
-        async def create_behind_relay(announced: list[str] = announced, **options: Any) -> Any:
-            return await create(**options, announce_maddrs=announced)
-
-        monkeypatch.setattr(dht_node.DHTNode, "create", create_behind_relay)
         config = DirectoryConfig(
             listen=f"/ip4/127.0.0.1/tcp/{relay.target}",
+            announce=(f"/ip4/127.0.0.1/tcp/{relay.port}",),
             bootstrap=sides[0].directory.visible_maddrs() if sides else (),
         )
         directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), None)
         assert all(f"/tcp/{relay.port}/" in address for address in directory.visible_maddrs())
         sides.append(Side(identity, relay, directory))
-    monkeypatch.setattr(dht_node.DHTNode, "create", create)
     yield Pair(sides[0], sides[1], link)
     link.set()
     for side in sides:
