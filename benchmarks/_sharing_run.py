@@ -16,20 +16,20 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
+from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import specialist_weights, warm_weights
-from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.exchange.sampler import Candidate, sample
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, PublishedTensors, load_published, tiny_network
 from swarm.recipes import load_recipe
-from swarm.rollout.produce import evaluate, produce
+from swarm.rollout.produce import evaluate
 from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.tasks.build import build_environments
 from swarm.tasks.char import KINDS
 from swarm.tasks.inline import InlineVerifier
 from swarm.tasks.mixture import TaskMixture, evaluation_tasks
-from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
+from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 GROUP_SIZE: Final = 8
 MAX_NEW_TOKENS: Final = 9
@@ -259,35 +259,19 @@ class Swarm:
         return draws
 
     async def _generate(self, node: _Node, number: int) -> list[ScoredGroup]:
-        """The node's groups of a round, with their rewards: a verifier is a pure function, so one answer serves all."""
-        tasks = [node.mixture.next_task() for _ in range(self.arm.num_generated)]
-        groups = produce(
+        """The node's groups of a round, with their rewards."""
+        scored = await scored_groups(
             node.generator,
             CharCodec(),
-            tasks,
+            self._verifier,
+            [node.mixture.next_task() for _ in range(self.arm.num_generated)],
             GROUP_SIZE,
             Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            run_id="sharing",
             producer=node.name,
-            clock=SystemClock(),
+            label=f"{node.name}/{number}",
         )
-        scored: list[ScoredGroup] = []
-        for index, group in enumerate(groups):
-            answers = [rollout.text for rollout in group.rollouts]
-            verdict = await self._verifier.score(group.env, group.task_id, answers)
-            scored.append(
-                ScoredGroup(
-                    digest=hashlib.sha256(f"{node.name}/{number}/{index}".encode()).digest(),
-                    group=group,
-                    rewards=verdict.rewards,
-                    correction=Correction.EXACT,
-                    is_local=True,
-                    first_seen_s=group.created_at_s,
-                    size_bytes=1,
-                )
-            )
-        node.counts.generated_tokens += sum(group.num_tokens for group in groups)
-        node.counts.num_generated += len(groups)
+        node.counts.generated_tokens += sum(group.group.num_tokens for group in scored)
+        node.counts.num_generated += len(scored)
         node.counts.num_silent += sum(not group.has_signal for group in scored)
         node.counts.reward += float(np.mean([group.rewards.mean() for group in scored]))
         return scored

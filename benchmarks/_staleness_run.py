@@ -17,20 +17,20 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import warm_weights
-from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.learn.guarded import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, load_published, tiny_network
 from swarm.recipes import load_recipe
-from swarm.rollout.produce import evaluate, produce
+from swarm.rollout.produce import evaluate
 from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.tasks.build import build_environments
 from swarm.tasks.char import KINDS
 from swarm.tasks.inline import InlineVerifier
 from swarm.tasks.mixture import TaskMixture, evaluation_tasks
-from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
+from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
 
 GROUP_SIZE: Final = 8
 MAX_NEW_TOKENS: Final = 9
@@ -203,37 +203,23 @@ class _Policy:
         self.mixture = TaskMixture(self.environments, dict.fromkeys(kinds, 1.0), seed)
         self.verifier = InlineVerifier(self.environments)
         self.generated_tokens = 0
-        self.num_made = 0
+        self.num_made = 0  # batches
 
     async def make(self, num_groups: int) -> tuple[ScoredGroup, ...]:
         """Groups with the newest weights, rewards included."""
-        groups = produce(
+        self.num_made += 1
+        groups = await scored_groups(
             self.generator,
             CharCodec(),
+            self.verifier,
             [self.mixture.next_task() for _ in range(num_groups)],
             GROUP_SIZE,
             Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            run_id="staleness",
             producer=self.name,
-            clock=SystemClock(),
+            label=f"{self.name}/{self.num_made}",
         )
-        scored: list[ScoredGroup] = []
-        for group in groups:
-            verdict = await self.verifier.score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
-            self.num_made += 1
-            scored.append(
-                ScoredGroup(
-                    digest=hashlib.sha256(f"{self.name}/{self.num_made}".encode()).digest(),
-                    group=group,
-                    rewards=verdict.rewards,
-                    correction=Correction.EXACT,
-                    is_local=True,
-                    first_seen_s=group.created_at_s,
-                    size_bytes=1,
-                )
-            )
-        self.generated_tokens += sum(group.num_tokens for group in groups)
-        return tuple(scored)
+        self.generated_tokens += sum(group.group.num_tokens for group in groups)
+        return tuple(groups)
 
     def learn(self, number: int, groups: Sequence[ScoredGroup], age: int) -> StepReport | None:
         """One draw of those groups with signal; None where there is none."""

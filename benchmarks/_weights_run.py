@@ -16,17 +16,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from swarm.clock import SystemClock
+from benchmarks._scored import scored_groups
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.learn.learner import PolicyLearner
 from swarm.model import PublishedTensors, default_cache_dir, load_model, published_state
 from swarm.recipes import load_recipe
-from swarm.rollout.produce import produce
 from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.tasks.build import build_environments
 from swarm.tasks.inline import InlineVerifier
 from swarm.tasks.mixture import TaskMixture
-from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
+from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +120,8 @@ class _Run:
     def step(self, number: int) -> None:
         """Generates until there are enough groups with signal, learns from them, and loads the new version."""
         groups: list[ScoredGroup] = []
-        for _ in range(MAX_TRIES):
-            groups += [group for group in self._generate(number) if group.has_signal]
+        for attempt in range(MAX_TRIES):
+            groups += [group for group in self._generate(f"{number}/{attempt}") if group.has_signal]
             if len(groups) >= GROUPS_PER_STEP:
                 break
         drawn = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups[:GROUPS_PER_STEP])
@@ -132,30 +131,16 @@ class _Run:
         logger.info("step", extra={"step": number, "loss": report.loss, "grad_norm": report.grad_norm})
         self._generator.load(*self.learner.snapshot())
 
-    def _generate(self, number: int) -> list[ScoredGroup]:
-        made = produce(
-            self._generator,
-            self._codec,
-            [self._mixture.next_task() for _ in range(GROUPS_PER_STEP)],
-            GROUP_SIZE,
-            Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            run_id="weights",
-            producer=self._name,
-            clock=SystemClock(),
-        )
-        scored: list[ScoredGroup] = []
-        for index, group in enumerate(made):
-            answers = [rollout.text for rollout in group.rollouts]
-            verdict = asyncio.run(self._verifier.score(group.env, group.task_id, answers))
-            scored.append(
-                ScoredGroup(
-                    digest=hashlib.sha256(f"{number}/{index}/{group.task_id}".encode()).digest(),
-                    group=group,
-                    rewards=verdict.rewards,
-                    correction=Correction.EXACT,
-                    is_local=True,
-                    first_seen_s=group.created_at_s,
-                    size_bytes=1,
-                )
+    def _generate(self, label: str) -> list[ScoredGroup]:
+        return asyncio.run(
+            scored_groups(
+                self._generator,
+                self._codec,
+                self._verifier,
+                [self._mixture.next_task() for _ in range(GROUPS_PER_STEP)],
+                GROUP_SIZE,
+                Sampling(max_new_tokens=MAX_NEW_TOKENS),
+                producer=self._name,
+                label=label,
             )
-        return scored
+        )

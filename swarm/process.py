@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +23,7 @@ LOCK = "lock"  # held by a daemon for as long as it lives, however it ends
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
-class Service:
+class Service(ABC):
     """A part that starts on entry and stops on exit. A subclass implements `_start` and fills `_exit` as it goes.
 
     Example:
@@ -44,9 +45,9 @@ class Service:
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
 
+    @abstractmethod
     async def _start(self) -> None:
         """Starts every part; what has to be undone goes to `_exit` at once."""
-        raise NotImplementedError
 
 
 async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:

@@ -96,6 +96,8 @@ _LIST = (
     _gauge("learn/guard_level", "level", "The learner's guard: 0 open, 1 capped, 2 safe recipe, 3 frozen", "0"),
     _gauge("learn/guard_max_age_steps", "steps", "Age bound that the learner's guard allows",
            "replay.max_age_steps"),
+    _gauge("learn/guard_held_sources", "nodes", "Sources that the learner's guard has set aside", "0"),
+    _gauge("learn/guard_groups_left_out", "groups", "Groups of the newest draw that the guard left out", "0"),
     _gauge("learn/ratio_mean", "1", "Mean importance ratio of policy over generator", "near 1"),
     _gauge("learn/ratio_max", "1", "Greatest importance ratio", "under 100"),
     _gauge("learn/ess_share", "share", "Effective sample size over sample size, by token", "over 0.5"),

@@ -16,9 +16,6 @@ from swarm.learn.part import CorrectionPart, Need, Scope, Scored
 from swarm.parts.ratio.sequence import rollout_sum
 from swarm.parts.ratio.token import LOG_RATIO_BOUND, log_ratio
 
-MISMATCH_NEEDS = frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS})
-"""What a factor of rho takes."""
-
 
 def log_mismatch(scored: Scored) -> Tensor:
     """log rho of each token: [N, L] in [-20, 20], constant, 0 off the mask."""
@@ -48,8 +45,18 @@ def check_band(low: float, high: float) -> None:
         raise ConfigError(f"low, high: the band [{low}, {high}] must lie above 0 and hold the ratio 1")
 
 
+class MismatchPart(CorrectionPart):
+    """Base of corrections by rho, the policy at the start of the update over the generator."""
+
+    __slots__ = ()
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mismatch(CorrectionPart):
+class Mismatch(MismatchPart):
     """The whole ratio of each token, bounded only so that it stays finite.
 
     Source: arXiv:2110.00641; AReaL, arXiv:2505.24298.
@@ -57,16 +64,12 @@ class Mismatch(CorrectionPart):
 
     equation: ClassVar[str] = "L_t <- sg[rho_t] L_t"
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         return log_mismatch(scored).exp()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedMismatch(CorrectionPart):
+class TruncatedMismatch(MismatchPart):
     """The ratio of each token, cut at a cap.
 
     Source: TIS, https://fengyao.notion.site/off-policy-rl; verl `rollout_corr_helper`; TRL `token_truncate`.
@@ -78,16 +81,12 @@ class TruncatedMismatch(CorrectionPart):
     def __post_init__(self) -> None:
         check_cap(self.cap)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         return log_mismatch(scored).exp().clamp(max=self.cap)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedSequenceMismatch(CorrectionPart):
+class TruncatedSequenceMismatch(MismatchPart):
     """The ratio of the response, cut at a cap, on all its tokens. Unbiased before it is cut.
 
     Source: verl `rollout_corr_math` (sequence TIS); TRL `sequence_truncate`.
@@ -100,16 +99,12 @@ class TruncatedSequenceMismatch(CorrectionPart):
     def __post_init__(self) -> None:
         check_cap(self.cap)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         return sequence_mismatch(scored).clamp(max=self.cap).expand(scored.mask.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedMismatch(CorrectionPart):
+class MaskedMismatch(MismatchPart):
     """The ratio of each token inside a band; outside it the token is dropped.
 
     Source: IcePop, arXiv:2510.18855; TRL `token_mask`. AReaL's cap is the band [0, cap].
@@ -122,16 +117,12 @@ class MaskedMismatch(CorrectionPart):
     def __post_init__(self) -> None:
         check_band(self.low, self.high)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         return inside(log_mismatch(scored).exp(), self.low, self.high)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedSequenceMismatch(CorrectionPart):
+class MaskedSequenceMismatch(MismatchPart):
     """The ratio of the response inside a band; outside it the whole response is dropped.
 
     Source: verl `rollout_corr_math` (sequence MIS); TRL `sequence_mask`.
@@ -144,10 +135,6 @@ class MaskedSequenceMismatch(CorrectionPart):
 
     def __post_init__(self) -> None:
         check_band(self.low, self.high)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
 
     def __call__(self, scored: Scored) -> Tensor:
         return inside(sequence_mismatch(scored), self.low, self.high).expand(scored.mask.shape)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import CorrectionPart, Need, Scope, Scored
-from swarm.parts.correction.mismatch import MISMATCH_NEEDS, check_band, log_mismatch
+from swarm.learn.part import CorrectionPart, Scope, Scored
+from swarm.parts.correction.mismatch import MismatchPart, check_band, log_mismatch
 from swarm.parts.ratio.sequence import rollout_mean
-from swarm.parts.ratio.token import Against, against, check_against, log_ratio, needs_of
+from swarm.parts.ratio.token import AgainstPolicy, log_ratio
 
 
 def keep(is_kept: Tensor, scored: Scored) -> Tensor:
@@ -24,7 +24,7 @@ def keep(is_kept: Tensor, scored: Scored) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GeometricRejection(CorrectionPart):
+class GeometricRejection(MismatchPart):
     """Keeps responses whose length-normalised mismatch lies in a band: the test does not depend on the length.
 
     Source: Geo-RS, https://richardli.xyz/rl-collapse-3; verl `decoupled_geo_rs`; OpenRLHF `seq-mask-tis`.
@@ -38,17 +38,13 @@ class GeometricRejection(CorrectionPart):
     def __post_init__(self) -> None:
         check_band(self.low, self.high)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         ratio = rollout_mean(log_mismatch(scored), scored.mask).exp()
         return keep((ratio >= self.low) & (ratio <= self.high), scored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class K3Rejection(CorrectionPart):
+class K3Rejection(MismatchPart):
     """Keeps responses whose mean k3 divergence is within a limit; deviations of either sign add up.
 
     Source: K3-RS, verl `decoupled_k3_rs`.
@@ -62,10 +58,6 @@ class K3Rejection(CorrectionPart):
         if self.limit < 0:
             raise ConfigError(f"limit: {self.limit} must not be negative")
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         mismatch = log_mismatch(scored)
         divergence = rollout_mean(torch.expm1(mismatch) - mismatch, scored.mask)
@@ -73,7 +65,7 @@ class K3Rejection(CorrectionPart):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Veto(CorrectionPart):
+class Veto(MismatchPart):
     """Drops a response of which the policy would almost never have given some token.
 
     Source: verl `rollout_corr_math` (token veto).
@@ -87,17 +79,13 @@ class Veto(CorrectionPart):
         if not 0 <= self.least < 1:
             raise ConfigError(f"least: {self.least} must lie in [0, 1)")
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
-
     def __call__(self, scored: Scored) -> Tensor:
         smallest = log_mismatch(scored).exp().amin(dim=1, keepdim=True)  # off the mask rho is 1
         return keep(smallest >= self.least, scored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OffPolicySequenceMask(CorrectionPart):
+class OffPolicySequenceMask(AgainstPolicy, CorrectionPart):
     """Drops responses that the policy has left behind, where their advantage would push it further away.
 
     Source: OPSM, DeepSeek-V3.2, arXiv:2512.02556; TRL `off_policy_mask_threshold`.
@@ -106,16 +94,8 @@ class OffPolicySequenceMask(CorrectionPart):
     equation: ClassVar[str] = "L_t <- M L_t, M = 0 if A < 0 and mean_t(log mu_t - log pi_t) > limit"
     scope: ClassVar[Scope] = Scope.ROLLOUT
     limit: float = 0.5  # nats per token
-    against: Against = "behavior"
-
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratios = log_ratio(scored.logprobs.detach(), against(scored, self.against), scored.mask)
+        ratios = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask)
         is_left = rollout_mean(-ratios, scored.mask) > self.limit
         return (~((scored.advantages < 0) & is_left)).to(scored.advantages.dtype)

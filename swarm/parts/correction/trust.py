@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import CorrectionPart, Need, Scope, Scored
-from swarm.parts.correction.mismatch import MISMATCH_NEEDS, log_mismatch
-from swarm.parts.ratio.token import Against, against, check_against, log_ratio, needs_of
+from swarm.learn.part import CorrectionPart, Scope, Scored
+from swarm.parts.correction.mismatch import MismatchPart, log_mismatch
+from swarm.parts.ratio.token import Against, AgainstPolicy, log_ratio
 
 PROBABILITY_FLOOR = 1e-8
 """Added to the probability of all other tokens, so that its logarithm is finite."""
@@ -36,19 +36,14 @@ def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Divergence(CorrectionPart):
+class _Divergence(AgainstPolicy, CorrectionPart):
     low: float = 0.15
     high: float = 0.15
-    against: Against = "behavior"
 
     def __post_init__(self) -> None:
-        check_against(self.against)
+        AgainstPolicy.__post_init__(self)
         if min(self.low, self.high) < 0:
             raise ConfigError(f"low {self.low} and high {self.high} must not be negative")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +58,7 @@ class ProbabilityDifferenceMask(_Divergence):
     equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, p - p_mu > high) or (A <= 0, p - p_mu < -low)"
 
     def __call__(self, scored: Scored) -> Tensor:
-        moved = probability(scored.logprobs) - probability(against(scored, self.against))
+        moved = probability(scored.logprobs) - probability(self.denominator(scored))
         return pushed(scored.advantages, moved > self.high, moved < -self.low)
 
 
@@ -80,7 +75,7 @@ class BernoulliDivergenceMask(_Divergence):
     )
 
     def __call__(self, scored: Scored) -> Tensor:
-        behavior = against(scored, self.against).clamp(max=0)
+        behavior = self.denominator(scored).clamp(max=0)
         current = scored.logprobs.detach().clamp(max=0)
         others = torch.log((PROBABILITY_FLOOR - torch.expm1(behavior)) / (PROBABILITY_FLOOR - torch.expm1(current)))
         divergence = behavior.exp() * (behavior - current) - torch.expm1(behavior) * others
@@ -89,7 +84,7 @@ class BernoulliDivergenceMask(_Divergence):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProbabilityBand(CorrectionPart):
+class ProbabilityBand(AgainstPolicy, CorrectionPart):
     """Drops tokens whose probability moved by more than a bound, in whichever direction.
 
     Source: prime-rl `ipo_loss_fn` (unrelated to the preference method of that name).
@@ -97,24 +92,19 @@ class ProbabilityBand(CorrectionPart):
 
     equation: ClassVar[str] = "L_t <- 1[|p - p_mu| <= width] L_t"
     width: float = 0.1
-    against: Against = "behavior"
 
     def __post_init__(self) -> None:
-        check_against(self.against)
+        AgainstPolicy.__post_init__(self)
         if self.width < 0:
             raise ConfigError(f"width: {self.width} must not be negative")
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
-
     def __call__(self, scored: Scored) -> Tensor:
-        moved = probability(scored.logprobs) - probability(against(scored, self.against))
+        moved = probability(scored.logprobs) - probability(self.denominator(scored))
         return (moved.abs() <= self.width).to(scored.advantages.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignGate(CorrectionPart):
+class SignGate(AgainstPolicy, CorrectionPart):
     """Drops tokens whose ratio left the bound its advantage pushes it to: PPO's clip as a mask.
 
     The ratio may be another one than the recipe's: here against the policy at the start of the update, so that
@@ -128,20 +118,13 @@ class SignGate(CorrectionPart):
     high: float = 0.2
     against: Against = "proximal"
 
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
-
     def __call__(self, scored: Scored) -> Tensor:
-        ratio = log_ratio(scored.logprobs.detach(), against(scored, self.against), scored.mask).exp()
+        ratio = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask).exp()
         return pushed(scored.advantages, ratio > 1 + self.high, ratio < 1 - self.low)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SecondMomentMask(CorrectionPart):
+class SecondMomentMask(MismatchPart):
     """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget.
 
     Equal squares are dropped together; the smallest one is always kept.
@@ -156,10 +139,6 @@ class SecondMomentMask(CorrectionPart):
     def __post_init__(self) -> None:
         if self.budget <= 0:
             raise ConfigError(f"budget: {self.budget} must be positive")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return MISMATCH_NEEDS
 
     def __call__(self, scored: Scored) -> Tensor:
         squares = log_mismatch(scored).to(torch.float64) ** 2

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from swarm.learn.part import Need, RatioPart, Scope, Scored
-from swarm.parts.ratio.token import LOG_RATIO_BOUND, Against, against, check_against, log_ratio, needs_of
+from swarm.learn.part import RatioPart, Scope, Scored
+from swarm.parts.ratio.token import LOG_RATIO_BOUND, AgainstPolicy, log_ratio
 
 
 def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefixMinimumRatio(RatioPart):
+class PrefixMinimumRatio(AgainstPolicy, RatioPart):
     """A token's ratio times the smallest ratio of its strict prefix.
 
     Source: arXiv:2601.22718; the value at the first token is the natural convention, not quoted.
@@ -40,22 +40,14 @@ class PrefixMinimumRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
-
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratios = log_ratio(scored.logprobs, against(scored, self.against), scored.mask)
+        ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
         return ratios + torch.where(scored.mask, prefix_minimum(ratios, scored.mask), torch.zeros_like(ratios))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullPrefixRatio(RatioPart):
+class FullPrefixRatio(AgainstPolicy, RatioPart):
     """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
 
     Unbiased for a token's own reward; its variance grows with the place in the response.
@@ -65,17 +57,9 @@ class FullPrefixRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
-
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratios = log_ratio(scored.logprobs, against(scored, self.against), scored.mask)
+        ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
         before = ratios.detach().cumsum(dim=1) - ratios.detach()
         whole = (ratios + before).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return torch.where(scored.mask, whole, torch.zeros_like(whole))

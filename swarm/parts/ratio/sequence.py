@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import Need, RatioPart, Scope, Scored
-from swarm.parts.ratio.token import LOG_RATIO_BOUND, Against, against, check_against, log_ratio, needs_of
+from swarm.learn.part import RatioPart, Scope, Scored
+from swarm.parts.ratio.token import LOG_RATIO_BOUND, AgainstPolicy, log_ratio
 
 
 def rollout_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def check_ceiling(ceiling: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SequenceRatio(RatioPart):
+class SequenceRatio(AgainstPolicy, RatioPart):
     """The length-normalised ratio of a response, with the gradient of all its tokens.
 
     Source: GSPO, arXiv:2507.18071; the ceiling as in verl `compute_policy_loss_gspo`.
@@ -63,24 +63,19 @@ class SequenceRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
     ceiling: float = 10.0  # of log s
 
     def __post_init__(self) -> None:
-        check_against(self.against)
+        AgainstPolicy.__post_init__(self)
         check_ceiling(self.ceiling)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
-
     def __call__(self, scored: Scored) -> Tensor:
-        denominator = against(scored, self.against)
+        denominator = self.denominator(scored)
         return spread(mean_log_ratio(scored.logprobs, denominator, scored.mask, self.ceiling), scored.mask)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SequenceTokenRatio(RatioPart):
+class SequenceTokenRatio(AgainstPolicy, RatioPart):
     """The value of the length-normalised ratio with the gradient of the token alone.
 
     Token advantages may differ inside a response. A rollout above the ceiling has no gradient.
@@ -90,25 +85,20 @@ class SequenceTokenRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
     ceiling: float = 10.0  # of log s
 
     def __post_init__(self) -> None:
-        check_against(self.against)
+        AgainstPolicy.__post_init__(self)
         check_ceiling(self.ceiling)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
-
     def __call__(self, scored: Scored) -> Tensor:
-        denominator = against(scored, self.against)
+        denominator = self.denominator(scored)
         mean = rollout_mean(scored.logprobs.detach() - denominator, scored.mask)
         return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullSequenceRatio(RatioPart):
+class FullSequenceRatio(AgainstPolicy, RatioPart):
     """The ratio of a response, the product over its tokens, with the gradient of the token alone.
 
     Unbiased for a sequence reward; its variance grows with the length.
@@ -118,16 +108,8 @@ class FullSequenceRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t in [-20, 20]"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
-
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratios = log_ratio(scored.logprobs.detach(), against(scored, self.against), scored.mask)
+        ratios = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask)
         whole = rollout_sum(ratios, scored.mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return on_tokens(whole, scored.logprobs, scored.mask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import Need, RatioPart, Scored
+from swarm.learn.part import Need, Part, RatioPart, Scored
 
 LOG_RATIO_BOUND = 20.0
 
@@ -25,20 +25,23 @@ def log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def against(scored: Scored, denominator: Against) -> Tensor:
-    """Log-probs [N, L] of the denominator policy."""
-    return scored.behavior if denominator == "behavior" else scored.proximal
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgainstPolicy(Part):
+    """Base of parts whose ratio has a denominator to choose; what it needs follows from the choice."""
 
+    against: Against = "behavior"
 
-def check_against(denominator: str) -> None:
-    """Raises ConfigError for a denominator that does not exist."""
-    if denominator not in ("behavior", "proximal"):
-        raise ConfigError(f"against: {denominator!r} is neither 'behavior' nor 'proximal'")
+    def __post_init__(self) -> None:
+        if self.against not in ("behavior", "proximal"):
+            raise ConfigError(f"against: {self.against!r} is neither 'behavior' nor 'proximal'")
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.BEHAVIOR_LOGPROBS if self.against == "behavior" else Need.PROXIMAL_LOGPROBS})
 
-def needs_of(denominator: Against) -> frozenset[Need]:
-    """What a ratio against that policy takes."""
-    return frozenset({Need.BEHAVIOR_LOGPROBS if denominator == "behavior" else Need.PROXIMAL_LOGPROBS})
+    def denominator(self, scored: Scored) -> Tensor:
+        """Log-probs [N, L] of the chosen policy."""
+        return scored.behavior if self.against == "behavior" else scored.proximal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,21 +60,13 @@ class NoRatio(RatioPart):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRatio(RatioPart):
+class TokenRatio(AgainstPolicy, RatioPart):
     """The ratio of one token.
 
     Source: arXiv:1707.06347 section 3; the bound as in verl `core_algos.py`.
     """
 
     equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log mu_t, -20, 20))"
-    against: Against = "behavior"
-
-    def __post_init__(self) -> None:
-        check_against(self.against)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return needs_of(self.against)
 
     def __call__(self, scored: Scored) -> Tensor:
-        return log_ratio(scored.logprobs, against(scored, self.against), scored.mask)
+        return log_ratio(scored.logprobs, self.denominator(scored), scored.mask)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.learn.part import Need, RatioPart, Scope, Scored
 from swarm.parts.ratio.sequence import check_ceiling, on_tokens
-from swarm.parts.ratio.token import LOG_RATIO_BOUND, Against, against, check_against, needs_of
+from swarm.parts.ratio.token import LOG_RATIO_BOUND, AgainstPolicy
 
 
 def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TurnRatio(RatioPart):
+class TurnRatio(AgainstPolicy, RatioPart):
     """The length-normalised ratio of a token's turn, with the gradient of the token alone.
 
     With a single turn it is `SequenceTokenRatio`.
@@ -45,18 +45,17 @@ class TurnRatio(RatioPart):
 
     equation: ClassVar[str] = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
     scope: ClassVar[Scope] = Scope.ROLLOUT
-    against: Against = "behavior"
     ceiling: float = 10.0  # of log u
 
     def __post_init__(self) -> None:
-        check_against(self.against)
+        AgainstPolicy.__post_init__(self)
         check_ceiling(self.ceiling)
 
     @property
     def needs(self) -> frozenset[Need]:
-        return needs_of(self.against) | {Need.TURNS}
+        return super(TurnRatio, self).needs | {Need.TURNS}
 
     def __call__(self, scored: Scored) -> Tensor:
-        drift = scored.logprobs.detach() - against(scored, self.against)
+        drift = scored.logprobs.detach() - self.denominator(scored)
         mean = turn_mean(drift, scored.batch.turn_ids, scored.mask)
         return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)

@@ -1,0 +1,55 @@
+"""Groups as a node has them: generated, scored by the verifier, ready for a draw.
+
+Invariant: same weights, tasks and seeds, same groups; digests are unique within a run, and names only.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from swarm.clock import SystemClock
+from swarm.interfaces import Generator, TextCodec, Verifier
+from swarm.rollout.produce import produce
+from swarm.types import Correction, NodeId, Sampling, ScoredGroup, Task
+
+
+async def scored_groups(
+    generator: Generator,
+    codec: TextCodec,
+    verifier: Verifier,
+    tasks: Sequence[Task],
+    group_size: int,
+    sampling: Sampling,
+    *,
+    producer: NodeId,
+    label: str,
+) -> list[ScoredGroup]:
+    """One own group for each task, with its rewards.
+
+    Args:
+        generator: whose weights answer.
+        codec: its tokenizer.
+        verifier: of the answers; a pure function, so one verdict serves every consumer.
+        tasks: the questions.
+        group_size: rollouts of each.
+        sampling: how tokens are drawn.
+        producer: node id.
+        label: of this call, unique within the run.
+    """
+    groups = produce(
+        generator, codec, tasks, group_size, sampling, run_id="benchmark", producer=producer, clock=SystemClock()
+    )
+    scored: list[ScoredGroup] = []
+    for index, group in enumerate(groups):
+        verdict = await verifier.score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
+        scored.append(
+            ScoredGroup(
+                digest=hashlib.sha256(f"{label}/{index}".encode()).digest(),
+                group=group,
+                rewards=verdict.rewards,
+                correction=Correction.EXACT,
+                is_local=True,
+                first_seen_s=group.created_at_s,
+                size_bytes=1,
+            )
+        )
+    return scored
