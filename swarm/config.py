@@ -95,6 +95,51 @@ class GeneratorConfig(Model):
         return self
 
 
+class EngineConfig(Model):
+    """What generates."""
+
+    kind: Literal["transformers", "vllm", "openai"] = "transformers"
+    """`transformers`: in the worker process. `vllm`: a process of its own, in vLLM's own environment. `openai`: a
+    server that speaks the OpenAI protocol (vLLM, SGLang)."""
+    python: str = ""
+    """vllm: interpreter of the environment that has vLLM; empty: `.venv-vllm/bin/python` of the working directory, else
+    the node's own."""
+    url: str = ""
+    """openai: base address, such as http://127.0.0.1:8000/v1."""
+    options: dict[str, Any] = {}
+    """vllm: further engine arguments, such as tensor_parallel_size. openai: further fields of each request."""
+    max_rows: Positive = 64
+    """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
+    tolerance_nats: Annotated[float, Field(ge=0)] = 0.0
+    """Mean difference of a version's canary log-probs from the publisher's up to which the engine is taken to have
+    become that version. 0: as measured for this engine and dtype."""
+
+
+class FollowConfig(Model):
+    """Whose weights a node without the trainer role generates with, and when it takes new ones."""
+
+    policy: str = ""
+    """Node id of the trainer; empty: the run's only trainer, as the directory shows it."""
+    mode: Literal["pull", "push"] = "push"
+    """`pull`: sequential, the newest version is taken before each batch, so that nothing is stale when it is made.
+    `push`: asynchronous, versions are taken as they come and generation goes on."""
+    in_flight: bool = True
+    """push: a sequence in the making goes on with the new weights; its spans say from which token on."""
+
+
+class WeightsConfig(Model):
+    """How a trainer publishes its versions, and what a node keeps of them."""
+
+    publish: bool = False
+    """Encode every version and serve it, so that generators can follow."""
+    anchor_every: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Versions between two that are published in full, too."""
+    num_canaries: Annotated[int, Field(ge=0, le=16)] = 4
+    """Prompts whose log-probs go into each manifest."""
+    store_bytes: Positive = 8 * 2**30
+    """Disk budget for chunks of weights, own and followed."""
+
+
 class ReplayConfig(Model):
     """What a step learns from, and for how long a group may be used."""
 
@@ -325,6 +370,9 @@ class NodeConfig(Model):
     """Every environment of the run."""
     model: ModelConfig = ModelConfig()
     generator: GeneratorConfig = GeneratorConfig()
+    engine: EngineConfig = EngineConfig()
+    follow: FollowConfig = FollowConfig()
+    weights: WeightsConfig = WeightsConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     guard: GuardConfig = GuardConfig()
@@ -338,13 +386,16 @@ class NodeConfig(Model):
 
     @model_validator(mode="after")
     def _roles_can_work(self) -> "NodeConfig":
-        if Role.TRAINER not in self.roles:
+        if Role.TRAINER not in self.roles and self.weights.publish:
+            raise ValueError("weights.publish: a node without the trainer role has no versions; set it to false")
+        if Role.TRAINER not in self.roles and self.learner.deterministic:
+            raise ValueError("learner.deterministic: needs the trainer role")
+        alone = Role.TRAINER in self.roles and Role.GENERATOR not in self.roles and not self.weights.publish
+        if alone and self.replay.local_groups > 0:
             raise ValueError(
-                "roles: a node without the trainer role would need another node's weights; nobody publishes any yet; "
-                'add "trainer"'
+                "roles: without the generator role, groups of the own policy come from nodes that follow it; "
+                "set weights.publish, or replay.local_groups to 0"
             )
-        if Role.GENERATOR not in self.roles and self.replay.local_groups > 0:
-            raise ValueError("roles: without the generator role there are no own groups; set replay.local_groups to 0")
         return self
 
     @model_validator(mode="after")

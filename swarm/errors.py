@@ -7,6 +7,7 @@ SwarmError
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
 +-- RolloutFailed      record on the rollout and go on
++-- WeightsRefused     the engine keeps its old weights and version: report, and take the next version
 +-- NonFiniteStep      skip the update, keep the old version
 +-- StorageFull        the disk is full: stop accepting, keep serving, tell the operator
 
@@ -40,6 +41,10 @@ class TooLarge(SwarmError, ValueError):
 
 class RolloutFailed(SwarmError, RuntimeError):
     """Generation or scoring of one rollout failed; the group goes on without it."""
+
+
+class WeightsRefused(SwarmError, ValueError):
+    """An engine did not become the version it was given; what it served before it serves on."""
 
 
 class NonFiniteStep(SwarmError, ArithmeticError):

@@ -11,11 +11,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from swarm.types import (
     Advert,
     Advice,
+    ApplyReport,
+    Canary,
     Cursor,
     Digest,
     Draw,
     Evaluation,
     FloatArray,
+    Leave,
     NodeId,
     NodeReport,
     PolicyVersion,
@@ -24,8 +27,10 @@ from swarm.types import (
     Sampling,
     ScoredGroup,
     SealedGroup,
+    SealedManifest,
     StepReport,
     Task,
+    Way,
 )
 
 Result = TypeVar("Result")
@@ -182,8 +187,33 @@ class Generator(Protocol):
         """The greedy answer text for each prompt (blocking)."""
         ...
 
-    def load(self, version: PolicyVersion, weights: object) -> None:
-        """Replaces the weights between two calls of generate; all or nothing."""
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking)."""
+        ...
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> None:
+        """Replaces the weights: all or nothing (blocking).
+
+        Generation stands still meanwhile. After the weights were replaced the canaries are scored; `version` changes
+        only when they agree with what the publisher says, within this engine's mismatch.
+
+        Args:
+            version: what the weights are.
+            weights: published tensors by name.
+            canaries: of the version's manifest.
+            in_flight: a call of generate goes on with the new weights from its next token on (its spans say where);
+                else it ends first.
+
+        Raises:
+            ConfigError: they do not fit this model.
+            WeightsRefused: the engine did not become that version. In both cases the old weights serve on.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Ends a call of generate in progress soon (from any thread); unfinished rollouts come back ABORTED."""
         ...
 
 
@@ -222,6 +252,19 @@ class ExchangeHandler(Protocol):
         """A held group. Raises NotHeld; Unavailable for a peer that is not welcome."""
         ...
 
+    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """Held manifests of a lineage, oldest first, then each new one for as long as the peer reads.
+
+        Where this node trains that lineage it also gives the peer leave to make groups, up to `window` that did not
+        arrive yet; 0 asks for none. Raises NotHeld for a lineage of which nothing is held, Unavailable for a peer
+        that is not welcome.
+        """
+        ...
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        """A held chunk of weights, at most 1 MiB. Raises NotHeld; Unavailable for a peer that is not welcome."""
+        ...
+
 
 class PeerClient(Protocol):
     """An authenticated connection to one peer."""
@@ -237,6 +280,17 @@ class PeerClient(Protocol):
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        ...
+
+    def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """Manifests that the peer holds of a lineage, then new ones, and leave to make groups where it trains it.
+
+        Nothing in a manifest was checked. Raises NotHeld, Unavailable when it breaks.
+        """
+        ...
+
+    async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
+        """One chunk of weights, at most 1 MiB, whose digest was checked. Raises NotHeld, Unavailable."""
         ...
 
     async def close(self) -> None:
@@ -356,6 +410,10 @@ class CoordinatorClient(Protocol):
         """Adds a version to the ledger; refused (Unavailable is not raised) when it would fork or go back."""
         ...
 
+    def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
+        """The head of a lineage as the ledger has it, then each new one. Raises Unavailable when it breaks."""
+        ...
+
     async def leave(self) -> None:
         """Ends the lease at once."""
         ...
@@ -398,8 +456,29 @@ class LocalExchange(Protocol):
         """The journalled draws from a step on, rebuilt from the store (resume)."""
         ...
 
-    async def publish(self, version: PolicyVersion) -> None:
-        """A new version exists: updates the head, the advert and the ledger."""
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
+        """A new version exists: updates the head, the advert and the ledger.
+
+        Args:
+            version: of our own lineage.
+            manifests: unsigned bodies of ways to it, whose chunks lie in the node's weight store already; they are
+                signed and served.
+        """
+        ...
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        """How to get from what the engine holds to the newest version of the followed lineage.
+
+        Every manifest was checked and every chunk of it lies in the node's weight store.
+
+        Args:
+            held: what the engine serves; None: nothing of that lineage.
+            wait: for a newer version than `held`; else None where none is known now.
+        """
+        ...
+
+    async def applied(self, report: ApplyReport) -> None:
+        """A version was taken by the engine, or refused."""
         ...
 
     async def report(self, report: StepReport) -> None:

@@ -4,6 +4,7 @@ Invariant: numpy only, nothing here does I/O, and a value that was built is cons
 Shape letters: G rollouts of a group, P prompt tokens, T response tokens (all after the shared prompt).
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -216,6 +217,51 @@ class ScoredGroup:
         """False when every reward is equal: all group-relative advantages are zero."""
         rewards = self.rewards.tolist()
         return max(rewards) > min(rewards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Canary:
+    """A text and what the publisher's model thought of it: the first sign of an engine that loaded something else."""
+
+    token_ids: IntArray  # [T]
+    logprobs: FloatArray  # [T] nats at temperature 1, of each token given all before it; the first is NaN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SealedManifest:
+    """A way to a policy version as it travels (`swarm.weights.manifest`); the signature covers exactly these bytes."""
+
+    body: bytes
+    public_key: bytes  # Ed25519, 32 bytes, of the owner of the lineage
+    signature: bytes  # over a domain tag and body, 64 bytes
+
+    @property
+    def digest(self) -> Digest:
+        """SHA-256 of the body: the name of the manifest."""
+        return hashlib.sha256(self.body).digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """Leave to make groups for a trainer, given to one watcher of its lineage: a total that only grows."""
+
+    head_step: int  # of the trainer
+    limit: int  # groups that this watcher may have begun since its watch began
+
+
+Way = tuple[SealedManifest, ...]
+"""Manifests that lead from what an engine holds (or from nothing) to a version, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyReport:
+    """What became of a version that an engine of this node should take."""
+
+    version: PolicyVersion
+    error: str = ""  # empty: it serves; else why the one before it serves on
+    num_bytes: int = 0  # manifests and payloads of the way
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, pause (of which load, canary)
+    mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's
 
 
 class RefusalReason(StrEnum):

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from swarm.identity import Identity, node_id_of, verify
-from swarm.types import Digest, FloatArray, IntArray, NodeId, PolicyVersion, short
+from swarm.types import Canary, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weights.chunks import num_chunks
 from swarm.weights.codec import Codec
 from swarm.weights.refuse import Malformed, Unusable, UnusableReason, malformed
@@ -40,14 +40,6 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Canary:
-    """A text and what the publisher's model thought of it: the first sign of an engine that loaded something else."""
-
-    token_ids: IntArray  # [T]
-    logprobs: FloatArray  # [T] nats at temperature 1, of each token given all before it; the first is NaN
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """One way to one version: in full, or from one other version."""
 
@@ -62,20 +54,6 @@ class Manifest:
     canaries: tuple[Canary, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SealedManifest:
-    """A manifest as it travels; the signature covers exactly these bytes."""
-
-    body: bytes
-    public_key: bytes  # Ed25519, 32 bytes
-    signature: bytes  # over DOMAIN_WEIGHTS and body, 64 bytes
-
-    @property
-    def digest(self) -> Digest:
-        """SHA-256 of the body: the name of the manifest."""
-        return hashlib.sha256(self.body).digest()
-
-
 def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:
     """SHA-256 over count, names, dtypes and shapes, in order of name."""
     return hashlib.sha256(b"swarm layout 1\0" + _pack_specs(specs)).digest()
@@ -83,7 +61,16 @@ def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:
 
 def seal_manifest(manifest: Manifest, identity: Identity) -> SealedManifest:
     """Serialises and signs."""
-    body = _pack(manifest)
+    return seal_body(manifest_body(manifest), identity)
+
+
+def manifest_body(manifest: Manifest) -> bytes:
+    """The manifest as it travels, to be signed by whoever holds the key."""
+    return _pack(manifest)
+
+
+def seal_body(body: bytes, identity: Identity) -> SealedManifest:
+    """Signs a manifest of our own lineage."""
     return SealedManifest(body=body, public_key=identity.public_key, signature=identity.sign(DOMAIN_WEIGHTS, body))
 
 

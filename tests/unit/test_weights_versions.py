@@ -13,19 +13,11 @@ import zstandard
 
 from swarm.identity import Identity
 from swarm.model import weights_digest
-from swarm.types import PolicyVersion
+from swarm.types import Canary, PolicyVersion, SealedManifest
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, chunked
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
-from swarm.weights.manifest import (
-    Canary,
-    Limits,
-    Manifest,
-    SealedManifest,
-    layout_digest,
-    open_manifest,
-    seal_manifest,
-)
+from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest, seal_manifest
 from swarm.weights.publish import Held, publish, stage
 from swarm.weights.refuse import Malformed, Unusable, UnusableReason
 from swarm.weights.streams import StreamReader, pack

@@ -122,6 +122,18 @@ class ListVersionsResponse(_message.Message):
     versions: _containers.RepeatedCompositeFieldContainer[_policy_pb2.PolicyVersion]
     def __init__(self, versions: _Optional[_Iterable[_Union[_policy_pb2.PolicyVersion, _Mapping]]] = ...) -> None: ...
 
+class WatchVersionsRequest(_message.Message):
+    __slots__ = ("policy_id",)
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    def __init__(self, policy_id: _Optional[str] = ...) -> None: ...
+
+class WatchVersionsResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: _policy_pb2.PolicyVersion
+    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+
 class Member(_message.Message):
     __slots__ = ("node_id", "name", "endpoints", "head", "last_seen_s", "is_live")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.FromString,
                 _registered_method=True)
+        self.WatchVersions = channel.unary_stream(
+                '/swarm.wire.v1.CoordinatorService/WatchVersions',
+                request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.FromString,
+                _registered_method=True)
         self.ListMembers = channel.unary_unary(
                 '/swarm.wire.v1.CoordinatorService/ListMembers',
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersRequest.SerializeToString,
@@ -96,6 +101,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchVersions(self, request, context):
+        """The head of a lineage, then each new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListMembers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -130,6 +142,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListVersions,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'WatchVersions': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchVersions,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.SerializeToString,
             ),
             'ListMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMembers,
@@ -251,6 +268,33 @@ class CoordinatorService(object):
             '/swarm.wire.v1.CoordinatorService/ListVersions',
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.v1.CoordinatorService/WatchVersions',
+            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

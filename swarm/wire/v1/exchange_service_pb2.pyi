@@ -1,4 +1,5 @@
 from swarm.wire.v1 import advert_pb2 as _advert_pb2
+from swarm.wire.v1 import policy_pb2 as _policy_pb2
 from swarm.wire.v1 import rollout_pb2 as _rollout_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -44,3 +45,39 @@ class FetchResponse(_message.Message):
     offset: int
     data: bytes
     def __init__(self, total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("policy_id", "window")
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    window: int
+    def __init__(self, policy_id: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("manifest", "leave")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    manifest: _policy_pb2.SealedManifest
+    leave: Leave
+    def __init__(self, manifest: _Optional[_Union[_policy_pb2.SealedManifest, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("head_step", "limit")
+    HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    head_step: int
+    limit: int
+    def __init__(self, head_step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class FetchChunkRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class FetchChunkResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

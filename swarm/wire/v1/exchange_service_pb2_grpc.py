@@ -45,6 +45,16 @@ class ExchangeServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/swarm.wire.v1.ExchangeService/Watch',
+                request_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.FetchChunk = channel.unary_unary(
+                '/swarm.wire.v1.ExchangeService/FetchChunk',
+                request_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkResponse.FromString,
+                _registered_method=True)
 
 
 class ExchangeServiceServicer(object):
@@ -65,6 +75,20 @@ class ExchangeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Held manifests of a lineage, oldest first, then each new one; from its trainer also leave to make groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchChunk(self, request, context):
+        """One chunk of weights by digest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_ExchangeServiceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchResponse.SerializeToString,
+            ),
+            'FetchChunk': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchChunk,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class ExchangeService(object):
             '/swarm.wire.v1.ExchangeService/Fetch',
             swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.v1.ExchangeService/Watch',
+            swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchChunk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.ExchangeService/FetchChunk',
+            swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,12 +115,38 @@ class RedrawResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ..., num_silent: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "manifests")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
     version: _policy_pb2.PolicyVersion
-    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+    manifests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., manifests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NextWayRequest(_message.Message):
+    __slots__ = ("held", "wait")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    held: _policy_pb2.PolicyVersion
+    wait: bool
+    def __init__(self, held: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., wait: bool = ...) -> None: ...
+
+class NextWayResponse(_message.Message):
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: _policy_pb2.SealedManifest
+    def __init__(self, manifest: _Optional[_Union[_policy_pb2.SealedManifest, _Mapping]] = ...) -> None: ...
+
+class AppliedRequest(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: bytes
+    def __init__(self, report: _Optional[bytes] = ...) -> None: ...
+
+class AppliedResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -60,6 +60,16 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishResponse.FromString,
                 _registered_method=True)
+        self.NextWay = channel.unary_stream(
+                '/swarm.wire.v1.LocalService/NextWay',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.FromString,
+                _registered_method=True)
+        self.Applied = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/Applied',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/swarm.wire.v1.LocalService/Report',
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportRequest.SerializeToString,
@@ -111,6 +121,18 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NextWay(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Applied(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -156,6 +178,16 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishResponse.SerializeToString,
+            ),
+            'NextWay': grpc.unary_stream_rpc_method_handler(
+                    servicer.NextWay,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.SerializeToString,
+            ),
+            'Applied': grpc.unary_unary_rpc_method_handler(
+                    servicer.Applied,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -309,6 +341,60 @@ class LocalService(object):
             '/swarm.wire.v1.LocalService/Publish',
             swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NextWay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/NextWay',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Applied(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/Applied',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.AppliedResponse.FromString,
             options,
             channel_credentials,
             insecure,

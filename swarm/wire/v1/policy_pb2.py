@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarm/wire/v1/policy.proto\x12\rswarm.wire.v1\"@\n\rPolicyVersion\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"K\n\x0bVersionSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarm/wire/v1/policy.proto\x12\rswarm.wire.v1\"@\n\rPolicyVersion\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"K\n\x0bVersionSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"E\n\x0eSealedManifest\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,4 +35,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLICYVERSION']._serialized_end=109
   _globals['_VERSIONSPAN']._serialized_start=111
   _globals['_VERSIONSPAN']._serialized_end=186
+  _globals['_SEALEDMANIFEST']._serialized_start=188
+  _globals['_SEALEDMANIFEST']._serialized_end=257
 # @@protoc_insertion_point(module_scope)

@@ -22,3 +22,13 @@ class VersionSpan(_message.Message):
     start: int
     version: PolicyVersion
     def __init__(self, start: _Optional[int] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class SealedManifest(_message.Message):
+    __slots__ = ("public_key", "signature", "body")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    signature: bytes
+    body: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., body: _Optional[bytes] = ...) -> None: ...
