@@ -1,0 +1,82 @@
+"""The agent's own loops: announce, repair, heartbeat, tidy up.
+
+Invariant: none of them holds up another, and each goes on after a failure.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from swarm.exchange.agent import Agent
+from swarm.interfaces import CoordinatorClient, Discovery, Transport
+from swarm.loops.neighbours import neighbours_loop
+from swarm.loops.retry import supervise
+
+logger = logging.getLogger(__name__)
+
+TIDY_EVERY_S = 30.0
+KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
+
+
+async def run_agent(
+    agent: Agent,
+    transport: Transport,
+    directory: Discovery | None,
+    coordinator: CoordinatorClient | None,
+    rng: random.Random,
+) -> None:
+    """Runs every loop of the agent until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+
+        def start(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+            tasks.create_task(supervise(name, loop, agent, rng), name=name)
+
+        if directory is not None:
+            start("announce", lambda: announce_loop(agent, directory, rng))
+            start("neighbours", lambda: neighbours_loop(agent, transport, directory, rng))
+            start("repair", lambda: repair_loop(agent, directory, rng))
+        if coordinator is not None:
+            start("heartbeat", lambda: heartbeat_loop(agent, coordinator))
+        start("tidy", lambda: tidy_loop(agent))
+
+
+async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
+    """Keeps our advert in the directory."""
+    while True:
+        await directory.announce(agent.advert())
+        await asyncio.sleep(agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0))
+
+
+async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
+    """Keeps the directory connected: probe, rejoin, remember peers."""
+    while True:
+        await asyncio.sleep(agent.config.directory.rejoin_every_s * rng.uniform(0.8, 1.2))
+        await directory.maintain()
+
+
+async def tidy_loop(agent: Agent) -> None:
+    """Keeps the store within its budget."""
+    while True:
+        await asyncio.sleep(TIDY_EVERY_S)
+        await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))
+
+
+async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
+    """Reports figures, takes advice, and hands in the versions that the ledger does not have yet."""
+    tokens, at_s = agent.counters.tokens_generated, agent.clock.monotonic_s()
+    while True:
+        now_s = agent.clock.monotonic_s()
+        rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
+        tokens, at_s = agent.counters.tokens_generated, now_s
+        agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+        await hand_in_versions(agent, coordinator)
+        await asyncio.sleep(agent.config.coordinator.heartbeat_s)
+
+
+async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
+    """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
+    pending = agent.coordination.pending_versions
+    while pending:
+        await coordinator.record_version(pending[0])
+        del pending[0]
