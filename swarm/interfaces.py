@@ -19,6 +19,7 @@ from swarm.types import (
     Evaluation,
     FloatArray,
     Leave,
+    LoadReport,
     NodeId,
     NodeReport,
     PolicyVersion,
@@ -193,7 +194,7 @@ class Generator(Protocol):
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
-    ) -> None:
+    ) -> LoadReport:
         """Replaces the weights: all or nothing (blocking).
 
         Generation stands still meanwhile. After the weights were replaced the canaries are scored; `version` changes

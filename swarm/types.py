@@ -254,13 +254,21 @@ Way = tuple[SealedManifest, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoadReport:
+    """What it cost an engine to become another version."""
+
+    pause_s: float = 0.0  # for which generation stood still: swap and canaries, not the wait for a call to end
+    mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's; 0 without any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyReport:
     """What became of a version that an engine of this node should take."""
 
     version: PolicyVersion
     error: str = ""  # empty: it serves; else why the one before it serves on
     num_bytes: int = 0  # manifests and payloads of the way
-    seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, pause (of which load, canary)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
     mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's
 
 

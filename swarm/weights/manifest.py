@@ -89,7 +89,10 @@ def open_manifest(sealed: SealedManifest, owner: NodeId, limits: Limits) -> Mani
             raise Malformed(UnusableReason.WRONG_OWNER, f"signed by {short(node_id_of(sealed.public_key))}")
         if not verify(sealed.public_key, DOMAIN_WEIGHTS, sealed.body, sealed.signature):
             raise Malformed(UnusableReason.WRONG_SIGNATURE, f"of {short(owner)}")
-        return _unpack(sealed.body, limits)
+        manifest = _unpack(sealed.body, limits)
+        if manifest.version.policy_id != owner:
+            raise Malformed(UnusableReason.WRONG_OWNER, f"a version of lineage {short(manifest.version.policy_id)}")
+        return manifest
     except Malformed as error:
         return error.unusable()
 

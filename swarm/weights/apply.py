@@ -1,0 +1,109 @@
+"""Takes an engine from the version it serves to the next one: staged and verified first, then all or nothing.
+
+Invariant: the engine is touched only with weights whose digest is the announced version's, and what this module holds
+is always what the engine serves.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from swarm.errors import ConfigError, WeightsRefused
+from swarm.identity import node_id_of
+from swarm.interfaces import Generator
+from swarm.types import ApplyReport, Digest, PolicyVersion, Way
+from swarm.weights.manifest import Limits, Manifest, open_manifest
+from swarm.weights.publish import Held, stage
+from swarm.weights.refuse import Unusable
+from swarm.weights.tensors import to_torch
+
+Chunk = Callable[[Digest], bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    held: Held
+    manifest: Manifest  # of the last leg
+    num_bytes: int
+
+
+class Applier:
+    """The weights behind one engine that follows a lineage.
+
+    Args:
+        engine: loads what was verified; a version it refuses it does not serve.
+        start: the weights it was started with; the version's policy id is not compared until a way is taken.
+        chunk: a chunk of the node's weight store, None where it lacks it.
+        limits: what this node accepts.
+        in_flight: sequences in the making go on with new weights.
+
+    Example:
+        report = applier.apply(await exchange.next_way(applier.version, wait=True))
+    """
+
+    def __init__(
+        self, engine: Generator, start: Held, chunk: Chunk, *, limits: Limits | None = None, in_flight: bool = False
+    ) -> None:
+        self._engine = engine
+        self._held = start
+        self._chunk = chunk
+        self._limits = limits or Limits()
+        self._in_flight = in_flight
+
+    @property
+    def version(self) -> PolicyVersion:
+        """What the engine serves."""
+        return self._held.version
+
+    def apply(self, way: Way) -> ApplyReport:
+        """Stages the last version of a way and has the engine take it (blocking).
+
+        Args:
+            way: manifests from what is held, or from nothing, to a version; from `LocalExchange.next_way`.
+
+        Returns:
+            A report with an error where anything was wrong: then the engine serves what it served before.
+        """
+        began_s = time.monotonic()
+        staged = self._stage(way)
+        staged_s = time.monotonic()
+        if isinstance(staged, Unusable):
+            return ApplyReport(version=self.version, error=f"{staged.reason}: {staged.detail}")
+        version = staged.held.version
+        tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
+        try:
+            loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
+        except (WeightsRefused, ConfigError) as error:
+            return ApplyReport(version=version, error=str(error), num_bytes=staged.num_bytes)
+        self._held = staged.held
+        seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
+        return ApplyReport(
+            version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
+        )
+
+    def _stage(self, way: Way) -> "_Staged | Unusable":
+        """Follows the legs, verifying each; what the engine runs on is not touched."""
+        held, manifest, num_bytes = self._held, None, 0
+        for sealed in way:
+            manifest = open_manifest(sealed, node_id_of(sealed.public_key), self._limits)
+            if isinstance(manifest, Unusable):
+                return manifest
+            num_bytes += len(sealed.body) + manifest.payload_bytes
+            if manifest.version.digest == held.version.digest:
+                held, num_bytes = replace(held, version=manifest.version), num_bytes - manifest.payload_bytes
+                continue
+            if manifest.base is not None and manifest.base.digest == held.version.digest:
+                held = replace(held, version=manifest.base)  # equal weights are the same version
+            staged = stage(manifest, self._chunks(manifest), held)
+            if isinstance(staged, Unusable):
+                return staged
+            held = staged
+        assert manifest is not None and not isinstance(manifest, Unusable), "a way has at least one leg"
+        return _Staged(held, manifest, num_bytes)
+
+    def _chunks(self, manifest: Manifest) -> Iterator[bytes]:
+        for digest in manifest.chunks:
+            chunk = self._chunk(digest)
+            if chunk is None:
+                return  # stage says which one is missing
+            yield chunk

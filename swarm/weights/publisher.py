@@ -1,0 +1,92 @@
+"""Turns each new version of a trainer into ways to it: patches from what generators hold, and anchors in full.
+
+Invariant: a body that `publish` returns names only chunks that were handed on before.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from swarm.types import Canary, Digest, FloatArray, PolicyVersion
+from swarm.weights.manifest import manifest_body
+from swarm.weights.plan import ANCHOR_EVERY, bases_for, is_anchor
+from swarm.weights.publish import Held, publish
+from swarm.weights.tensors import Weights
+
+Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]
+Put = Callable[[Digest, bytes], None]
+
+CANARY_TOKENS: Final = 64
+
+
+class Publisher:
+    """The publishing side of one lineage. Holds the version before and the newest anchor in memory to patch from.
+
+    Args:
+        put: takes each chunk (digest, content); blocking.
+        canary_ids: token ids of the texts whose log-probs go into each manifest.
+        score: the log-probs of those by the weights that are being published; see `Generator.score`.
+        anchor_every: versions between two that are published in full.
+
+    Example:
+        publisher = Publisher(store.put_chunk, canary_ids, evaluator.score)
+        bodies = publisher.publish(version, TorchWeights(tensors))
+    """
+
+    def __init__(
+        self,
+        put: Put,
+        canary_ids: Sequence[Sequence[int]] = (),
+        score: Score | None = None,
+        anchor_every: int = ANCHOR_EVERY,
+    ) -> None:
+        assert not canary_ids or score is not None
+        self._put = put
+        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in canary_ids]
+        self._score = score
+        self._anchor_every = anchor_every
+        self._newest: Held | None = None
+        self._anchor: Held | None = None
+
+    def publish(self, version: PolicyVersion, weights: Weights) -> list[bytes]:
+        """Encodes a version and hands its chunks on (blocking).
+
+        Args:
+            version: with the digest of `weights`.
+            weights: its published tensors, which never change afterwards.
+
+        Returns:
+            Unsigned manifest bodies, best way first; empty where this version was published last.
+
+        Raises:
+            StorageFull: from `put`; nothing of this version is published, a later one patches from what was before.
+        """
+        if self._newest is not None and self._newest.version == version:
+            return []
+        target = Held(version=version, weights=weights)
+        canaries = self._canaries()
+        bodies = [manifest_body(publish(target, base, self._put, canaries)) for base in self._bases(version)]
+        if is_anchor(version.step, self._anchor_every) or not bodies:
+            bodies.append(manifest_body(publish(target, None, self._put, canaries)))
+            self._anchor = target
+        self._newest = target
+        return bodies
+
+    def _bases(self, version: PolicyVersion) -> list[Held]:
+        """What is held of the versions that patches to this one start from; nothing after a step back."""
+        held = [self._newest, self._anchor] if self._newest is not self._anchor else [self._newest]
+        known = {base.version.step: base for base in held if base is not None}
+        if any(step >= version.step for step in known):
+            return []
+        steps = bases_for(version.step, self._anchor_every)
+        found = [known[step] for step in steps if step in known]
+        return found or [base for base in [self._newest] if base is not None]
+
+    def _canaries(self) -> tuple[Canary, ...]:
+        if self._score is None or not self._canary_ids:
+            return ()
+        return tuple(
+            Canary(token_ids=np.asarray(ids, np.int32), logprobs=logprobs)
+            for ids, logprobs in zip(self._canary_ids, self._score(self._canary_ids), strict=True)
+        )

@@ -1,0 +1,220 @@
+"""A trainer's versions, published one after the other, taken by an engine that checks what it loads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.errors import WeightsRefused
+from swarm.identity import Identity
+from swarm.model import weights_digest
+from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
+from swarm.weights.apply import Applier
+from swarm.weights.manifest import Limits, open_manifest, seal_body
+from swarm.weights.publish import Held
+from swarm.weights.publisher import Publisher
+from swarm.weights.tensors import TorchWeights
+
+TRAINER = Identity.from_seed(b"t" * 32)
+STRANGER = Identity.from_seed(b"s" * 32)
+Tensors = dict[str, torch.Tensor]
+
+
+class TableEngine:
+    """An engine whose log-probs are a plain function of its weights."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.version = PolicyVersion(policy_id="", step=0)
+        self.tensors = tensors
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        table = torch.log_softmax(self.tensors["table"].float(), dim=0).numpy()
+        return [np.array([np.nan, *table[ids[1:]]], np.float32) for ids in sequences]
+
+    def load(
+        self, version: PolicyVersion, weights: Tensors, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        before, self.tensors = self.tensors, weights
+        for canary, found in zip(canaries, self.score([c.token_ids.tolist() for c in canaries]), strict=True):
+            if not np.allclose(found[1:], canary.logprobs[1:], atol=1e-4):
+                self.tensors = before
+                raise WeightsRefused(f"step {version.step}: canary differs")
+        self.version = version
+        return LoadReport()
+
+
+class Chain:
+    """A trainer that publishes small steps, and where its chunks lie."""
+
+    def __init__(self, anchor_every: int = 4) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = {
+            "other": torch.randn(3000, generator=generator).bfloat16(),
+            "table": torch.randn(50, generator=generator).bfloat16(),
+        }
+        self.first = self.tensors
+        self.chunks: dict[bytes, bytes] = {}
+        self.trained = TableEngine(self.tensors)
+        self.publisher = Publisher(
+            self.chunks.__setitem__, [[1, 2, 3], [4, 5]], self.trained.score, anchor_every=anchor_every
+        )
+        self.bodies: dict[int, list[SealedManifest]] = {}
+        self.step = 0
+
+    def publish(self, owner: Identity = TRAINER) -> list[SealedManifest]:
+        version = PolicyVersion(policy_id=TRAINER.node_id, step=self.step, digest=weights_digest(self.tensors))
+        bodies = self.publisher.publish(version, TorchWeights(self.tensors))
+        self.bodies[self.step] = [seal_body(body, owner) for body in bodies]
+        return self.bodies[self.step]
+
+    def train(self) -> None:
+        self.step += 1
+        self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self.tensors["other"][self.step :: 97] += 0.01
+        self.tensors["table"][self.step] += 1.0
+        self.trained.tensors = self.tensors
+
+    def applier(self, engine: TableEngine | None = None) -> Applier:
+        version = PolicyVersion(policy_id="", step=0, digest=weights_digest(self.first))
+        start = Held.of(TorchWeights(self.first), version)
+        assert isinstance(start, Held)
+        return Applier(engine or TableEngine(self.first), start, self.chunks.get)
+
+    def bases(self, step: int) -> list[int | None]:
+        found = [open_manifest(sealed, TRAINER.node_id, Limits()) for sealed in self.bodies[step]]
+        return [manifest.base.step if manifest.base else None for manifest in found]
+
+
+def trained_chain(num_steps: int) -> Chain:
+    chain = Chain()
+    chain.publish()
+    for _ in range(num_steps):
+        chain.train()
+        chain.publish()
+    return chain
+
+
+def test_every_version_patches_the_one_before_and_the_newest_anchor() -> None:
+    chain = trained_chain(6)
+    assert [chain.bases(step) for step in range(7)] == [[None], [0], [1, 0], [2, 0], [3, 0, None], [4], [5, 4]]
+
+
+def test_an_engine_follows_step_by_step() -> None:
+    chain = trained_chain(5)
+    engine = TableEngine(chain.first)
+    applier = chain.applier(engine)
+    for step in range(6):
+        report = applier.apply((chain.bodies[step][0],))
+        assert not report.error and report.version.step == step == applier.version.step
+        assert weights_digest(engine.tensors) == report.version.digest == engine.version.digest
+
+
+def test_the_same_weights_are_not_fetched_again() -> None:
+    chain = trained_chain(0)
+    applier = chain.applier()
+    chain.chunks.clear()
+    report = applier.apply(tuple(chain.bodies[0]))
+    assert not report.error and applier.version == report.version
+    assert report.version.policy_id == TRAINER.node_id
+    assert report.num_bytes == len(chain.bodies[0][0].body)
+
+
+def test_a_laggard_takes_the_anchor_and_one_patch() -> None:
+    chain = trained_chain(7)
+    applier = chain.applier()
+    report = applier.apply((chain.bodies[4][-1], chain.bodies[7][-1]))
+    assert not report.error and applier.version.step == 7
+
+
+def test_a_patch_for_another_base_changes_nothing() -> None:
+    chain = trained_chain(3)
+    engine = TableEngine(chain.first)
+    applier = chain.applier(engine)
+    report = applier.apply((chain.bodies[2][0],))
+    assert "wrong_base" in report.error and applier.version.step == 0
+    assert engine.tensors is chain.first
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed", "longer"])
+def test_a_damaged_chunk_changes_nothing(damage: str) -> None:
+    chain = trained_chain(1)
+    engine = TableEngine(chain.first)
+    applier = chain.applier(engine)
+    manifest = open_manifest(chain.bodies[1][0], TRAINER.node_id, Limits())
+    name, content = manifest.chunks[0], chain.chunks[manifest.chunks[0]]
+    changed = bytes([content[0] ^ 1]) + content[1:]
+    chain.chunks.update({name: {"changed": changed, "longer": content + b"x"}.get(damage, b"")})
+    if damage == "lost":
+        del chain.chunks[name]
+    report = applier.apply((chain.bodies[1][0],))
+    assert "wrong_chunk" in report.error and engine.tensors is chain.first
+    chain.chunks[name] = content
+    assert not applier.apply((chain.bodies[1][0],)).error
+
+
+def test_an_engine_that_became_something_else_is_put_back() -> None:
+    chain = trained_chain(1)
+
+    class Forgetful(TableEngine):
+        def load(self, version: PolicyVersion, weights: Tensors, **options: object) -> LoadReport:
+            wrong = {**weights, "table": weights["table"] + 1.0 * torch.arange(50)}
+            return super().load(version, wrong, **options)  # pyright: ignore[reportArgumentType]
+
+    engine = Forgetful(chain.first)
+    applier = chain.applier(engine)
+    report = applier.apply((chain.bodies[1][0],))
+    assert "canary differs" in report.error
+    assert engine.tensors is chain.first and applier.version.step == 0
+
+
+def test_a_version_of_a_lineage_that_the_signer_does_not_own_is_refused() -> None:
+    chain = trained_chain(0)
+    chain.train()
+    (forged,) = chain.publish(owner=STRANGER)
+    assert "wrong_owner" in chain.applier().apply((forged,)).error
+
+
+def test_after_a_step_back_the_next_version_is_published_in_full() -> None:
+    chain = trained_chain(6)
+    chain.step = 5
+    chain.tensors = replace_one(chain.first)
+    chain.publish()
+    assert chain.bases(5) == [None]
+
+
+def replace_one(tensors: Tensors) -> Tensors:
+    return {**tensors, "table": tensors["table"] * 2}
+
+
+def test_a_version_is_published_once() -> None:
+    chain = trained_chain(2)
+    assert chain.publish() == []
+
+
+def test_a_full_disk_publishes_nothing_and_the_next_version_is_whole() -> None:
+    chain = trained_chain(2)
+    full = OSError("no space left on device")
+
+    def refuse(digest: bytes, content: bytes) -> None:
+        raise full
+
+    chain.train()
+    chain.publisher._put = refuse  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(OSError, match="no space"):
+        chain.publish()
+    chain.publisher._put = chain.chunks.__setitem__  # pyright: ignore[reportPrivateUsage]
+    chain.train()
+    chain.publish()
+    assert chain.bases(4)[-1] is None
+    assert not chain.applier().apply((chain.bodies[4][-1],)).error
+
+
+def test_canaries_are_the_publishers_own_log_probs() -> None:
+    chain = trained_chain(1)
+    manifest = open_manifest(chain.bodies[1][0], TRAINER.node_id, Limits())
+    expected = chain.trained.score([[1, 2, 3], [4, 5]])
+    for canary, logprobs in zip(manifest.canaries, expected, strict=True):
+        np.testing.assert_array_equal(canary.logprobs, logprobs)
+    assert replace(manifest, canaries=()) != manifest
