@@ -9,14 +9,16 @@ the failure is logged with its traceback, counted and reported as an event.
 """
 
 from swarm.loops.agent import KEPT_SHARE, hand_in_versions, run_agent
+from swarm.loops.kit import Ask, Encode, Greedy, Produce, Worker
 from swarm.loops.neighbours import neighbours_loop
 from swarm.loops.retry import Backoff
-from swarm.loops.worker import Ask, Greedy, Produce, Worker, run_worker
+from swarm.loops.worker import run_worker
 
 __all__ = [
     "KEPT_SHARE",
     "Ask",
     "Backoff",
+    "Encode",
     "Greedy",
     "Produce",
     "Worker",

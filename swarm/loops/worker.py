@@ -1,48 +1,20 @@
-"""What trains and generates on a node: generate, learn, evaluate, driven through a `LocalExchange`.
+"""What trains and generates on a node: generate, learn, publish, evaluate, driven through a `LocalExchange`.
 
 Invariant: the learner waits only for groups to learn from, the generator only for admission capacity.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from swarm.clock import Clock
-from swarm.config import NodeConfig
-from swarm.errors import RolloutFailed
-from swarm.interfaces import Generator, Learner, LocalExchange, Offload, TextCodec
-from swarm.loops.overlap import Overlap
-from swarm.types import Draw, Evaluation, Role, RolloutGroup, Task
+from swarm.errors import RolloutFailed, StorageFull
+from swarm.interfaces import Learner
+from swarm.loops.following import Following
+from swarm.loops.kit import Worker
+from swarm.loops.making import generate_loop, make_groups, slow_down
+from swarm.types import Draw, Evaluation, Role
 
 logger = logging.getLogger(__name__)
-
-Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
-Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
-Evaluate = Callable[[Sequence[Task]], list[str]]  # blocking; greedy answers of the newest version
-Greedy = Callable[[Draw], list[str]]  # blocking; greedy answers of the newest version to each group's prompt
-
-
-@dataclass(kw_only=True)
-class Worker:
-    """What trains and generates on a node, behind protocols."""
-
-    config: NodeConfig
-    exchange: LocalExchange
-    generator: Generator
-    produce: Produce
-    evaluate: Evaluate
-    learner: Learner | None
-    codec: TextCodec
-    evaluation_tasks: dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> tasks
-    clock: Clock
-    offload: Offload
-    ask: Ask | None = None  # in place of `produce` where the recipe chooses its questions
-    greedy: Greedy | None = None  # where the recipe compares with a greedy answer
-    overlap: Overlap = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.overlap = Overlap(self.clock)
 
 
 async def run_worker(worker: Worker) -> None:
@@ -51,20 +23,16 @@ async def run_worker(worker: Worker) -> None:
         await learn_loop(worker, worker.learner)
         return
     async with asyncio.TaskGroup() as tasks:
-        generates = Role.GENERATOR in worker.config.roles
-        generating = tasks.create_task(generate_loop(worker), name="generate") if generates else None
+        beside: list[asyncio.Task[None]] = []
+        if worker.applier is not None:
+            following = Following(worker, worker.applier)
+            beside.append(tasks.create_task(following.run(), name="follow"))
+        elif Role.GENERATOR in worker.config.roles:
+            beside.append(tasks.create_task(generate_loop(worker), name="generate"))
         if worker.learner is not None:
             await learn_loop(worker, worker.learner)
-            if generating is not None:
-                generating.cancel()
-
-
-async def generate_loop(worker: Worker) -> None:
-    """Generates whenever admission capacity allows, always with the newest weights."""
-    while True:
-        capacity = await worker.exchange.wait_capacity()
-        count = min(capacity, worker.config.generator.groups_per_batch)
-        await _generate(worker, await worker.exchange.num_asked(), count)
+            for task in beside:
+                task.cancel()
 
 
 async def learn_loop(worker: Worker, learner: Learner) -> None:
@@ -72,7 +40,7 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
 
     With `learner.deterministic` it also generates, strictly in turn, and no other loop does.
     """
-    await worker.exchange.publish(learner.version)
+    await _publish(worker, learner)
     if learner.version.step == 0:
         await _evaluate(worker, learner)
     for draw in await worker.exchange.redraw(learner.next_draw):
@@ -115,23 +83,19 @@ async def _generate_round(worker: Worker) -> None:
     """The groups of one draw. After a kill in the middle all are made again, so that each has the batch it had
     (another batch means other low bits), and those that are stored already are left out."""
     count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
-    await _generate(worker, number - number % count, count, num_stored=number % count)
+    await make_groups(worker, number - number % count, count, num_stored=number % count)
 
 
-async def _generate(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
-    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups."""
-    learner, began_s = worker.learner, worker.clock.monotonic_s()
-    with worker.overlap.doing("generate"):
-        if learner is not None and learner.version != worker.generator.version:
-            version, weights = learner.snapshot()
-            await worker.offload(worker.generator.load, version, weights)
-        if worker.ask is None:
-            groups = await worker.offload(worker.produce, first, count)
-        else:
-            groups = await worker.ask(first, count)
-        await _slow_down(worker, began_s)
-    for group in groups[num_stored:]:
-        await worker.exchange.put(group)
+async def _publish(worker: Worker, learner: Learner) -> None:
+    """Tells of the newest version; where others follow, with ways to it. On a full disk they go on with the last."""
+    version, weights = learner.snapshot()
+    manifests: list[bytes] = []
+    if worker.encode is not None:
+        try:
+            manifests = await worker.offload(worker.encode, version, weights)
+        except StorageFull as error:
+            logger.error("a version could not be stored for those who follow", extra={"error": str(error)})
+    await worker.exchange.publish(version, manifests)
 
 
 async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
@@ -154,9 +118,11 @@ async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: floa
     with worker.overlap.doing("learn"):
         draw = await _with_baselines(worker, draw)
         report = await worker.offload(learner.step, draw)
-        await _slow_down(worker, began_s)
-    seconds = {**report.seconds, "draw_wait": draw_seconds, **worker.overlap.take()}
-    await worker.exchange.publish(report.version)
+        await slow_down(worker, began_s)
+    published_s = worker.clock.monotonic_s()
+    await _publish(worker, learner)
+    published_s = worker.clock.monotonic_s() - published_s
+    seconds = {**report.seconds, "publish": published_s, "draw_wait": draw_seconds, **worker.overlap.take()}
     await worker.exchange.report(replace(report, seconds=seconds))
 
 
@@ -202,9 +168,3 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
             )
         )
     await worker.exchange.evaluated(evaluations)
-
-
-async def _slow_down(worker: Worker, began_s: float) -> None:
-    extra = worker.config.faults.slow_factor - 1.0
-    if extra > 0:
-        await asyncio.sleep(extra * (worker.clock.monotonic_s() - began_s))

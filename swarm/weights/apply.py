@@ -55,6 +55,11 @@ class Applier:
         """What the engine serves."""
         return self._held.version
 
+    def target(self, way: Way) -> PolicyVersion:
+        """Where a way leads; the version served now where its last manifest cannot be read."""
+        manifest = open_manifest(way[-1], node_id_of(way[-1].public_key), self._limits)
+        return self.version if isinstance(manifest, Unusable) else manifest.version
+
     def apply(self, way: Way) -> ApplyReport:
         """Stages the last version of a way and has the engine take it (blocking).
 

@@ -1,0 +1,91 @@
+"""How a node without a trainer of its own generates: it takes another node's versions, in one of two modes.
+
+`pull` (sequential): before each batch the newest version is taken, so that nothing is stale when it is made.
+`push` (asynchronous): versions are taken as they come; a batch in the making goes on with the new weights
+(`follow.in_flight`) or ends first, and one that would arrive too old is given up.
+
+Invariant: no group is made before the first version was taken: every token is of a version that its trainer signed.
+"""
+
+import asyncio
+import logging
+import random
+
+from swarm.loops.kit import Worker
+from swarm.loops.making import generate
+from swarm.loops.retry import Backoff
+from swarm.types import PolicyVersion, Way
+from swarm.weights.apply import Applier
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """The loops of a worker that follows.
+
+    Example:
+        await Following(worker, applier).run()
+    """
+
+    def __init__(self, worker: Worker, applier: Applier) -> None:
+        self._worker = worker
+        self._applier = applier
+        self._turn = asyncio.Lock()  # a batch, or a version: in turn where nothing is taken in flight
+        self._began: PolicyVersion | None = None  # what the batch in the making began with
+        self._backoff = Backoff(random.Random(worker.config.seed))
+
+    async def run(self) -> None:
+        """Follows and generates until cancelled."""
+        await self._take_newest(wait=True)
+        if self._worker.config.follow.mode == "pull":
+            await self._generate(pulls=True)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._generate(pulls=False), name="generate")
+            tasks.create_task(self._take_each(), name="take versions")
+
+    async def _generate(self, *, pulls: bool) -> None:
+        while True:
+            capacity = await self._worker.exchange.wait_capacity()
+            if pulls:
+                await self._take_newest(wait=False)
+            async with self._turn:
+                self._began = self._worker.generator.version
+                try:
+                    await generate(self._worker, capacity)
+                finally:
+                    self._began = None
+
+    async def _take_newest(self, *, wait: bool) -> None:
+        """Becomes the newest known version; with `wait`, once there is one that can be had."""
+        while (way := await self._worker.exchange.next_way(self._applier.version, wait=wait)) is not None:
+            if await self._take(way):
+                return
+
+    async def _take_each(self) -> None:
+        while True:
+            way = await self._worker.exchange.next_way(self._applier.version, wait=True)
+            assert way is not None
+            self._give_up_what_is_hopeless(self._applier.target(way))
+            if self._worker.config.follow.in_flight:
+                await self._take(way)
+            else:
+                async with self._turn:
+                    await self._take(way)
+
+    async def _take(self, way: Way) -> bool:
+        """False where the engine serves what it served before; then some time has passed, too."""
+        report = await self._worker.offload(self._applier.apply, way)
+        await self._worker.exchange.applied(report)
+        if not report.error:
+            self._backoff.reset()
+            return True
+        logger.error("a version was not taken", extra={"step": report.version.step, "error": report.error})
+        await self._backoff.wait()
+        return False
+
+    def _give_up_what_is_hopeless(self, target: PolicyVersion) -> None:
+        """Cancels a batch whose oldest tokens would be too old for anyone by the time it arrives."""
+        began, max_age = self._began, self._worker.config.replay.max_age_steps
+        if began is not None and (began.age_at(target) or 0) > max_age:
+            logger.info("a batch is given up", extra={"began": began.step, "head": target.step})
+            self._worker.generator.cancel()

@@ -1,0 +1,45 @@
+"""What the worker's loops work with.
+
+Invariant: every part is behind a protocol or a plain function; blocking ones say so.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.interfaces import Generator, Learner, LocalExchange, Offload, TextCodec
+from swarm.loops.overlap import Overlap
+from swarm.types import Draw, PolicyVersion, RolloutGroup, Task
+from swarm.weights.apply import Applier
+
+Encode = Callable[[PolicyVersion, object], list[bytes]]  # blocking; version and its tensors to manifest bodies
+Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
+Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
+Evaluate = Callable[[Sequence[Task]], list[str]]  # blocking; greedy answers of the newest version
+Greedy = Callable[[Draw], list[str]]  # blocking; greedy answers of the newest version to each group's prompt
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """What trains and generates on a node, behind protocols."""
+
+    config: NodeConfig
+    exchange: LocalExchange
+    generator: Generator
+    produce: Produce
+    evaluate: Evaluate
+    learner: Learner | None
+    codec: TextCodec
+    evaluation_tasks: dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> tasks
+    clock: Clock
+    offload: Offload
+    ask: Ask | None = None  # in place of `produce` where the recipe chooses its questions
+    greedy: Greedy | None = None  # where the recipe compares with a greedy answer
+    encode: Encode | None = None  # where versions are published for others to follow
+    applier: Applier | None = None  # where another node's versions are followed
+    close: Callable[[], None] = lambda: None  # ends what the engine started
+    overlap: Overlap = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.overlap = Overlap(self.clock)

@@ -1,0 +1,45 @@
+"""Making groups: when there is room for them, with the newest weights, and only whole ones leave the worker.
+
+Invariant: a group with a rollout that was cancelled is dropped; its question is asked again.
+"""
+
+import asyncio
+
+from swarm.loops.kit import Worker
+from swarm.types import FinishReason
+
+
+async def generate_loop(worker: Worker) -> None:
+    """Generates whenever admission capacity allows, always with the newest weights."""
+    while True:
+        await generate(worker, await worker.exchange.wait_capacity())
+
+
+async def generate(worker: Worker, capacity: int) -> None:
+    """The next batch of questions, at most `capacity` groups."""
+    count = min(capacity, worker.config.generator.groups_per_batch)
+    await make_groups(worker, await worker.exchange.num_asked(), count)
+
+
+async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
+    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups."""
+    learner, began_s = worker.learner, worker.clock.monotonic_s()
+    with worker.overlap.doing("generate"):
+        if learner is not None and learner.version != worker.generator.version:
+            version, weights = learner.snapshot()
+            await worker.offload(worker.generator.load, version, weights)
+        if worker.ask is None:
+            groups = await worker.offload(worker.produce, first, count)
+        else:
+            groups = await worker.ask(first, count)
+        await slow_down(worker, began_s)
+    for group in groups[num_stored:]:
+        if all(rollout.finish is not FinishReason.ABORTED for rollout in group.rollouts):
+            await worker.exchange.put(group)
+
+
+async def slow_down(worker: Worker, began_s: float) -> None:
+    """Waits until what began then has taken `faults.slow_factor` times as long."""
+    extra = worker.config.faults.slow_factor - 1.0
+    if extra > 0:
+        await asyncio.sleep(extra * (worker.clock.monotonic_s() - began_s))
