@@ -175,6 +175,12 @@ class RolloutGroup:
         return min((step for step in steps if step is not None), default=0)
 
     @property
+    def newest_step(self) -> int:
+        """Step of the newest token in the group (0 when only text travelled)."""
+        traces = [rollout.trace for rollout in self.rollouts]
+        return max((span.version.step for trace in traces if trace is not None for span in trace.spans), default=0)
+
+    @property
     def num_tokens(self) -> int:
         """Response tokens of all rollouts."""
         return sum(0 if r.trace is None else int(r.trace.token_ids.shape[0]) for r in self.rollouts)
@@ -208,7 +214,7 @@ class ScoredGroup:
     group: RolloutGroup
     rewards: FloatArray  # [G], from the local verifier
     correction: Correction
-    is_local: bool
+    is_local: bool  # made by this node; whose policy made it is `is_own_policy`
     first_seen_s: float  # this node's wall clock
     size_bytes: int
 
@@ -217,6 +223,14 @@ class ScoredGroup:
         """False when every reward is equal: all group-relative advantages are zero."""
         rewards = self.rewards.tolist()
         return max(rewards) > min(rewards)
+
+    def is_own_policy(self, policy_id: str) -> bool:
+        """True when the lineage `policy_id`, this node's own, generated it, on whatever machine.
+
+        This is what a draw and an objective mean by local: exact ages, and a policy that is the learner's own. Who is
+        believed, held, served or counted as a producer is another question, and `is_local` answers it.
+        """
+        return self.group.policy_id == policy_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,8 +399,18 @@ class DrawnGroup:
     """One group of a training batch, with its age at the moment of consumption."""
 
     scored: ScoredGroup
-    age_steps: int  # producer's newest known head minus oldest token; our own head for local groups
+    age_steps: int  # newest known head of its lineage minus oldest token
     use: int  # 1 for the first use, 2 for the second, ...
+
+    @property
+    def in_flight_steps(self) -> int:
+        """The part of the age that passed while it was generated: newest token minus oldest token."""
+        return min(self.age_steps, self.scored.group.newest_step - self.scored.group.oldest_step)
+
+    @property
+    def in_queue_steps(self) -> int:
+        """The rest: from its newest token to its use (transport, admission, replay)."""
+        return self.age_steps - self.in_flight_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -414,8 +438,9 @@ class StepReport:
     seconds: dict[str, float]  # per phase: draw, score, backward, optimizer, publish
     edges: tuple[EdgeReport, ...] = ()
     ages_steps: tuple[int, ...] = ()  # one per group consumed
-    num_local: int = 0
-    num_external: int = 0
+    num_local: int = 0  # groups of the own lineage
+    num_external: int = 0  # groups of other lineages
+    num_from_followers: int = 0  # those of num_local that other nodes made with our weights
     draw_step: int = 0  # Draw.step that it learned from; 0 settles any
 
 

@@ -23,7 +23,6 @@ from swarm.exchange.checks import (
     clamp_logprobs,
     correction_of,
 )
-from swarm.exchange.replay import newest_step
 from swarm.exchange.standing import UNPROVEN, Standing
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, TextCodec, Verdict, Verifier
@@ -215,7 +214,7 @@ class Door:
         if group.env not in self._environments:
             return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have"
         head = self._head_of(group.policy_id)
-        return check_freshness(group, head, newest_step(group), self._clock.now_s(), self._limits)
+        return check_freshness(group, head, group.newest_step, self._clock.now_s(), self._limits)
 
     async def _verdict(self, group: RolloutGroup) -> Verdict | tuple[RefusalReason, str]:
         """The sandbox's rewards, checked against the group; a crash is the producer's."""

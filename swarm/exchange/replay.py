@@ -2,18 +2,34 @@
 
 Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one
 that was used max_reuse times before. Single-threaded and free of I/O; waiting is done by the agent.
+
+Local here are the groups of the node's own lineage, whoever generated them: this node, or one that follows its weights
+(`ScoredGroup.is_own_policy`). External ones are of other lineages.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.exchange.sampler import Candidate, sample
-from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, RolloutGroup, ScoredGroup
+from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, ScoredGroup
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]
+ByProducer = dict[NodeId, dict[Digest, "_Entry"]]  # each in order of arrival
+
+
+DROPS: Final = (
+    "silent_external",  # no signal, of another lineage
+    "silent_local",  # no signal, of the own lineage; used up by a draw
+    "too_old",
+    "no_lineage",  # made here with a policy of which nothing is known any more
+    "evicted",  # for a newer group, by the bounds in groups and bytes
+    "surplus",  # followers sent more than the draws of one group's life can take
+    "too_large",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +40,7 @@ class ReplayStatistics:
     num_external: int
     num_bytes: int
     fill: float  # of the tighter of both bounds, in [0, 1]
-    dropped: dict[str, int]  # reason -> groups: silent_external, silent_local, too_old, no_lineage, evicted, too_large
+    dropped: dict[str, int]  # reason -> groups, one of DROPS
     consumed_ages: dict[int, int]  # age in steps -> groups, at consumption
 
     @property
@@ -36,6 +52,7 @@ class ReplayStatistics:
 @dataclass(slots=True)
 class _Entry:
     scored: ScoredGroup
+    is_own_policy: bool
     uses: int = 0
     has_signal: bool = field(init=False)  # this and the steps: once, a draw looks at thousands of entries
     oldest_step: int = field(init=False)
@@ -44,12 +61,7 @@ class _Entry:
     def __post_init__(self) -> None:
         self.has_signal = self.scored.has_signal
         self.oldest_step = self.scored.group.oldest_step
-        self.newest_step = newest_step(self.scored.group)
-
-
-def newest_step(group: RolloutGroup) -> int:
-    """Step of the newest token in the group (0 when only text travelled)."""
-    return max((span.version.step for r in group.rollouts if r.trace is not None for span in r.trace.spans), default=0)
+        self.newest_step = self.scored.group.newest_step
 
 
 class ReplayBuffer:
@@ -68,8 +80,9 @@ class ReplayBuffer:
         self._clock = clock
         self._max_age_steps = config.max_age_steps
         self._max_bytes = config.max_bytes
-        self._local: dict[Digest, _Entry] = {}  # in order of arrival
-        self._external: dict[NodeId, dict[Digest, _Entry]] = {}  # by producer, each in order of arrival
+        self._local: dict[Digest, _Entry] = {}  # of the own lineage, in order of arrival
+        self._followers: ByProducer = {}  # those of them that other nodes made
+        self._external: ByProducer = {}  # of other lineages
         self._all: dict[Digest, _Entry] = {}
         self._num_bytes = 0
         self._silent: list[Digest] = []  # used up since the last draw
@@ -80,7 +93,7 @@ class ReplayBuffer:
 
     def add(self, scored: ScoredGroup) -> bool:
         """Takes a group in; True when it is held afterwards. Silent external groups are only counted."""
-        return self._insert(_Entry(scored=scored))
+        return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
         """Refills the buffer after a restart.
@@ -94,7 +107,7 @@ class ReplayBuffer:
             is_spent = count > 0 and not scored.has_signal and not self._config.keep_silent
             is_used_up = count >= self._config.max_reuse or is_spent
             if not is_used_up:
-                self._insert(_Entry(scored=scored, uses=count))
+                self._insert(self._entry(scored, count))
 
     def mark_used(self, draw: Draw) -> None:
         """Counts a journalled draw that is made again after a restart without a refill (`restore` counts it too)."""
@@ -125,7 +138,7 @@ class ReplayBuffer:
 
     @property
     def num_local(self) -> int:
-        """Own groups held, fresh or not."""
+        """Groups of the own lineage held, fresh or not."""
         return len(self._local)
 
     @property
@@ -135,7 +148,7 @@ class ReplayBuffer:
 
     @property
     def num_external(self) -> int:
-        """Other nodes' groups held."""
+        """Groups of other lineages held."""
         return len(self._all) - len(self._local)
 
     # --- drawing -------------------------------------------------------------------------------
@@ -234,28 +247,31 @@ class ReplayBuffer:
         """How many groups may be started now so that none becomes too old to use, >= 0.
 
         (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; those
-        that wait already and those that are being generated come first. 0 when I is 0: nothing here will
-        use what is generated.
+        that wait already and those that are being generated come first, wherever that is. 0 when I is 0: nothing
+        here will use what is generated.
 
         Args:
             head_step: newest step of our own lineage.
-            running: groups that are being generated.
+            running: groups that are being generated, here or with leave of this node.
         """
         now_s = self._clock.now_s()
         waiting = sum(
             head_step - entry.oldest_step <= self._max_age_steps and self._is_recent(entry, now_s)
             for entry in self._local.values()
         )
-        usable = min((self._max_age_steps + 1) * self._config.local_groups, self._config.max_groups)
+        usable = min(self._usable(self._max_age_steps), self._config.max_groups)
         return max(0, usable - waiting - running)
+
+    def _usable(self, max_age_steps: int) -> int:
+        """Local groups that the draws within that age can use up."""
+        return (max_age_steps + 1) * self._config.local_groups
 
     def _age(self, entry: _Entry, head: PolicyVersion, head_of: HeadOf) -> int | None:
         """Steps from the oldest token to the newest known head of its lineage; None without a lineage.
 
         The group itself is signed evidence of a head: its newest token.
         """
-        group = entry.scored.group
-        lineage_head = head if group.policy_id == head.policy_id else head_of(group.policy_id)
+        lineage_head = head if entry.is_own_policy else head_of(entry.scored.group.policy_id)
         if lineage_head is None and entry.scored.is_local:
             return None
         head_step = max(entry.newest_step, 0 if lineage_head is None else lineage_head.step)
@@ -275,48 +291,63 @@ class ReplayBuffer:
 
     # --- bounds --------------------------------------------------------------------------------
 
+    def _entry(self, scored: ScoredGroup, uses: int = 0) -> _Entry:
+        return _Entry(scored=scored, is_own_policy=scored.is_own_policy(self._policy_id), uses=uses)
+
     def _insert(self, entry: _Entry) -> bool:
         scored = entry.scored
         if scored.digest in self._all:
             return True
-        if not scored.is_local and not self._is_wanted(entry):
+        if not entry.is_own_policy and not self._is_wanted(entry):
             self._dropped["silent_external"] += 1
             return False
         if scored.size_bytes > self._max_bytes:
             self._dropped["too_large"] += 1
             return False
-        if scored.is_local:
-            self._local[scored.digest] = entry
-        else:
-            self._external.setdefault(scored.group.producer, {})[scored.digest] = entry
-        self._all[scored.digest] = entry
-        self._num_bytes += scored.size_bytes
+        self._hold(entry)
+        while sum(map(len, self._followers.values())) > self._usable(self._config.max_age_steps):
+            self._drop(_oldest_of_fullest(self._followers), "surplus")
         while len(self._all) > self._config.max_groups or self._num_bytes > self._max_bytes:
             self._drop(self._oldest_to_evict(), "evicted")
         return scored.digest in self._all
 
     def _oldest_to_evict(self) -> _Entry:
-        """The oldest group of the source that holds most; our own last, so that no peer can displace them."""
-        if self._external:
-            fullest = max(self._external.values(), key=len)
-            return next(iter(fullest.values()))
-        return next(iter(self._local.values()))
+        """The oldest group of the source that holds most: strangers first, then followers, and what was made here last,
+        so that no peer can displace it."""
+        held = self._external or self._followers
+        return _oldest_of_fullest(held) if held else next(iter(self._local.values()))
 
     def _drop(self, entry: _Entry, reason: str) -> None:
         self._remove(entry)
         self._dropped[reason] += 1
 
+    def _hold(self, entry: _Entry) -> None:
+        scored = entry.scored
+        if entry.is_own_policy:
+            self._local[scored.digest] = entry
+        table = self._by_producer(entry)
+        if table is not None:
+            table.setdefault(scored.group.producer, {})[scored.digest] = entry
+        self._all[scored.digest] = entry
+        self._num_bytes += scored.size_bytes
+
     def _remove(self, entry: _Entry) -> None:
         scored = entry.scored
-        if scored.is_local:
-            del self._local[scored.digest]
-        else:
-            source = self._external[scored.group.producer]
+        self._local.pop(scored.digest, None)
+        table = self._by_producer(entry)
+        if table is not None:
+            source = table[scored.group.producer]
             del source[scored.digest]
             if not source:
-                del self._external[scored.group.producer]
+                del table[scored.group.producer]
         del self._all[scored.digest]
         self._num_bytes -= scored.size_bytes
+
+    def _by_producer(self, entry: _Entry) -> ByProducer | None:
+        """The table that counts a group by who made it; None for what this node made of its own lineage."""
+        if not entry.is_own_policy:
+            return self._external
+        return None if entry.scored.is_local else self._followers
 
     def statistics(self) -> ReplayStatistics:
         """How full the buffer is, and what happened to everything that came in."""
@@ -329,3 +360,7 @@ class ReplayBuffer:
             dropped=dict(self._dropped),
             consumed_ages=dict(sorted(self._consumed_ages.items())),
         )
+
+
+def _oldest_of_fullest(sources: ByProducer) -> _Entry:
+    return next(iter(max(sources.values(), key=len).values()))
