@@ -1,0 +1,309 @@
+"""Chunks of weights and signed manifests on disk, by digest, shared by the two processes of a node.
+
+Invariant: a file is there in whole or not at all, and what leaves the store hashes to its name: a damaged file counts
+as missing and is removed. The worker writes chunks before the agent hears of the manifest that names them; the agent alone
+adds manifests and deletes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from swarm.clock import Clock, SystemClock
+from swarm.errors import StorageFull
+from swarm.identity import node_id_of
+from swarm.types import Digest, NodeId, SealedManifest, short
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+from swarm.weights.keep import choose_kept
+from swarm.weights.manifest import Limits, Manifest, open_manifest
+from swarm.weights.refuse import Unusable, UnusableReason
+
+logger = logging.getLogger(__name__)
+
+GRACE_S: Final = 3600.0  # how long chunks that no manifest names are kept: one is being published, or fetched
+_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
+_DRAFT: Final = ".draft-"
+_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+
+BeforeWrite = Callable[[int], None]  # bytes of a write; raises OSError where a test makes the disk full
+
+
+class WeightStore:
+    """A node's weights on disk. Blocking and thread-safe: call it in threads.
+
+    Args:
+        directory: for this store alone; created. Two processes may use it at once.
+        max_bytes: budget that `prune` enforces; a manifest with a larger payload is unusable here.
+        limits: of manifests.
+        clock: wall clock of the files' ages.
+        before_write: called before each write; the seam at which a test raises OSError(ENOSPC).
+
+    Example:
+        store = WeightStore(config.dir / "weights", config.weights.store_bytes)
+        store.put_chunk(chunk_digest(data), data)
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        limits: Limits | None = None,
+        *,
+        clock: Clock | None = None,
+        before_write: BeforeWrite | None = None,
+    ) -> None:
+        self.max_bytes = max_bytes
+        limits = limits or Limits()
+        self.limits = replace(limits, payload_bytes=min(limits.payload_bytes, max_bytes))
+        self._clock = clock or SystemClock()
+        self._before_write = before_write
+        self._chunks = directory / "chunks"
+        self._manifests = directory / "manifests"
+        for path in (self._chunks, self._manifests):
+            path.mkdir(parents=True, exist_ok=True)
+        self._lock_path = directory / "lock"
+        self._lock_path.touch()
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._opened: dict[str, tuple[Manifest, SealedManifest]] = {}  # by name of the file
+        self._num_bytes = sum(size for _, size, _ in _files(self._chunks))
+
+    # --- chunks ----------------------------------------------------------------------------------
+
+    def put_chunk(self, digest: Digest, data: bytes | memoryview) -> None:
+        """Stores a chunk durably; again the same one only makes it young.
+
+        Raises:
+            ValueError: it is too long, or not what the digest says.
+            StorageFull: no room; nothing of it is there.
+        """
+        if len(data) > CHUNK_BYTES or chunk_digest(data) != digest:
+            raise ValueError(f"{len(data)} bytes are not chunk {short(digest)}")
+        path = self._chunks / digest.hex()
+        with self._exclusive():
+            if path.exists() and path.stat().st_size == len(data):  # content is compared when it is read
+                self._make_young(path)
+                return
+        draft = self._draft(self._chunks, data)
+        with self._exclusive():
+            is_new = not path.exists()
+            self._put_in_place(draft, path)
+        with self._lock:
+            self._num_bytes += len(data) if is_new else 0
+
+    def chunk(self, digest: Digest) -> bytes | None:
+        """A held chunk; None where it is missing, or was damaged."""
+        path = self._chunks / digest.hex()
+        try:
+            changed_s = path.stat().st_mtime
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.error("a chunk of weights cannot be read", extra={"chunk": short(digest), "error": str(error)})
+            return None
+        if chunk_digest(data) == digest:
+            return data
+        logger.error("a chunk of weights was damaged on disk and is dropped", extra={"chunk": short(digest)})
+        self._delete(path, changed_s)
+        return None
+
+    def has(self, digest: Digest) -> bool:
+        """Whether a chunk is there, damaged or not."""
+        return (self._chunks / digest.hex()).exists()
+
+    def missing(self, digests: Iterable[Digest]) -> list[Digest]:
+        """Those of these chunks that are not there, each once, in order."""
+        return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
+
+    @property
+    def bytes_held(self) -> int:
+        """Of all chunks, as counted at the last `prune` and with what this process wrote since."""
+        return self._num_bytes
+
+    # --- manifests -------------------------------------------------------------------------------
+
+    def add_manifest(self, sealed: SealedManifest) -> Manifest | Unusable:
+        """Stores a manifest durably, after all chunks that were put before it. Raises StorageFull."""
+        manifest = self.open(sealed)
+        if isinstance(manifest, Unusable):
+            return manifest
+        path = self._manifests / sealed.digest.hex()
+        _sync(self._chunks)
+        draft = self._draft(self._manifests, b"".join((sealed.public_key, sealed.signature, sealed.body)))
+        with self._exclusive():
+            self._put_in_place(draft, path)
+        _sync(self._manifests)
+        with self._lock:
+            self._opened[path.name] = (manifest, sealed)
+        return manifest
+
+    def open(self, sealed: SealedManifest) -> Manifest | Unusable:
+        """The manifest, where it is one of its signer's own lineage and within the limits of this store."""
+        owner = node_id_of(sealed.public_key)
+        manifest = open_manifest(sealed, owner, self.limits)
+        if isinstance(manifest, Manifest) and manifest.version.policy_id != owner:
+            detail = f"lineage {short(manifest.version.policy_id)}, signed by {short(owner)}"
+            return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
+        return manifest
+
+    def manifests(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
+        """Those of a lineage, oldest version first, patches before the version in full."""
+        found = [pair for pair in self._all().values() if pair[0].version.policy_id == policy_id]
+        return sorted(found, key=lambda pair: (pair[0].version.step, pair[0].base is None, pair[1].digest))
+
+    def drop_manifests(self, digests: Iterable[Digest]) -> None:
+        """Forgets manifests, of a branch that is no more; `prune` takes their chunks."""
+        for digest in digests:
+            with self._exclusive():
+                (self._manifests / digest.hex()).unlink(missing_ok=True)
+                self._opened.pop(digest.hex(), None)
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
+        """Deletes what the budget or the number of versions leaves no room for; returns the bytes of it.
+
+        Kept in any case: the way to the newest version of each lineage `in_force`, and chunks younger than `grace_s`
+        that no manifest names. See `swarm.weights.keep`.
+        """
+        opened = self._all()
+        written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
+        sizes = {name: size for name, size, _ in _files(self._chunks)}
+        named = [(bytes.fromhex(name), manifest) for name, (manifest, _) in opened.items()]
+        kept = choose_kept(named, in_force, lambda digest: sizes.get(digest.hex(), 0), self.max_bytes)
+        self.drop_manifests(digest for digest, _ in named if digest not in kept)
+        done_with_s: dict[str, float] = {}  # when the newest dropped manifest that names a chunk was written
+        for name, (manifest, _) in opened.items():
+            if bytes.fromhex(name) not in kept:
+                for chunk in manifest.chunks:
+                    done_with_s[chunk.hex()] = max(written_s.get(name, 0.0), done_with_s.get(chunk.hex(), 0.0))
+        num_bytes = self._delete_unnamed(done_with_s, grace_s)
+        self._count()
+        return num_bytes
+
+    def _delete_unnamed(self, done_with_s: dict[str, float], grace_s: float) -> int:
+        """Removes chunks that were there when a dropped manifest was written, and what has been lying here unnamed."""
+        kept = {chunk.hex() for manifest, _ in self._all().values() for chunk in manifest.chunks}
+        oldest_s = self._clock.now_s() - grace_s
+        num_bytes = 0
+        for name, _, changed_s in list(_files(self._chunks)):
+            if name not in kept and (changed_s <= done_with_s.get(name, 0.0) or changed_s < oldest_s):
+                num_bytes += self._delete(self._chunks / name, changed_s)
+        for directory in (self._chunks, self._manifests):  # of a process that was killed
+            for name, _, changed_s in list(_files(directory, drafts=True)):
+                if changed_s < self._clock.now_s() - GRACE_S:
+                    num_bytes += self._delete(directory / name, changed_s)
+        return num_bytes
+
+    def _count(self) -> None:
+        held = sum(size for _, size, _ in _files(self._chunks))
+        with self._lock:
+            self._num_bytes = held
+        if held > self.max_bytes:
+            bounds = {"bytes": held, "max_bytes": self.max_bytes}
+            logger.warning("what must be kept exceeds weights.store_bytes", extra=bounds)
+
+    def _delete(self, path: Path, changed_s: float) -> int:
+        """Removes a file unless somebody made it young meanwhile."""
+        with self._exclusive(), contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_mtime == changed_s:
+                path.unlink()
+                return found.st_size
+        return 0
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _all(self) -> dict[str, tuple[Manifest, SealedManifest]]:
+        """Every manifest on disk, by name of its file; one that does not open is removed."""
+        names = {name for name, _, _ in _files(self._manifests)}
+        for name in names - self._opened.keys():
+            sealed = _read_sealed(self._manifests / name)
+            manifest = None if sealed is None or sealed.digest.hex() != name else self.open(sealed)
+            if sealed is not None and isinstance(manifest, Manifest):
+                with self._lock:
+                    self._opened[name] = (manifest, sealed)
+                continue
+            logger.error("a manifest is damaged on disk or too large now, and is dropped", extra={"manifest": name[:8]})
+            (self._manifests / name).unlink(missing_ok=True)
+        with self._lock:
+            self._opened = {name: pair for name, pair in self._opened.items() if name in names}
+            return dict(self._opened)
+
+    def _draft(self, directory: Path, data: bytes | memoryview) -> Path:
+        """Writes data under a name that nobody looks for, down to the disk. Raises StorageFull."""
+        draft = directory / f"{_DRAFT}{os.getpid()}-{next(self._numbers)}"
+        with _undone(draft), draft.open("wb") as file:
+            if self._before_write is not None:
+                self._before_write(len(data))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._make_young(draft)
+        return draft
+
+    def _put_in_place(self, draft: Path, path: Path) -> None:
+        with _undone(draft):
+            draft.replace(path)
+
+    def _make_young(self, path: Path) -> None:
+        now_s = self._clock.now_s()
+        os.utime(path, (now_s, now_s))
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Generator[None]:
+        """Nobody else renames, rejuvenates or deletes meanwhile, in any thread of either process."""
+        with self._lock, self._lock_path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+@contextlib.contextmanager
+def _undone(draft: Path) -> Generator[None]:
+    """Removes the draft when what is inside fails. Raises StorageFull for a full disk."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in _FULL_ERRNOS:
+            raise StorageFull(error.errno, f"the weight store has no room: {error.strerror or error}") from error
+        raise
+
+
+def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, float]]:
+    """Name, bytes and time of change of each file, or of each draft."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(_DRAFT) is drafts:
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat()
+                    yield entry.name, found.st_size, found.st_mtime
+
+
+def _read_sealed(path: Path) -> SealedManifest | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
+    if len(signature) < _SIGNATURE_BYTES:
+        return None
+    return SealedManifest(body=data[_KEY_BYTES + _SIGNATURE_BYTES :], public_key=key, signature=signature)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
