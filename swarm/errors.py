@@ -4,6 +4,7 @@ SwarmError
 +-- ConfigError        stop; the message names the key and the fix
 +-- Unavailable        retry with backoff and jitter (network, peer, coordinator, DHT)
 |   +-- Unauthenticated  the other side could not prove who it is: drop it, do not retry as is
+|   +-- Forged         what it sent is not what was asked for by digest: ask another one, and not this one again soon
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
 +-- RolloutFailed      record on the rollout and go on
@@ -29,6 +30,10 @@ class Unavailable(SwarmError, ConnectionError):
 
 class Unauthenticated(Unavailable):
     """The remote side did not prove its identity, or did not accept the proof of ours."""
+
+
+class Forged(Unavailable):
+    """What the remote side sent does not hash to the digest that was asked for."""
 
 
 class NotHeld(SwarmError, LookupError):
