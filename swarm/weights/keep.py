@@ -59,7 +59,7 @@ def _fill(
 
 
 def _tiers(members: list[Named]) -> tuple[list[Named], list[Named], list[Named]]:
-    """Of one lineage: the way to its newest version, what else follows the newest anchor, and the newest of the rest."""
+    """The way to the newest version of one lineage, what else follows its newest anchor, and the newest of the rest."""
     head = max(manifest.version.step for _, manifest in members)
     anchor = max((m.version.step for _, m in members if m.base is None), default=0)
     way = _way_to(head, members)

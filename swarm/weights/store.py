@@ -1,8 +1,8 @@
 """Chunks of weights and signed manifests on disk, by digest, shared by the two processes of a node.
 
 Invariant: a file is there in whole or not at all, and what leaves the store hashes to its name: a damaged file counts
-as missing and is removed. The worker writes chunks before the agent hears of the manifest that names them; the agent alone
-adds manifests and deletes.
+as missing and is removed. The worker writes chunks before the agent hears of the manifest that names them; the agent
+alone adds manifests and deletes.
 """
 
 import contextlib
