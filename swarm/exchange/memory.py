@@ -9,17 +9,21 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.faults import FaultPlan
 from swarm.exchange.memory_line import Line, UnderWay
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
-from swarm.types import Cursor, Digest, NodeId, SealedGroup
+from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
+
+Item = TypeVar("Item")
+Watched = SealedManifest | Leave
 
 Observer = Callable[[float, str, NodeId, NodeId], None]
 """Called with network time, kind of event, sender and receiver; for event logs."""
@@ -130,11 +134,11 @@ class MemoryNetwork:
         """How late a reordered message comes, seconds."""
         return self._rng.uniform(0.0, self.faults.reorder_s)
 
-    def corrupt(self, sealed: SealedGroup) -> SealedGroup:
-        """The group with one byte of its body flipped, and the digest that a receiver would compute."""
-        body = bytearray(sealed.body or b"\0")
-        body[self._rng.randrange(len(body))] ^= 1 << self._rng.randrange(8)
-        return replace(sealed, body=bytes(body), digest=hashlib.sha256(body).digest())
+    def corrupt(self, data: bytes) -> bytes:
+        """The same with one bit flipped."""
+        changed = bytearray(data or b"\0")
+        changed[self._rng.randrange(len(changed))] ^= 1 << self._rng.randrange(8)
+        return bytes(changed)
 
     def note(self, kind: str, sender: NodeId, receiver: NodeId) -> None:
         """Counts and reports one event."""
@@ -205,9 +209,9 @@ class MemoryClient:
                     network.note("delivered", line.server, line.client)
                     yield arrived
         finally:
-            under_way.stop()
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
+            under_way.stop()
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
@@ -217,6 +221,15 @@ class MemoryClient:
                 return await self._fetch(digest, max_bytes)
         except TimeoutError:
             raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
+
+    async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
+        """One chunk of weights that hashes to `digest`. Raises NotHeld, Unavailable."""
+        self._line.check()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._fetch_chunk(digest)
+        except TimeoutError:
+            raise Unavailable(f"no chunk from {self._line.server[:8]} in {timeout_s} s") from None
 
     async def close(self) -> None:
         """Breaks the line and what still reads from it."""
@@ -237,12 +250,36 @@ class MemoryClient:
         await line.wait(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
         self._maybe_drop()
         network.note("fetched", line.server, line.client)
-        return self._maybe_corrupt(sealed)
+        return self._corrupted(sealed)
 
-    async def _pump(self, source: AsyncIterator[StreamItem], under_way: "UnderWay") -> None:
+    async def _fetch_chunk(self, digest: Digest) -> bytes:
+        line, network = self._line, self._network
+        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+        try:
+            chunk = await network.handler_of(line.server).chunk(line.client, digest)
+        except (NotHeld, Unavailable):
+            raise
+        except SwarmError as error:
+            raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
+        if not 0 < len(chunk) <= CHUNK_BYTES:
+            raise Unavailable(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
+        late_s = self._lateness_s()
+        await line.wait(network.transit_s(line.server, len(chunk) + _HEADER_BYTES) + late_s)
+        self._maybe_drop()
+        network.note("chunk", line.server, line.client)
+        if chunk_digest(self._maybe_corrupt(chunk)) != digest:
+            raise Unavailable(f"chunk from {line.server[:8]} is not {digest.hex()[:8]}")
+        return chunk
+
+    async def _pump(
+        self,
+        source: AsyncIterator[Item],
+        send_all: Callable[[AsyncIterator[Item], UnderWay[Item]], Awaitable[None]],
+        under_way: UnderWay[Item],
+    ) -> None:
         """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
         try:
-            await self._send_all(source, under_way)
+            await send_all(source, under_way)
             under_way.end(EOFError("the peer ended the stream"))
         except SwarmError as error:
             under_way.end(error)
@@ -252,9 +289,9 @@ class MemoryClient:
             under_way.end(error)
         finally:
             if isinstance(source, AsyncGenerator):
-                await cast(AsyncGenerator[StreamItem, None], source).aclose()
+                await cast(AsyncGenerator[Item, None], source).aclose()
 
-    async def _send_all(self, source: AsyncIterator[StreamItem], under_way: "UnderWay") -> None:
+    async def _send_groups(self, source: AsyncIterator[StreamItem], under_way: UnderWay[StreamItem]) -> None:
         line, network, loop = self._line, self._network, asyncio.get_running_loop()
         ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
         async for item in source:
@@ -264,7 +301,7 @@ class MemoryClient:
                 late_s = self._lateness_s()  # own groups keep the order of their log; notices may come a longer way
             else:
                 size_bytes += item.sealed.size_bytes
-                sealed = self._maybe_corrupt(item.sealed)
+                sealed = self._corrupted(item.sealed)
                 changed = item if sealed is item.sealed else replace(item, sealed=sealed)
             ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
             await under_way.room()
@@ -277,17 +314,43 @@ class MemoryClient:
                 await under_way.room()
                 under_way.send(changed, ordered_s)
 
+    async def _send_weights(self, source: AsyncIterator[Watched], under_way: UnderWay[Watched]) -> None:
+        line, network, loop = self._line, self._network, asyncio.get_running_loop()
+        ordered_s = 0.0
+        async for item in source:
+            self._maybe_drop()
+            changed, size_bytes = item, _HEADER_BYTES
+            if isinstance(item, SealedManifest):
+                size_bytes += len(item.body)
+                body = self._maybe_corrupt(item.body)
+                changed = item if body is item.body else replace(item, body=body)
+            for _ in range(self._num_copies()):
+                ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+                await under_way.room()
+                under_way.send(changed, ordered_s)
+
     def _maybe_drop(self) -> None:
         if self._network.happens(self._network.faults.drop_rate):
             self._network.note("drop", self._line.server, self._line.client)
             self._line.cut("dropped")
             raise Unavailable(f"connection to {self._line.server[:8]} broke: dropped")
 
-    def _maybe_corrupt(self, sealed: SealedGroup) -> SealedGroup:
+    def _corrupted(self, sealed: SealedGroup) -> SealedGroup:
+        """The group, or sometimes one of other bytes with the digest that a receiver would compute."""
+        body = self._maybe_corrupt(sealed.body)
+        return sealed if body is sealed.body else replace(sealed, body=body, digest=hashlib.sha256(body).digest())
+
+    def _maybe_corrupt(self, data: bytes) -> bytes:
         if not self._network.happens(self._network.faults.corrupt_rate):
-            return sealed
+            return data
         self._network.note("corrupt", self._line.server, self._line.client)
-        return self._network.corrupt(sealed)
+        return self._network.corrupt(data)
+
+    def _num_copies(self) -> int:
+        if not self._network.happens(self._network.faults.duplicate_rate):
+            return 1
+        self._network.note("duplicate", self._line.server, self._line.client)
+        return 2
 
     def _lateness_s(self) -> float:
         if not self._network.happens(self._network.faults.reorder_rate):

@@ -8,11 +8,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from swarm.errors import Unavailable
-from swarm.interfaces import StreamItem
 from swarm.types import NodeId
+
+Item = TypeVar("Item")
 
 WINDOW = 8  # items under way on one stream before its sender has to wait
 
@@ -90,21 +91,21 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-class UnderWay:
+class UnderWay(Generic[Item]):
     """What was sent on one stream and is not yet read: a sender waits for room, a reader for arrivals."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._travelling: deque[tuple[float, StreamItem | Exception]] = deque()  # loop time of arrival, ascending
+        self._travelling: deque[tuple[float, Item | Exception]] = deque()  # loop time of arrival, ascending
         self._timer: asyncio.TimerHandle | None = None  # of the first of them
-        self._arrived: deque[StreamItem | Exception] = deque()
+        self._arrived: deque[Item | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._num_free = WINDOW
         self._sender: asyncio.Future[None] | None = None
         self._late: dict[int, asyncio.TimerHandle] = {}
         self._num_late = 0
 
-    def send(self, item: StreamItem, at_s: float) -> None:
+    def send(self, item: Item, at_s: float) -> None:
         """The item arrives at `at_s` (loop time), behind all that was sent before it."""
         self._num_free -= 1
         if not self._travelling and at_s <= self._loop.time():
@@ -114,7 +115,7 @@ class UnderWay:
         if self._timer is None:
             self._timer = self._loop.call_at(at_s, self._land)
 
-    def send_late(self, item: StreamItem, at_s: float) -> None:
+    def send_late(self, item: Item, at_s: float) -> None:
         """The item arrives at `at_s` (loop time), whatever arrives before it."""
         self._num_free -= 1
         self._num_late += 1
@@ -135,8 +136,10 @@ class UnderWay:
         """Nobody reads any more."""
         for timer in (*self._late.values(), *([] if self._timer is None else [self._timer])):
             timer.cancel()
+        self._arrived.clear()  # an error in it holds the frames that hold this
+        self._travelling.clear()
 
-    async def read(self) -> StreamItem | Exception:
+    async def read(self) -> Item | Exception:
         """The next arrival, or why there is none."""
         while not self._arrived:
             self._reader = self._loop.create_future()
@@ -161,11 +164,11 @@ class UnderWay:
             self._arrive(travelling.popleft()[1])
         self._timer = self._loop.call_at(travelling[0][0], self._land) if travelling else None
 
-    def _land_late(self, number: int, item: StreamItem) -> None:
+    def _land_late(self, number: int, item: Item) -> None:
         del self._late[number]
         self._arrive(item)
 
-    def _arrive(self, what: StreamItem | Exception) -> None:
+    def _arrive(self, what: Item | Exception) -> None:
         self._arrived.append(what)
         if self._reader is not None:
             _wake(self._reader)

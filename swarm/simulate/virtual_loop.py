@@ -10,14 +10,13 @@ import itertools
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import Context
+from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 _RESOLUTION_S = 1e-6  # timers this close together run in one turn of the loop
-_GC_THRESHOLDS = (100_000, 20, 1_000_000)  # what a run keeps is large and no garbage: it is not searched before the end
 
 
 class VirtualDeadlock(RuntimeError):
@@ -42,6 +41,45 @@ class _NumberedTask(asyncio.Task[Any]):
         return self is other
 
 
+class _Handle(asyncio.Handle):
+    """asyncio's own, made and run without its questions about debugging: a run makes tens of millions."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _TimerHandle(_Handle, asyncio.TimerHandle):
+    """The same with a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        _Handle.__init__(self, callback, args, loop, context)
+        self._when = when
+        self._scheduled = False
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time()` moves only when nothing is left to do at the present moment.
 
@@ -56,8 +94,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Begins at `start_s` on the loop's own (monotonic) time."""
         self._virtual_s = start_s
         super().__init__(selectors.SelectSelector())  # never asked: there is nothing to wait for outside
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap; equal times in order of creation
+        self._ready: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _TimerHandle]] = []  # a heap; equal times in order of creation
         self._timer_numbers = itertools.count()
         self.unhandled: list[BaseException] = []
         numbers = itertools.count(1)
@@ -70,7 +108,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         """As in asyncio, without its checks for threads and debugging."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -84,14 +122,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As in asyncio."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _TimerHandle(when, callback, args, self, context)
         heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
 
     def _run_once(self) -> None:
         """One turn, in place of asyncio's own: what is ready, else what is due after a jump to the next timer."""
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heappop(timers)
         if not ready:
             if not timers:
@@ -100,12 +138,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         due_s = self._virtual_s + _RESOLUTION_S
         while timers and timers[0][0] < due_s:
             handle = heappop(timers)[2]
-            if not handle.cancelled():
+            if not handle._cancelled:
                 ready.append(handle)
         for _ in range(len(ready)):  # what these make ready belongs to the next turn
             handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            if handle._cancelled:
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)  # pyright: ignore[reportPrivateUsage]
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     def describe(self) -> str:
         """The tasks that still wait, for the message of a deadlock."""
@@ -153,15 +197,16 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
         ExceptionGroup: a task failed and nobody took its exception.
     """
     loop = VirtualLoop(start_s)
-    thresholds = gc.get_threshold()
+    was_enabled = gc.isenabled()
     gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.disable()  # what a run keeps is large, and hardly anything of it is garbage: it is searched once, at the end
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             result: Result = runner.run(main)  # pyright: ignore[reportArgumentType]
         gc.collect()  # a failed task reports when it is freed
     finally:
-        gc.set_threshold(*thresholds)
+        if was_enabled:
+            gc.enable()
         gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)
