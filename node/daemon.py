@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.worker import EXIT_CONFIG, build_worker, only_cause
+from node.assemble import build_worker
+from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
@@ -170,7 +171,10 @@ class Daemon(Service):
     async def _work(self) -> None:
         if self.config.worker == "inline":
             worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
-            await run_worker(worker)
+            try:
+                await run_worker(worker)
+            finally:
+                await asyncio.to_thread(worker.close)
         else:
             await self._work_in_a_process()
         self._emit("finished", {"step": self.agent.head.step})
