@@ -2,38 +2,45 @@
 
 Invariant: the log-probability of a token is that of its own row, whatever else is in the batch, and so is the
 random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
-
-Shape letters: B prompts, R rows (B x samples, finished ones dropped), P longest prompt, V vocabulary.
 """
 
 import hashlib
+import logging
 import struct
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Generator as PythonGenerator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, WeightsRefused
 from swarm.interfaces import TextCodec
-from swarm.model import PublishedTensors, load_published
-from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, TokenTrace, VersionSpan
+from swarm.model import PublishedTensors, load_published, snapshot
+from swarm.rollout.canaries import check_canaries
+from swarm.rollout.rows import Decoding, Row
+from swarm.rollout.sampling import choose_greedy, sampler
+from swarm.types import (
+    Canary,
+    FloatArray,
+    PolicyVersion,
+    Rollout,
+    Sampling,
+    TokenTrace,
+    VersionSpan,
+)
 
-# (logits [R, V] as the model gave them, tokens so far, rows [R]) -> chosen ids [R] and their log-probs [R].
-Choose = Callable[[torch.Tensor, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+logger = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Row:
-    """One response in the making."""
-
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    finish: FinishReason = FinishReason.ABORTED
+# Mean |difference| of canary log-probs between two engines of equal weights that may differ in batch, kernel and
+# device, with a margin (docs/engines.md has the measurements).
+TOLERANCE_NATS: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+_MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
 class TransformersGenerator:
@@ -44,7 +51,8 @@ class TransformersGenerator:
         codec: its tokenizer.
         version: the weights it holds.
         seed: of all sampling.
-        max_rows: most sequences decoded together; bounds memory, changes no result.
+        max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
+        tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
 
     Example:
         generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -52,7 +60,14 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, network: nn.Module, codec: TextCodec, version: PolicyVersion, seed: int, *, max_rows: int = 64
+        self,
+        network: nn.Module,
+        codec: TextCodec,
+        version: PolicyVersion,
+        seed: int,
+        *,
+        max_rows: int = 64,
+        tolerance_nats: float = 0.0,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -60,8 +75,10 @@ class TransformersGenerator:
         self._version = version
         self._seed = seed
         self._max_rows = max_rows
+        self._tolerance_nats = tolerance_nats or TOLERANCE_NATS.get(next(network.parameters()).dtype, 0.05)
         self._asked: Counter[bytes] = Counter()  # how often a prompt was asked of these weights
-        self._lock = threading.Lock()
+        self._call = threading.Lock()  # held by one call of generate, greedy or score
+        self._weights = _Turns()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
 
     @property
@@ -78,6 +95,9 @@ class TransformersGenerator:
     ) -> list[list[Rollout]]:
         """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
 
+        Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept
+        of the tokens before; random numbers stay those of the version at the start of the call.
+
         Args:
             prompts: token ids, none empty.
             num_samples: rollouts of each.
@@ -92,155 +112,152 @@ class TransformersGenerator:
                 f"sampling: temperature {sampling.temperature} must be above 0 and repetition_penalty "
                 f"{sampling.repetition_penalty} must be 1 with the transformers engine"
             )
-        with self._lock:
+        with self._call:
             self._cancelled.clear()
-            uniforms = self._uniforms(prompts, num_samples, sampling.max_new_tokens, numbers)
-            groups: list[list[Rollout]] = [[] for _ in prompts]
-            for indices in self._chunks(prompts, num_samples):
-                chosen = uniforms[indices].reshape(len(indices) * num_samples, sampling.max_new_tokens)
-                choose = _sampler(sampling, torch.from_numpy(chosen))
-                rows = self._decode([prompts[i] for i in indices], num_samples, sampling.max_new_tokens, choose)
-                for place, index in enumerate(indices):
-                    own = rows[place * num_samples : (place + 1) * num_samples]
-                    groups[index] = [self._rollout(row, sampling) for row in own]
-            return groups
+            with self._weights.taken():
+                rows = self._rows(prompts, num_samples, numbers)
+            decoding = Decoding(
+                self._network,
+                prompts,
+                rows,
+                max_rows=self._max_rows,
+                max_new_tokens=sampling.max_new_tokens,
+                eos_ids=self._codec.eos_ids,
+                choose=sampler(sampling),
+            )
+            while decoding.goes_on and not self._cancelled.is_set():
+                with self._weights.taken():
+                    decoding.step(self._version)
+            rollouts = [self._rollout(row, sampling) for row in rows]
+            return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-        """The greedy answer text for each prompt (blocking)."""
-        with self._lock:
+        """The greedy answer text for each prompt, all of one version (blocking)."""
+        with self._call, self._weights.taken():
             self._cancelled.clear()
-            texts = [""] * len(prompts)
-            for indices in self._chunks(prompts, 1):
-                rows = self._decode([prompts[i] for i in indices], 1, max_new_tokens, _choose_greedy)
-                for index, row in zip(indices, rows, strict=True):
-                    texts[index] = self._codec.decode(row.tokens)
-            return texts
+            rows = [Row(prompt=index) for index in range(len(prompts))]
+            decoding = Decoding(
+                self._network,
+                prompts,
+                rows,
+                max_rows=self._max_rows,
+                max_new_tokens=max_new_tokens,
+                eos_ids=self._codec.eos_ids,
+                choose=choose_greedy,
+            )
+            while decoding.goes_on and not self._cancelled.is_set():
+                decoding.step(self._version)
+            return [self._codec.decode(row.tokens) for row in rows]
 
-    def load(self, version: PolicyVersion, weights: object) -> None:
-        """Replaces the weights by published tensors, after the call in progress; all or nothing.
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
 
         Raises:
-            ConfigError: they do not fit this network, which then keeps its weights and version.
+            ValueError: a token id outside the vocabulary.
+        """
+        with self._call, self._weights.taken():
+            return self._score(sequences)
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> None:
+        """Replaces the weights by published tensors: all or nothing (blocking).
+
+        The tensors are copied; those before are kept until the canaries agree, and put back where they do not. No
+        token is made meanwhile.
+
+        Args:
+            version: what the weights are.
+            weights: published tensors by name.
+            canaries: of the version's manifest.
+            in_flight: between two tokens of a call of generate, which goes on with them; else after it.
+
+        Raises:
+            ConfigError: they do not fit this network.
+            WeightsRefused: the canaries disagree or cannot be scored. In both cases the old weights serve on.
         """
         if not isinstance(weights, dict):
             raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
-        with self._lock:
-            load_published(self._network, cast("PublishedTensors", weights))
-            self._version = version
-            self._asked.clear()
+        if in_flight:
+            with self._weights.taken(first=True):
+                self._replace(version, cast("PublishedTensors", weights), canaries)
+        else:
+            with self._call, self._weights.taken(first=True):
+                self._replace(version, cast("PublishedTensors", weights), canaries)
 
     def cancel(self) -> None:
         """Ends the call in progress at its next token (from any thread); unfinished rollouts come back ABORTED."""
         self._cancelled.set()
 
-    def _uniforms(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, num_tokens: int, numbers: Sequence[int] | None
-    ) -> np.ndarray[Any, Any]:
-        """[B, samples, tokens] float64 in [0, 1), each row from a key of its own."""
+    def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> None:
+        began_s = time.monotonic()
+        before = snapshot(self._network)
+        try:
+            load_published(self._network, weights)
+            mismatch = check_canaries(version, canaries, self._score, self._tolerance_nats)
+        except (ConfigError, WeightsRefused):
+            load_published(self._network, before)
+            raise
+        except Exception as error:
+            load_published(self._network, before)
+            raise WeightsRefused(f"step {version.step}: {type(error).__name__}: {error}") from error
+        self._version = version
+        self._asked.clear()
+        pause_s = time.monotonic() - began_s
+        logger.debug(
+            "weights replaced", extra={"step": version.step, "pause_s": pause_s, "canary_mismatch_nats": mismatch}
+        )
+
+    @torch.inference_mode()
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._codec.vocab_size]
+        if outside:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
+        scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
+        order = sorted((i for i in range(len(sequences)) if len(sequences[i]) > 1), key=lambda i: len(sequences[i]))
+        while order:
+            longest = len(sequences[order[-1]])
+            size = max(1, min(self._max_rows, _MOST_SCORED_TOKENS // longest))
+            indices, order = order[-size:], order[:-size]
+            for index, logprobs in zip(indices, self._forward([sequences[i] for i in indices]), strict=True):
+                scores[index][1:] = logprobs[: len(sequences[index]) - 1]
+        return scores
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[longest - 1] log-probs of each sequence from its second token on; padding comes last, where none sees it."""
+        network: Any = self._network
+        longest = max(len(sequence) for sequence in sequences)
+        device = next(self._network.parameters()).device
+        ids = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
+        mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences], device=device)
+        logits: torch.Tensor = network(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+        rows: list[FloatArray] = []
+        for row, targets in zip(logits, ids[:, 1:], strict=True):  # one by one: float32 logits of one row at a time
+            logprobs = torch.log_softmax(row.float(), dim=-1).gather(-1, targets[:, None])[:, 0]
+            rows.append(logprobs.cpu().numpy())
+        return rows
+
+    def _rows(self, prompts: Sequence[Sequence[int]], num_samples: int, numbers: Sequence[int] | None) -> list[Row]:
+        """`num_samples` rows of each prompt in turn, each with a seed of its own."""
         lineage = f"{self._seed}/{self._version.policy_id}/{self._version.step}".encode()
-        uniforms = np.empty((len(prompts), num_samples, num_tokens))
+        rows: list[Row] = []
         for index, prompt in enumerate(prompts):
             key = hashlib.sha256(lineage + b"\0" + np.asarray(prompt, dtype="<i8").tobytes()).digest()
             number = self._asked[key] if numbers is None else numbers[index]
             self._asked[key] += 1
             for sample in range(num_samples):
                 row = hashlib.sha256(key + struct.pack("<QQ", number, sample)).digest()
-                uniforms[index, sample] = np.random.default_rng(int.from_bytes(row[:16], "little")).random(num_tokens)
-        return uniforms
-
-    def _chunks(self, prompts: Sequence[Sequence[int]], num_samples: int) -> Iterator[list[int]]:
-        """Indices of prompts that are decoded together; similar lengths, so that little is padded."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        size = max(1, self._max_rows // num_samples)
-        return (order[start : start + size] for start in range(0, len(order), size))
-
-    @torch.inference_mode()
-    def _decode(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, max_new_tokens: int, choose: Choose
-    ) -> list[_Row]:
-        network: Any = self._network
-        rows = [_Row() for _ in range(len(prompts) * num_samples)]
-        logits, mask, cache = self._prefill(prompts, num_samples)
-        live = torch.arange(len(rows), device=logits.device)  # [R] row of each cache entry
-        is_live = torch.ones_like(live, dtype=torch.bool)
-        for position in range(max_new_tokens):
-            if self._cancelled.is_set():
-                return rows  # those that stopped say so, the others are ABORTED
-            chosen, logprobs = choose(logits, position, live)
-            is_live &= self._append(rows, live, is_live, chosen, logprobs)
-            num_live = int(is_live.sum())
-            if position + 1 == max_new_tokens or num_live == 0:
-                break
-            if num_live <= live.shape[0] // 2:
-                kept = is_live.nonzero()[:, 0]
-                cache.batch_select_indices(kept)
-                chosen, mask, live, is_live = chosen[kept], mask[kept], live[kept], is_live[kept]
-            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
-            output = network(
-                input_ids=chosen[:, None],
-                attention_mask=mask,
-                position_ids=mask.sum(dim=1, keepdim=True) - 1,
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logits = output.logits[:, -1]
-        for row in rows:
-            if row.finish is FinishReason.ABORTED:
-                row.finish = FinishReason.LENGTH
+                rows.append(Row(prompt=index, seed=int.from_bytes(row[:16], "little")))
         return rows
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], num_samples: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Each prompt once, left-padded, then one row per sample: logits [R, V], mask [R, P], cache."""
-        from transformers import DynamicCache
-
-        network: Any = self._network
-        assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-        longest = max(len(prompt) for prompt in prompts)
-        pads = torch.tensor([longest - len(prompt) for prompt in prompts])
-        padded = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = (torch.arange(longest) >= pads[:, None]).long()
-        padded, mask = padded.to(network.device), mask.to(network.device)
-        cache: Any = DynamicCache(config=network.config)
-        output = network(
-            input_ids=padded,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache.batch_repeat_interleave(num_samples)
-        return (
-            output.logits[:, -1].repeat_interleave(num_samples, dim=0),
-            mask.repeat_interleave(num_samples, dim=0),
-            cache,
-        )
-
-    def _append(
-        self, rows: list[_Row], live: torch.Tensor, is_live: torch.Tensor, chosen: torch.Tensor, logprobs: torch.Tensor
-    ) -> torch.Tensor:
-        """Adds a token to each live row; [R] True where the row goes on."""
-        goes_on: list[bool] = []
-        for row_index, was_live, token, logprob in zip(
-            live.tolist(), is_live.tolist(), chosen.tolist(), logprobs.tolist(), strict=True
-        ):
-            if was_live:
-                row = rows[row_index]
-                row.tokens.append(token)
-                row.logprobs.append(logprob)
-                if token in self._codec.eos_ids:
-                    row.finish = FinishReason.STOP
-            goes_on.append(was_live and token not in self._codec.eos_ids)
-        return torch.tensor(goes_on, device=live.device)
-
-    def _rollout(self, row: _Row, sampling: Sampling) -> Rollout:
+    def _rollout(self, row: Row, sampling: Sampling) -> Rollout:
         num_tokens = len(row.tokens)
         trace = TokenTrace(
             token_ids=np.asarray(row.tokens, dtype=np.int32),
             action_mask=np.ones(num_tokens, dtype=np.bool_),
             logprobs=np.asarray(row.logprobs, dtype=np.float32),
             turn_ids=np.zeros(num_tokens, dtype=np.int16),
-            spans=(VersionSpan(start=0, version=self._version),),
+            spans=tuple(row.spans) or (VersionSpan(start=0, version=self._version),),
         )
         return Rollout(
             text=self._codec.decode(row.tokens),
@@ -251,35 +268,22 @@ class TransformersGenerator:
         )
 
 
-def _choose_greedy(logits: torch.Tensor, position: int, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    del position, live
-    chosen = logits.argmax(dim=-1)
-    return chosen, torch.zeros_like(chosen, dtype=torch.float32)
+class _Turns:
+    """A lock that passes to whoever waits for it with `first`, however soon it is wanted again by others."""
 
+    def __init__(self) -> None:
+        self._door = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
+        self._lock = threading.Lock()
 
-def _sampler(sampling: Sampling, uniforms: torch.Tensor) -> Choose:
-    """Inverse-CDF sampling: `uniforms` [rows, tokens] holds one number per token."""
-
-    def choose(logits: torch.Tensor, position: int, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
-        cumulative = _truncated(logprobs.exp(), sampling).double().cumsum(dim=-1)
-        wanted = uniforms[live.cpu(), position].to(logits.device)[:, None] * cumulative[:, -1:]
-        # right=True: the first entry whose cumulative exceeds the wanted mass, never one of probability 0.
-        chosen = torch.searchsorted(cumulative, wanted, right=True).clamp(max=logits.shape[-1] - 1)
-        return chosen[:, 0], logprobs.gather(-1, chosen)[:, 0]
-
-    return choose
-
-
-def _truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """[R, V] with the entries outside top-k and top-p set to 0 (not renormalised)."""
-    if sampling.top_k > 0:
-        least = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
-        probabilities = torch.where(probabilities >= least, probabilities, 0.0)
-    if sampling.top_p < 1.0:
-        ordered, order = probabilities.sort(dim=-1, descending=True)
-        total = ordered.sum(dim=-1, keepdim=True)
-        is_outside = ordered.cumsum(dim=-1) - ordered >= sampling.top_p * total  # the most likely entry always stays
-        is_outside[:, 0] = False
-        probabilities = probabilities.masked_fill(torch.zeros_like(is_outside).scatter(-1, order, is_outside), 0.0)
-    return probabilities
+    @contextmanager
+    def taken(self, *, first: bool = False) -> PythonGenerator[None]:
+        if first:
+            with self._door, self._lock:
+                yield
+            return
+        with self._door:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -1,0 +1,48 @@
+"""Whether an engine became the version it was given: its log-probs of a few texts against the publisher's.
+
+Invariant: what cannot be compared (no number, another length, an infinity) counts as different.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from swarm.errors import WeightsRefused
+from swarm.types import Canary, FloatArray, PolicyVersion
+
+Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]  # `Generator.score`
+
+
+def mismatch_nats(canaries: Sequence[Canary], score: Score) -> float:
+    """Mean |difference| from the publisher's log-probs over all tokens of the canaries but each first one.
+
+    Returns:
+        Nats per token; 0 where there is nothing to compare, infinity where a log-prob is no finite number.
+    """
+    if not canaries:
+        return 0.0
+    own = score([canary.token_ids.tolist() for canary in canaries])
+    differences = np.concatenate(
+        [
+            np.abs(np.asarray(mine, np.float64)[1:] - canary.logprobs.astype(np.float64)[1:])
+            for mine, canary in zip(own, canaries, strict=True)
+        ]
+    )
+    if not np.isfinite(differences).all():
+        return float("inf")
+    return float(differences.mean()) if differences.size else 0.0
+
+
+def check_canaries(version: PolicyVersion, canaries: Sequence[Canary], score: Score, tolerance_nats: float) -> float:
+    """The mismatch, where it is within the tolerance.
+
+    Raises:
+        WeightsRefused: it is not.
+    """
+    found = mismatch_nats(canaries, score)
+    if found > tolerance_nats:
+        raise WeightsRefused(
+            f"step {version.step}: canary log-probs differ by {found:.3g} nats on average, more than the tolerance "
+            f"{tolerance_nats:.3g}"
+        )
+    return found
