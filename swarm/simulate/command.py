@@ -19,6 +19,7 @@ from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.simulate.report import render_summary, write_report
 from swarm.simulate.result import SimulationResult, SwarmResult, node_result
 from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
+from swarm.types import Role
 
 KNOWN_FIRST = ("put", "restored")  # what exists; fed before what was done with it
 
@@ -114,7 +115,7 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
         dead = {name for name, _ in run.options.kill if not run.options.restart} | {
             name for name, _ in run.options.stop
         }
-        steps = {node.node_id: _last_step(node) for node in run.nodes}
+        steps = {node.node_id: _last_step(node) for node in run.nodes if Role.TRAINER in node.roles}
         invariants.finish(steps, frozenset(node.node_id for node in run.nodes if node.name in dead))
         for config, node in zip(node_configs(run.options, Path()), run.nodes, strict=True):
             status = node.status

@@ -10,20 +10,29 @@ from typing import Literal
 from swarm.config import (
     CoordinatorLink,
     DirectoryConfig,
+    EngineConfig,
     EnvironmentConfig,
     EvaluationConfig,
     ExchangeConfig,
     FaultConfig,
+    FollowConfig,
     GeneratorConfig,
     LearnerConfig,
     ModelConfig,
     NodeConfig,
     ReplayConfig,
+    WeightsConfig,
 )
 from swarm.errors import ConfigError
 from swarm.tasks.char import KINDS
+from swarm.types import Role
 
+Engine = Literal["transformers", "vllm"]
+GROUPS_PER_BATCH = 2  # of a node that generates for a trainer: small batches are fresh ones
 NAMES = ("ada", "bell", "curie", "dirac", "euler", "fermi", "gauss", "hopper")
+
+
+Mode = Literal["push", "pull", "synchronous"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +55,7 @@ class Preset:
     num_problems: int
     worker: Literal["process", "inline"]
     max_minutes: float
+    generators: tuple[Engine, ...] = ()  # not empty: the first node only trains, these generate for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,8 @@ class SimulationOptions:
     barrier: bool = False
     deterministic: bool = False
     foreign: Literal["all", "positive"] = "positive"
+    mode: Mode = "push"  # of the generators that follow a trainer
+    colocated: bool = False  # the trainer of an echo preset generates for itself, alone
     overrides: tuple[str, ...] = ()  # key.path=value for every node
     out: Path | None = None
 
@@ -121,62 +133,125 @@ PRESETS = {
             worker="inline",
             max_minutes=3.0,
         ),
+        Preset(
+            name="echo",
+            title="SmolLM2-135M: one node only trains, others only generate with its newest weights",
+            environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
+            num_nodes=4,
+            num_rounds=36,
+            model=ModelConfig(source="smollm2", dtype="bfloat16"),
+            learning_rate=1e-5,
+            warmup_steps=0,
+            local_groups=8,
+            external_groups=0,
+            max_age_steps=4,
+            max_new_tokens=6,
+            evaluate_every=12,
+            num_problems=64,
+            worker="process",
+            max_minutes=15.0,
+            generators=("transformers", "transformers", "vllm"),
+        ),
+        Preset(
+            name="echo-tiny",
+            title="A 0.19M character model: one node only trains, others only generate",
+            environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
+            num_nodes=4,
+            num_rounds=30,
+            model=ModelConfig(source="tiny", dtype="float32"),
+            learning_rate=1e-4,
+            warmup_steps=0,
+            local_groups=8,
+            external_groups=0,
+            max_age_steps=4,
+            max_new_tokens=9,
+            evaluate_every=10,
+            num_problems=40,
+            worker="inline",
+            max_minutes=3.0,
+            generators=("transformers", "transformers", "transformers"),
+        ),
     )
 }
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
-    """The nodes of a simulation: each owns an equal share of the environments and asks only those.
+    """The nodes of a simulation.
+
+    Peers each own an equal share of the environments and ask only those. Under an echo preset the first node trains,
+    the others generate for it, and everyone asks everything.
 
     Raises:
-        ConfigError: unknown preset, or more nodes than environments can be shared among.
+        ConfigError: unknown preset, or a node that is not there.
     """
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.preset]
-    num_nodes = options.nodes or preset.num_nodes
+    num_nodes = 1 if options.colocated else options.nodes or preset.num_nodes
     names = [NAMES[i] if i < len(NAMES) else f"node{i}" for i in range(num_nodes)]
     for name in [*options.slow, *(name for name, _ in (*options.kill, *options.stop))]:
         if name not in (*names, "coordinator"):
             raise ConfigError(f"{name}: no such node; the nodes are {', '.join(names)}")
-    all_environments = [environment.name for environment in preset.environments]
+    nodes = [_node(options, preset, index, names, directory) for index in range(num_nodes)]
+    return _echo(options, preset, nodes) if preset.generators else nodes
+
+
+def _node(options: SimulationOptions, preset: Preset, index: int, names: list[str], directory: Path) -> NodeConfig:
+    """One peer of a preset: it trains and generates."""
+    name, all_environments = names[index], [environment.name for environment in preset.environments]
+    owned = all_environments[index :: len(names)] or [all_environments[index % len(all_environments)]]
     local, external = options.mix or (preset.local_groups, preset.external_groups)
-    configs: list[NodeConfig] = []
-    for index, name in enumerate(names):
-        owned = all_environments[index::num_nodes] or [all_environments[index % len(all_environments)]]
-        configs.append(
-            NodeConfig(
-                dir=directory / name,
-                name=name,
-                run_id=f"simulate-{preset.name}",
-                seed=options.seed * 1000 + index,
-                worker=preset.worker,
-                environments=preset.environments,
-                model=preset.model,
-                generator=GeneratorConfig(
-                    asks=dict.fromkeys(owned, 1.0),
-                    max_new_tokens=preset.max_new_tokens,
-                    groups_per_batch=max(1, local),
-                ),
-                replay=ReplayConfig(
-                    local_groups=local,
-                    external_groups=external,
-                    max_age_steps=0 if options.barrier else preset.max_age_steps,  # rounds are strictly on-policy
-                    foreign=options.foreign,
-                    barrier=options.barrier,
-                ),
-                learner=LearnerConfig(
-                    recipe=options.recipe,
-                    learning_rate=preset.learning_rate,
-                    warmup_steps=preset.warmup_steps,
-                    num_steps=options.rounds or (0 if options.minutes else preset.num_rounds),
-                    deterministic=options.deterministic,
-                ),
-                exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
-                directory=DirectoryConfig(rejoin_every_s=5.0),
-                coordinator=CoordinatorLink(heartbeat_s=1.0),
-                evaluation=EvaluationConfig(every_steps=preset.evaluate_every, num_problems=preset.num_problems),
-                faults=FaultConfig(slow_factor=options.slow.get(name, 1.0), latency_ms=options.latency_ms),
-            )
-        )
-    return configs
+    is_synchronous = options.barrier or options.mode == "synchronous"
+    return NodeConfig(
+        dir=directory / name,
+        name=name,
+        run_id=f"simulate-{preset.name}",
+        seed=options.seed * 1000 + index,
+        worker=preset.worker,
+        environments=preset.environments,
+        model=preset.model,
+        generator=GeneratorConfig(
+            asks=dict.fromkeys(all_environments if preset.generators else owned, 1.0),
+            max_new_tokens=preset.max_new_tokens,
+            groups_per_batch=max(1, local),
+        ),
+        replay=ReplayConfig(
+            local_groups=local,
+            external_groups=external,
+            max_age_steps=0 if is_synchronous else preset.max_age_steps,  # rounds are strictly on-policy
+            foreign=options.foreign,
+            barrier=is_synchronous,
+        ),
+        learner=LearnerConfig(
+            recipe=options.recipe,
+            learning_rate=preset.learning_rate,
+            warmup_steps=preset.warmup_steps,
+            num_steps=options.rounds or (0 if options.minutes else preset.num_rounds),
+            deterministic=options.deterministic,
+        ),
+        exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
+        directory=DirectoryConfig(rejoin_every_s=5.0),
+        coordinator=CoordinatorLink(heartbeat_s=1.0),
+        evaluation=EvaluationConfig(every_steps=preset.evaluate_every, num_problems=preset.num_problems),
+        faults=FaultConfig(slow_factor=options.slow.get(name, 1.0), latency_ms=options.latency_ms),
+    )
+
+
+def _echo(options: SimulationOptions, preset: Preset, nodes: list[NodeConfig]) -> list[NodeConfig]:
+    """The same nodes in other roles: one trainer, and generators that follow it."""
+    first, *others = nodes
+    if options.colocated:
+        return [first]
+    trainer = first.model_copy(update={"roles": (Role.TRAINER,), "weights": WeightsConfig(publish=True)})
+    mode: Literal["pull", "push"] = "push" if options.mode == "push" else "pull"
+    followers: list[NodeConfig] = []
+    for index, node in enumerate(others):
+        engine = preset.generators[index % len(preset.generators)]
+        roles = {
+            "roles": (Role.GENERATOR,),
+            "engine": EngineConfig(kind=engine),
+            "follow": FollowConfig(mode=mode),
+            "generator": node.generator.model_copy(update={"groups_per_batch": GROUPS_PER_BATCH}),
+        }
+        followers.append(node.model_copy(update=roles))
+    return [trainer, *followers]

@@ -15,7 +15,7 @@ from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, load_config
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.simulate.processes import POLL_S, Process, SimulationFailed, wait_for_file
-from swarm.types import JsonDict
+from swarm.types import JsonDict, Role
 
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
@@ -28,6 +28,7 @@ class NodeRun:
 
     name: str
     node_id: str
+    roles: tuple[Role, ...]
     asks: tuple[str, ...]
     events: tuple[JsonDict, ...]
     status: JsonDict
@@ -69,7 +70,8 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         info = await _start_coordinator(coordinator, configs[0], directory)
         for config in configs:
             await _start_node(nodes[config.name], config, options, info)
-        first_step_s = await _watch(coordinator, nodes, options, watch, tick)
+        trainers = {config.name for config in configs if Role.TRAINER in config.roles}
+        first_step_s = await _watch(coordinator, nodes, trainers, options, watch, tick)
         await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
         statuses = {name: process.status() for name, process in nodes.items()}
     finally:
@@ -84,6 +86,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
             NodeRun(
                 name=config.name,
                 node_id=statuses[config.name].get("node_id", ""),
+                roles=config.roles,
                 asks=tuple(config.generator.asks),
                 events=tuple(nodes[config.name].events),
                 status=statuses[config.name],
@@ -123,9 +126,14 @@ async def _start_node(process: Process, config: NodeConfig, options: SimulationO
 
 
 async def _watch(
-    coordinator: Process, nodes: dict[str, Process], options: SimulationOptions, watch: Watch, tick: Callable[[], None]
+    coordinator: Process,
+    nodes: dict[str, Process],
+    trainers: set[str],
+    options: SimulationOptions,
+    watch: Watch,
+    tick: Callable[[], None],
 ) -> float:
-    """Follows the events until every node has finished; carries out kills and restarts on time."""
+    """Follows the events until every node that trains has finished; carries out kills and restarts on time."""
     preset = PRESETS[options.preset]
     everyone = {**nodes, "coordinator": coordinator}
     finished: set[str] = set()
@@ -137,7 +145,7 @@ async def _watch(
     restarts: list[tuple[float, str]] = []
     limit_s = 60 * (options.minutes or preset.max_minutes)
     began_s = time.monotonic()
-    while len(finished) < len(nodes):
+    while not trainers <= finished:
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
@@ -154,7 +162,7 @@ async def _watch(
             watch(name, {"kind": "killed" if number == signal.SIGKILL else "stopped", "at_s": time.time()})
             if number == signal.SIGKILL and options.restart:
                 restarts.append((elapsed_s + RESTART_AFTER_S, name))
-            elif name in nodes:
+            elif name in trainers:
                 finished.add(name)
         while restarts and restarts[0][0] <= elapsed_s:
             _, name = restarts.pop(0)
