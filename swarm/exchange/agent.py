@@ -169,7 +169,7 @@ class Agent:
         abandoned, which is told as an event."""
         return await self.drawing.redraw(from_step)
 
-    async def publish(self, version: PolicyVersion) -> None:
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         """A new version of our own lineage exists."""
         self.head = version
         self.coordination.note_version(version)

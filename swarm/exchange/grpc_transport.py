@@ -1,10 +1,11 @@
 """The data plane between nodes: ExchangeService on authenticated TLS connections.
 
-Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams;
-back-pressure is gRPC's own flow control, so no queue of groups exists here.
+Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
+back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here.
 """
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
@@ -14,10 +15,11 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
-from swarm.errors import ConfigError, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.chunk_places import ChunkPlaces
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
-from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, short
+from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, short
 from swarm.wire.body import Malformed
 from swarm.wire.convert import (
     MAX_ENVELOPE_BYTES,
@@ -33,10 +35,18 @@ from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.status import Context, answering, error_of
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
+from swarm.wire.weights import (
+    MAX_CHUNK_BYTES,
+    require_digest,
+    watch_from_message,
+    watch_to_message,
+    watched_from_message,
+    watched_to_message,
+)
 
 CHUNK_BYTES: Final = 2**20
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched in chunks
-STREAMS_PER_PEER: Final = 4
+STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
 STREAMS_TOTAL: Final = 256
 # A write that flow control blocks for this long ends the stream; the peer resumes by its cursor.
 STALL_TIMEOUT_S: Final = 120.0
@@ -138,19 +148,52 @@ class GrpcPeer:
         request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=relay)
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
-            async for response in call:
-                yield _item_of(response, what)
-        except grpc.RpcError as error:
-            raise Unavailable(str(error_of(error, what))) from None
-        except asyncio.CancelledError:
-            # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise Unavailable(f"{what}: the connection was closed") from None
+            with _only(what, Unavailable):
+                async for response in call:
+                    yield _item_of(response, what)
         finally:
             call.cancel()
         raise Unavailable(f"{what}: the peer ended it")
+
+    async def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """What the peer holds of a lineage, then what is new; manifests are unopened.
+
+        Raises:
+            NotHeld: it holds nothing of the lineage.
+            Unavailable: the stream ended, for whatever other reason.
+        """
+        what = f"watch of {short(policy_id)} at {short(self.node_id)}"
+        call = self._stub.Watch(watch_to_message(policy_id, window), metadata=await self._metadata())
+        try:
+            with _only(what, NotHeld, Unavailable):
+                async for response in call:
+                    yield watched_from_message(response)
+        finally:
+            call.cancel()
+        raise Unavailable(f"{what}: the peer ended it")
+
+    async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
+        """One chunk of weights, at most 1 MiB, that hashes to `digest`.
+
+        Raises:
+            NotHeld: the peer lacks it.
+            Forged: something else arrived.
+            Unavailable: nothing arrived within `timeout_s`.
+        """
+        what = f"chunk {short(digest)} from {short(self.node_id)}"
+        request = pb.FetchChunkRequest(digest=digest)
+        try:
+            async with asyncio.timeout(timeout_s):
+                with _only(what, NotHeld, Unavailable):
+                    response = await self._stub.FetchChunk(request, metadata=await self._metadata())
+                if not 0 < len(response.data) <= MAX_CHUNK_BYTES:
+                    raise Forged(f"{what}: {len(response.data)} bytes, expected 1 to {MAX_CHUNK_BYTES}")
+                found = await asyncio.to_thread(_sha256, response.data)
+        except TimeoutError:
+            raise Unavailable(f"{what}: not within {timeout_s} s") from None
+        if found != digest:
+            raise Forged(f"{what}: the content hashes to {short(found)}")
+        return response.data
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest, resumed where a stream breaks off.
@@ -206,6 +249,28 @@ class GrpcPeer:
         await self._channel.close()
 
 
+@contextmanager
+def _only(what: str, *kinds: type[SwarmError]) -> Generator[None]:
+    """Turns whatever ends a call within into one of `kinds`; what is none of them into Unavailable."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        meaning = error_of(error, what)
+        raise meaning if type(meaning) in kinds else Unavailable(str(meaning)) from None
+    except Malformed as error:
+        raise Unavailable(f"{what}: {error.detail}") from None
+    except asyncio.CancelledError:
+        # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(f"{what}: the connection was closed") from None
+
+
+def _sha256(data: bytes) -> Digest:
+    return hashlib.sha256(data).digest()
+
+
 def _broken(error: grpc.RpcError, what: str) -> SwarmError:
     """The error of a call on a session that once held: lost sessions mean a lost connection, not a false peer."""
     meaning = error_of(error, what)
@@ -251,6 +316,7 @@ class _ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
         self._streams: Counter[NodeId] = Counter()
+        self._chunks = ChunkPlaces(stall_timeout_s)
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
         """Own groups after the cursor, then live ones, for as long as the peer reads."""
@@ -273,12 +339,32 @@ class _ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     chunk = bytes(data[offset : offset + CHUNK_BYTES])
                     await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
 
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
+        """What is held of a lineage, then what is new, for as long as the peer reads."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            policy_id, window = watch_from_message(request)
+            with self._one_stream(peer):
+                items = cast(Any, self._handler.watch(peer, policy_id, window))
+                async with aclosing(items):
+                    async for item in items:
+                        await self._write(context, watched_to_message(item))
+
+    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
+        """One held chunk of weights."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            digest = require_digest(request.digest)
+            await self._chunks.take(peer, context)
+            return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
+        raise AssertionError("answering() ends the call")
+
     async def _write(self, context: Context, response: Any) -> None:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await context.write(response)
         except TimeoutError:
-            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; resume by cursor") from None
+            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
 
     @contextmanager
     def _one_stream(self, peer: NodeId) -> Generator[None]:

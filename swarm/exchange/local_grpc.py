@@ -18,11 +18,13 @@ import grpc
 
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
-from swarm.types import Draw, Evaluation, PolicyVersion, RolloutGroup, StepReport
+from swarm.types import ApplyReport, Draw, Evaluation, PolicyVersion, RolloutGroup, SealedManifest, StepReport, Way
 from swarm.wire.body import body_to_group, group_to_body, version_from_message, version_to_message
 from swarm.wire.local import (
     MAX_LOCAL_MESSAGE_BYTES,
     Part,
+    apply_report_from_json,
+    apply_report_to_json,
     draw_from_parts,
     draw_to_fields,
     evaluations_from_json,
@@ -35,6 +37,7 @@ from swarm.wire.local import (
 from swarm.wire.status import Context, answering, error_of
 from swarm.wire.v1 import local_service_pb2 as pb
 from swarm.wire.v1 import local_service_pb2_grpc as pb_grpc
+from swarm.wire.weights import MAX_LOCAL_MANIFEST_BYTES, bounded_bodies, manifest_from_message, manifest_to_message
 
 Result = TypeVar("Result")
 DrawOfStep = Draw  # inside the servicer the name Draw is a method
@@ -170,8 +173,23 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """A new version exists."""
         async with answering(context):
-            await asyncio.shield(self._begin(self._local.publish(version_from_message(request.version))))
+            version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
+            await asyncio.shield(self._begin(self._local.publish(version, bodies)))
             return pb.PublishResponse()
+        raise AssertionError("answering() ends the call")
+
+    async def NextWay(self, request: pb.NextWayRequest, context: Context) -> None:
+        """The way to a newer version, now or once there is one; a worker that is gone no longer waits."""
+        async with answering(context):
+            held = version_from_message(request.held) if request.HasField("held") else None
+            for sealed in await self._local.next_way(held, wait=request.wait) or ():
+                await context.write(pb.NextWayResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
+
+    async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
+        """An engine took a version, or refused it."""
+        async with answering(context):
+            await asyncio.shield(self._begin(self._local.applied(apply_report_from_json(request.report))))
+            return pb.AppliedResponse()
         raise AssertionError("answering() ends the call")
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
@@ -248,9 +266,28 @@ class LocalClient:
         """The journalled draws from a step on."""
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
-    async def publish(self, version: PolicyVersion) -> None:
-        """A new version exists."""
-        await self._call("Publish", pb.PublishRequest(version=version_to_message(version)))
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
+        """A new version exists, with unsigned manifests of the ways to it. Raises TooLarge."""
+        request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
+        await self._call("Publish", request)
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        """How to get to a newer version than `held`, now or once there is one."""
+        request = pb.NextWayRequest(held=None if held is None else version_to_message(held), wait=wait)
+        call = self._stub.NextWay(request, timeout=None if wait else CALL_TIMEOUT_S)
+        way: list[SealedManifest] = []
+        try:
+            async for part in call:
+                way.append(manifest_from_message(part.manifest, MAX_LOCAL_MANIFEST_BYTES))
+        except grpc.RpcError as error:
+            raise error_of(error, "agent, NextWay", is_local=True) from None
+        finally:
+            call.cancel()
+        return tuple(way) or None
+
+    async def applied(self, report: ApplyReport) -> None:
+        """An engine took a version, or refused it."""
+        await self._call("Applied", pb.AppliedRequest(report=apply_report_to_json(report)))
 
     async def report(self, report: StepReport) -> None:
         """One step was made."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from swarm.errors import NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.faults import FaultPlan
 from swarm.exchange.memory_line import Line, UnderWay
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
@@ -192,18 +192,33 @@ class MemoryClient:
         """The peer at the other end."""
         return self._line.server
 
-    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
+        return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, relay), self._send_groups)
+
+    def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
+        """What the peer holds of a lineage, then what is new. Raises NotHeld, Unavailable when the line breaks."""
+        return self._stream(lambda handler: handler.watch(self._line.client, policy_id, window), self._send_weights)
+
+    async def _stream(
+        self,
+        open_source: Callable[[ExchangeHandler], AsyncIterator[Item]],
+        send_all: Callable[[AsyncIterator[Item], UnderWay[Item]], Awaitable[None]],
+    ) -> AsyncGenerator[Item, None]:
         line, network = self._line, self._network
         line.check()
-        under_way = UnderWay()
-        source = network.handler_of(line.server).subscribe(line.client, cursor, relay)
-        pump = asyncio.create_task(self._pump(source, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}")
+        under_way = UnderWay[Item]()
+        source = open_source(network.handler_of(line.server))
+        pump = asyncio.create_task(
+            self._pump(source, send_all, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}"
+        )
         try:
             with line.waking(lambda: under_way.break_off(Unavailable("the line broke"))):
                 while True:
                     arrived = await under_way.read()
                     line.check()
+                    if isinstance(arrived, NotHeld):
+                        raise arrived
                     if isinstance(arrived, Exception):
                         raise Unavailable(f"stream from {line.server[:8]} ended: {arrived!r}") from arrived
                     network.note("delivered", line.server, line.client)
@@ -223,7 +238,7 @@ class MemoryClient:
             raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights that hashes to `digest`. Raises NotHeld, Unavailable."""
+        """One chunk of weights that hashes to `digest`. Raises NotHeld, Forged, Unavailable."""
         self._line.check()
         try:
             async with asyncio.timeout(timeout_s):
@@ -262,13 +277,13 @@ class MemoryClient:
         except SwarmError as error:
             raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
         if not 0 < len(chunk) <= CHUNK_BYTES:
-            raise Unavailable(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
+            raise Forged(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
         late_s = self._lateness_s()
         await line.wait(network.transit_s(line.server, len(chunk) + _HEADER_BYTES) + late_s)
         self._maybe_drop()
         network.note("chunk", line.server, line.client)
         if chunk_digest(self._maybe_corrupt(chunk)) != digest:
-            raise Unavailable(f"chunk from {line.server[:8]} is not {digest.hex()[:8]}")
+            raise Forged(f"chunk from {line.server[:8]} is not {digest.hex()[:8]}")
         return chunk
 
     async def _pump(

@@ -13,6 +13,7 @@ import numpy as np
 
 from swarm.interfaces import Verdict
 from swarm.types import (
+    ApplyReport,
     Correction,
     Draw,
     DrawnGroup,
@@ -113,6 +114,21 @@ def step_report_from_json(data: bytes) -> StepReport:
     edges = tuple(EdgeReport(**edge) for edge in fields.pop("edges"))
     ages = tuple(fields.pop("ages_steps"))
     return StepReport(version=PolicyVersion(**version), edges=edges, ages_steps=ages, **fields)
+
+
+def apply_report_to_json(report: ApplyReport) -> bytes:
+    """What became of a version, as JSON; the digest as hex."""
+    fields = dataclasses.asdict(report)
+    fields["version"]["digest"] = report.version.digest.hex()
+    return json.dumps(fields).encode()
+
+
+def apply_report_from_json(data: bytes) -> ApplyReport:
+    """The report of `apply_report_to_json`."""
+    fields = json.loads(data)
+    version = fields.pop("version")
+    version["digest"] = bytes.fromhex(version["digest"])
+    return ApplyReport(version=PolicyVersion(**version), **fields)
 
 
 def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, Unavailable
+from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.local_grpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
 from swarm.types import (
+    ApplyReport,
     Correction,
     Draw,
     DrawnGroup,
@@ -26,11 +27,15 @@ from swarm.types import (
     RolloutGroup,
     Sampling,
     ScoredGroup,
+    SealedManifest,
     StepReport,
     Task,
     TokenTrace,
     VersionSpan,
+    Way,
 )
+from swarm.wire.body import version_to_message
+from swarm.wire.v1 import local_service_pb2 as pb
 
 HEAD = PolicyVersion(policy_id="lineage", step=3, digest=b"d" * 32)
 
@@ -81,6 +86,9 @@ class ScriptedAgent:
 
     draws: asyncio.Queue[Draw] = field(default_factory=asyncio.Queue)
     room: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    ways: asyncio.Queue[Way] = field(default_factory=asyncio.Queue)
+    num_waiting: int = 0
+    published: list[list[bytes]] = field(default_factory=list)
     num_draw_calls: int = 0
     seen: list[object] = field(default_factory=list)
     error: Exception | None = None
@@ -108,8 +116,22 @@ class ScriptedAgent:
     async def redraw(self, from_step: int) -> list[Draw]:
         return [make_draw(from_step), make_draw(from_step + 1, num_groups=0), make_draw(from_step + 2)]
 
-    async def publish(self, version: PolicyVersion) -> None:
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         self.seen.append(version)
+        self.published.append(list(manifests))
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        self.seen.append((held, wait))
+        if not wait and self.ways.empty():
+            return None
+        self.num_waiting += 1
+        try:
+            return await self.ways.get()
+        finally:
+            self.num_waiting -= 1
+
+    async def applied(self, report: ApplyReport) -> None:
+        self.seen.append(report)
 
     async def report(self, report: StepReport) -> None:
         self.seen.append(report)
@@ -243,6 +265,57 @@ async def test_figures_and_verdicts_round_trip(bench: Bench):
     assert verdict.rewards.tolist() == [1.0, 0.0] and (verdict.verifier, verdict.reference) == ("v/1", "5")
 
 
+def manifest(byte: int, size: int = 100) -> SealedManifest:
+    return SealedManifest(body=bytes([byte]) * size, public_key=b"k" * 32, signature=b"s" * 64)
+
+
+async def test_manifests_of_a_version_arrive_with_it_in_order(bench: Bench):
+    bodies = [b"patch", bytes(5 * 2**20), b"full"]
+    await bench.client.publish(HEAD, bodies)
+    assert bench.agent.seen == [HEAD] and bench.agent.published == [bodies]
+
+
+async def test_manifests_beyond_the_bound_are_refused_on_both_sides_of_the_socket(bench: Bench):
+    too_large = bytes(16 * 2**20 + 1)
+    for manifests in ([too_large], [b"x"] * 17):
+        with pytest.raises(TooLarge):
+            await bench.client.publish(HEAD, manifests)
+    request = pb.PublishRequest(version=version_to_message(HEAD), manifests=[too_large])
+    with pytest.raises(TooLarge, match="16777217 bytes exceeds"):
+        await bench.client._call("Publish", request)
+    assert bench.agent.seen == []
+
+
+async def test_way_arrives_in_order_also_one_of_large_manifests_or_none_comes(bench: Bench):
+    way = (manifest(1), manifest(2, 16 * 2**20), manifest(3))
+    assert await bench.client.next_way(None, wait=False) is None
+    bench.agent.ways.put_nowait(way)
+    assert await bench.client.next_way(HEAD, wait=False) == way
+    assert bench.agent.seen == [(None, False), (HEAD, False)]
+
+
+async def test_wait_for_a_way_that_a_dead_worker_left_takes_nothing_from_the_next_one(bench: Bench):
+    abandoned = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
+    while not bench.agent.seen:
+        await asyncio.wait([abandoned], timeout=0.01)
+    abandoned.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    again = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
+    while len(bench.agent.seen) < 2 or bench.agent.num_waiting > 1:
+        await asyncio.wait([again], timeout=0.01)
+    bench.agent.ways.put_nowait((manifest(1),))
+    assert await asyncio.wait_for(again, 5.0) == (manifest(1),)
+
+
+async def test_what_became_of_a_version_round_trips(bench: Bench):
+    taken = ApplyReport(version=HEAD, num_bytes=12, seconds={"stage": 0.5, "pause": 0.25}, mismatch_nats=0.03)
+    refused = ApplyReport(version=HEAD, error="canary 2: 1.5 nats exceed 0.04")
+    await bench.client.applied(taken)
+    await bench.client.applied(refused)
+    assert bench.agent.seen == [taken, refused]
+
+
 @pytest.mark.parametrize("error", [StorageFull("full"), RolloutFailed("crashed"), ConfigError("bad"), NotHeld("gone")])
 async def test_errors_of_the_agent_are_raised_by_the_client(bench: Bench, error: Exception):
     bench.agent.error = error
@@ -258,11 +331,12 @@ async def test_unknown_environment_is_a_lookup_error(bench: Bench):
 async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: Bench):
     draw = asyncio.ensure_future(bench.client.draw(HEAD))
     capacity = asyncio.ensure_future(bench.client.wait_capacity())
+    way = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
     while not bench.agent.num_draw_calls:
         await asyncio.wait([draw], timeout=0.01)
     async with asyncio.timeout(3):
         await bench.server.stop()
-        for waiting in (draw, capacity):
+        for waiting in (draw, capacity, way):
             with pytest.raises(Unavailable):
                 await waiting
     with pytest.raises(Unavailable):

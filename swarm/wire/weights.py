@@ -1,0 +1,139 @@
+"""What travels about weights: manifests, leave to make groups, requests to watch a lineage, and canaries.
+
+Invariant: what comes out of a message has the form of what it should be, within bounds, whoever sent it. Whether a
+manifest is signed by its owner and makes sense, `swarm.weights.manifest.open_manifest` says.
+
+Shape letter: T tokens of a canary.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from swarm.errors import TooLarge
+from swarm.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
+from swarm.types import Canary, Digest, Leave, RefusalReason, SealedManifest
+from swarm.wire.body import MAX_ID, MAX_NAME_CHARS, MAX_STEP, Malformed
+from swarm.wire.v1 import engine_service_pb2, policy_pb2
+from swarm.wire.v1 import exchange_service_pb2 as pb
+
+# Between nodes. 32 bytes a chunk: enough for a version of about 120 GiB in full, and within a gRPC message.
+MAX_MANIFEST_BYTES: Final = 4 * 2**20
+MAX_LOCAL_MANIFEST_BYTES: Final = 16 * 2**20  # within a node
+MAX_PUBLISHED_MANIFESTS: Final = 16  # ways to one version
+MAX_CHUNK_BYTES: Final = 2**20
+MAX_WINDOW: Final = 2**16  # groups that one watcher may ask leave for at a time
+MAX_CANARY_TOKENS: Final = 512
+DIGEST_BYTES: Final = 32
+
+
+def _malformed(detail: str) -> Malformed:
+    return Malformed(RefusalReason.MALFORMED, detail)
+
+
+# --- manifests ---------------------------------------------------------------------------------
+
+
+def manifest_to_message(sealed: SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> policy_pb2.SealedManifest:
+    """A manifest as a message. Raises TooLarge beyond `max_bytes` of body: no receiver would take it."""
+    _require_size(sealed.body, max_bytes)
+    return policy_pb2.SealedManifest(public_key=sealed.public_key, signature=sealed.signature, body=sealed.body)
+
+
+def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> SealedManifest:
+    """The manifest in a message, unopened: only the sizes were checked. Raises Malformed."""
+    form = (len(message.public_key), len(message.signature))
+    if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
+        raise _malformed(f"key and signature of {form} bytes, expected (32, 64)")
+    if not 0 < len(message.body) <= max_bytes:
+        raise Malformed(RefusalReason.TOO_LARGE, f"manifest of {len(message.body)} bytes, expected 1 to {max_bytes}")
+    return SealedManifest(body=message.body, public_key=message.public_key, signature=message.signature)
+
+
+def bounded_bodies(bodies: Iterable[bytes]) -> list[bytes]:
+    """Unsigned manifests between the processes of a node. Raises TooLarge for too many or too large ones."""
+    checked = list(bodies)
+    if len(checked) > MAX_PUBLISHED_MANIFESTS:
+        raise TooLarge(f"{len(checked)} manifests of one version exceed {MAX_PUBLISHED_MANIFESTS}")
+    for body in checked:
+        _require_size(body, MAX_LOCAL_MANIFEST_BYTES)
+    return checked
+
+
+def _require_size(body: bytes, max_bytes: int) -> None:
+    if len(body) > max_bytes:
+        raise TooLarge(f"manifest of {len(body)} bytes exceeds {max_bytes}")
+
+
+# --- watching a lineage ------------------------------------------------------------------------
+
+
+def watch_to_message(policy_id: str, window: int) -> pb.WatchRequest:
+    """A request to watch; a window beyond MAX_WINDOW is cut to it."""
+    return pb.WatchRequest(policy_id=policy_id, window=max(0, min(window, MAX_WINDOW)))
+
+
+def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
+    """Lineage and window of a request to watch. Raises Malformed."""
+    if not 0 < len(message.policy_id) <= MAX_NAME_CHARS:
+        raise _malformed(f"policy id of {len(message.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
+    if message.window > MAX_WINDOW:
+        raise _malformed(f"window of {message.window} groups exceeds {MAX_WINDOW}")
+    return message.policy_id, message.window
+
+
+def watched_to_message(item: SealedManifest | Leave) -> pb.WatchResponse:
+    """An item of a watch as a message. Raises TooLarge."""
+    if isinstance(item, Leave):
+        return pb.WatchResponse(leave=pb.Leave(head_step=item.head_step, limit=item.limit))
+    return pb.WatchResponse(manifest=manifest_to_message(item))
+
+
+def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Leave:
+    """The item of a watch in a message, unopened. Raises Malformed."""
+    kind = message.WhichOneof("item")
+    if kind == "manifest":
+        return manifest_from_message(message.manifest)
+    if kind != "leave":
+        raise _malformed("neither a manifest nor leave")
+    leave = message.leave
+    if max(leave.head_step, leave.limit) >= MAX_STEP:
+        raise _malformed(f"leave beyond {MAX_STEP}")
+    return Leave(head_step=leave.head_step, limit=leave.limit)
+
+
+# --- chunks ------------------------------------------------------------------------------------
+
+
+def require_digest(digest: bytes) -> Digest:
+    """A digest of a request. Raises Malformed unless it has the length of one."""
+    if len(digest) != DIGEST_BYTES:
+        raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
+    return digest
+
+
+# --- canaries ----------------------------------------------------------------------------------
+
+
+def canary_to_message(canary: Canary) -> engine_service_pb2.Canary:
+    """A canary as a message to an engine."""
+    return engine_service_pb2.Canary(
+        token_ids=canary.token_ids.tolist(), logprobs=canary.logprobs.astype("<f4").tobytes()
+    )
+
+
+def canary_from_message(message: engine_service_pb2.Canary) -> Canary:
+    """A canary of which every log-probability but the first is finite and not positive. Raises Malformed."""
+    count = len(message.token_ids)
+    if not 0 < count <= MAX_CANARY_TOKENS:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"canary of {count} tokens, expected 1 to {MAX_CANARY_TOKENS}")
+    token_ids = np.fromiter(message.token_ids, np.uint32, count)
+    if int(token_ids.max()) >= MAX_ID:
+        raise Malformed(RefusalReason.BAD_TOKENS, f"canary token id {int(token_ids.max())} not below {MAX_ID}")
+    if len(message.logprobs) != 4 * count:
+        raise Malformed(RefusalReason.BAD_LOGPROBS, f"{len(message.logprobs)} bytes, expected {4 * count}")
+    logprobs = np.frombuffer(message.logprobs, "<f4").astype(np.float32)
+    if not (np.isnan(logprobs[0]) and np.all(np.isfinite(logprobs[1:])) and np.all(logprobs[1:] <= 0)):
+        raise Malformed(RefusalReason.BAD_LOGPROBS, "canary with a positive or no log-probability, or with a first one")
+    return Canary(token_ids=token_ids.view(np.int32), logprobs=logprobs)
