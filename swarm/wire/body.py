@@ -85,26 +85,31 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
         task_id=group.task_id,
         tokenizer_digest=group.tokenizer_digest,
         prompt_ids=group.prompt_ids.tolist(),
-        rollouts=[_rollout_to_message(rollout) for rollout in group.rollouts],
+        rollouts=[rollout_to_message(rollout) for rollout in group.rollouts],
         verifier=group.verifier,
         created_at_s=group.created_at_s,
     )
 
 
-def _rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
-    sampling = rollout.sampling
+def rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
+    """A rollout as a message. Log-probs of tokens that the model did not choose are not sent."""
     return rollout_pb2.Rollout(
         text=rollout.text,
         trace=None if rollout.trace is None else _trace_to_message(rollout.trace),
-        sampling=rollout_pb2.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            repetition_penalty=sampling.repetition_penalty,
-            max_new_tokens=sampling.max_new_tokens,
-        ),
+        sampling=sampling_to_message(rollout.sampling),
         finish=_FINISH[rollout.finish],
         claimed_reward=rollout.claimed_reward,
+    )
+
+
+def sampling_to_message(sampling: Sampling) -> rollout_pb2.Sampling:
+    """How tokens are drawn, as a message."""
+    return rollout_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        repetition_penalty=sampling.repetition_penalty,
+        max_new_tokens=sampling.max_new_tokens,
     )
 
 
@@ -180,26 +185,28 @@ def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup
         task_id=body.task_id,
         tokenizer_digest=body.tokenizer_digest,
         prompt_ids=_token_ids(body.prompt_ids, "prompt"),
-        rollouts=tuple(_rollout_from_message(message) for message in body.rollouts),
+        rollouts=tuple(rollout_from_message(message) for message in body.rollouts),
         verifier=body.verifier,
         created_at_s=body.created_at_s,
     )
 
 
-def _rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
+def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
+    """A rollout from a message whose size is already bounded. Raises Malformed."""
     finish = _FINISH_BACK.get(message.finish)
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
     return Rollout(
         text=message.text,
         trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
-        sampling=_sampling_from_message(message.sampling),
+        sampling=sampling_from_message(message.sampling),
         finish=finish,
         claimed_reward=decimal(message.claimed_reward),
     )
 
 
-def _sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
+def sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
+    """How tokens were drawn. Raises Malformed."""
     return _sampling(
         message.temperature, message.top_p, message.repetition_penalty, message.top_k, message.max_new_tokens
     )

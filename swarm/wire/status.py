@@ -63,7 +63,7 @@ def error_of(error: grpc.RpcError, what: str, *, is_local: bool = False) -> Swar
         what: the call and its other end, for the message.
         is_local: the other end is our own agent, whose every error is passed on.
     """
-    call = error if isinstance(error, grpc.aio.AioRpcError) else None
+    call = error if isinstance(error, (grpc.aio.AioRpcError, grpc.Call)) else None
     code = grpc.StatusCode.UNKNOWN if call is None else call.code()
     details = "" if call is None else (call.details() or "")[:_MAX_DETAIL_CHARS]
     kind = (_BACK_LOCAL if is_local else _BACK).get(code, Unavailable)

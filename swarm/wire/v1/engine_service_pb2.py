@@ -26,7 +26,7 @@ from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 from swarm.wire.v1 import rollout_pb2 as swarm_dot_wire_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm/wire/v1/engine_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"\x0e\n\x0cStateRequest\"_\n\rStateResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tnum_loads\x18\x03 \x01(\x04\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9f\x01\n\x0fGenerateRequest\x12-\n\x07prompts\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.TokenSequence\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.swarm.wire.v1.Sampling\x12\r\n\x05seeds\x18\x04 \x03(\x04\x12\x0e\n\x06greedy\x18\x05 \x01(\x08\"\x89\x01\n\x10GenerateResponse\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12(\n\x05trace\x18\x03 \x01(\x0b\x32\x19.swarm.wire.v1.TokenTrace\x12+\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1b.swarm.wire.v1.FinishReason\"H\n\x15ScoreSequencesRequest\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.TokenSequence\"*\n\x16ScoreSequencesResponse\x12\x10\n\x08logprobs\x18\x01 \x03(\x0c\"\x9e\x01\n\x0bLoadRequest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\'\n\x08\x63\x61naries\x18\x03 \x03(\x0b\x32\x15.swarm.wire.v1.Canary\x12\x16\n\x0etolerance_nats\x18\x04 \x01(\x02\x12\x11\n\tin_flight\x18\x05 \x01(\x08\"-\n\x06\x43\x61nary\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"K\n\x0cLoadResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x15\n\rmismatch_nats\x18\x02 \x01(\x02\x12\x15\n\rpause_seconds\x18\x03 \x01(\x02\x32\xc2\x02\n\rEngineService\x12\x42\n\x05State\x12\x1b.swarm.wire.v1.StateRequest\x1a\x1c.swarm.wire.v1.StateResponse\x12M\n\x08Generate\x12\x1e.swarm.wire.v1.GenerateRequest\x1a\x1f.swarm.wire.v1.GenerateResponse0\x01\x12]\n\x0eScoreSequences\x12$.swarm.wire.v1.ScoreSequencesRequest\x1a%.swarm.wire.v1.ScoreSequencesResponse\x12?\n\x04Load\x12\x1a.swarm.wire.v1.LoadRequest\x1a\x1b.swarm.wire.v1.LoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm/wire/v1/engine_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"\x0e\n\x0cStateRequest\"_\n\rStateResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tnum_loads\x18\x03 \x01(\x04\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9f\x01\n\x0fGenerateRequest\x12-\n\x07prompts\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.TokenSequence\x12\x13\n\x0bnum_samples\x18\x02 \x01(\r\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.swarm.wire.v1.Sampling\x12\r\n\x05seeds\x18\x04 \x03(\x04\x12\x0e\n\x06greedy\x18\x05 \x01(\x08\"[\n\x10GenerateResponse\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\'\n\x07rollout\x18\x03 \x01(\x0b\x32\x16.swarm.wire.v1.Rollout\"\x0f\n\rCancelRequest\"\x10\n\x0e\x43\x61ncelResponse\"H\n\x15ScoreSequencesRequest\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.TokenSequence\"*\n\x16ScoreSequencesResponse\x12\x10\n\x08logprobs\x18\x01 \x03(\x0c\"\xae\x01\n\x0bLoadRequest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\'\n\x08\x63\x61naries\x18\x03 \x03(\x0b\x32\x15.swarm.wire.v1.Canary\x12\x16\n\x0etolerance_nats\x18\x04 \x01(\x02\x12\x11\n\tin_flight\x18\x05 \x01(\x08\"-\n\x06\x43\x61nary\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"K\n\x0cLoadResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x15\n\rmismatch_nats\x18\x02 \x01(\x02\x12\x15\n\rpause_seconds\x18\x03 \x01(\x02\x32\x89\x03\n\rEngineService\x12\x42\n\x05State\x12\x1b.swarm.wire.v1.StateRequest\x1a\x1c.swarm.wire.v1.StateResponse\x12M\n\x08Generate\x12\x1e.swarm.wire.v1.GenerateRequest\x1a\x1f.swarm.wire.v1.GenerateResponse0\x01\x12\x45\n\x06\x43\x61ncel\x12\x1c.swarm.wire.v1.CancelRequest\x1a\x1d.swarm.wire.v1.CancelResponse\x12]\n\x0eScoreSequences\x12$.swarm.wire.v1.ScoreSequencesRequest\x1a%.swarm.wire.v1.ScoreSequencesResponse\x12?\n\x04Load\x12\x1a.swarm.wire.v1.LoadRequest\x1a\x1b.swarm.wire.v1.LoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,18 +41,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENSEQUENCE']._serialized_end=257
   _globals['_GENERATEREQUEST']._serialized_start=260
   _globals['_GENERATEREQUEST']._serialized_end=419
-  _globals['_GENERATERESPONSE']._serialized_start=422
-  _globals['_GENERATERESPONSE']._serialized_end=559
-  _globals['_SCORESEQUENCESREQUEST']._serialized_start=561
-  _globals['_SCORESEQUENCESREQUEST']._serialized_end=633
-  _globals['_SCORESEQUENCESRESPONSE']._serialized_start=635
-  _globals['_SCORESEQUENCESRESPONSE']._serialized_end=677
-  _globals['_LOADREQUEST']._serialized_start=680
-  _globals['_LOADREQUEST']._serialized_end=838
-  _globals['_CANARY']._serialized_start=840
-  _globals['_CANARY']._serialized_end=885
-  _globals['_LOADRESPONSE']._serialized_start=887
-  _globals['_LOADRESPONSE']._serialized_end=962
-  _globals['_ENGINESERVICE']._serialized_start=965
-  _globals['_ENGINESERVICE']._serialized_end=1287
+  _globals['_GENERATERESPONSE']._serialized_start=421
+  _globals['_GENERATERESPONSE']._serialized_end=512
+  _globals['_CANCELREQUEST']._serialized_start=514
+  _globals['_CANCELREQUEST']._serialized_end=529
+  _globals['_CANCELRESPONSE']._serialized_start=531
+  _globals['_CANCELRESPONSE']._serialized_end=547
+  _globals['_SCORESEQUENCESREQUEST']._serialized_start=549
+  _globals['_SCORESEQUENCESREQUEST']._serialized_end=621
+  _globals['_SCORESEQUENCESRESPONSE']._serialized_start=623
+  _globals['_SCORESEQUENCESRESPONSE']._serialized_end=665
+  _globals['_LOADREQUEST']._serialized_start=668
+  _globals['_LOADREQUEST']._serialized_end=842
+  _globals['_CANARY']._serialized_start=844
+  _globals['_CANARY']._serialized_end=889
+  _globals['_LOADRESPONSE']._serialized_start=891
+  _globals['_LOADRESPONSE']._serialized_end=966
+  _globals['_ENGINESERVICE']._serialized_start=969
+  _globals['_ENGINESERVICE']._serialized_end=1362
 # @@protoc_insertion_point(module_scope)

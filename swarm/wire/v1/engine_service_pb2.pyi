@@ -43,16 +43,22 @@ class GenerateRequest(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., num_samples: _Optional[int] = ..., sampling: _Optional[_Union[_rollout_pb2.Sampling, _Mapping]] = ..., seeds: _Optional[_Iterable[int]] = ..., greedy: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("prompt", "sample", "trace", "finish")
+    __slots__ = ("prompt", "sample", "rollout")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    TRACE_FIELD_NUMBER: _ClassVar[int]
-    FINISH_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     prompt: int
     sample: int
-    trace: _rollout_pb2.TokenTrace
-    finish: _rollout_pb2.FinishReason
-    def __init__(self, prompt: _Optional[int] = ..., sample: _Optional[int] = ..., trace: _Optional[_Union[_rollout_pb2.TokenTrace, _Mapping]] = ..., finish: _Optional[_Union[_rollout_pb2.FinishReason, str]] = ...) -> None: ...
+    rollout: _rollout_pb2.Rollout
+    def __init__(self, prompt: _Optional[int] = ..., sample: _Optional[int] = ..., rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ScoreSequencesRequest(_message.Message):
     __slots__ = ("sequences",)
@@ -67,18 +73,20 @@ class ScoreSequencesResponse(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("version", "path", "canaries", "tolerance_nats", "in_flight")
+    __slots__ = ("version", "path", "digest", "canaries", "tolerance_nats", "in_flight")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     CANARIES_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_NATS_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     version: _policy_pb2.PolicyVersion
     path: str
+    digest: bytes
     canaries: _containers.RepeatedCompositeFieldContainer[Canary]
     tolerance_nats: float
     in_flight: bool
-    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., path: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[Canary, _Mapping]]] = ..., tolerance_nats: _Optional[float] = ..., in_flight: bool = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., path: _Optional[str] = ..., digest: _Optional[bytes] = ..., canaries: _Optional[_Iterable[_Union[Canary, _Mapping]]] = ..., tolerance_nats: _Optional[float] = ..., in_flight: bool = ...) -> None: ...
 
 class Canary(_message.Message):
     __slots__ = ("token_ids", "logprobs")

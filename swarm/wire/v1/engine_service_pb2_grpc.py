@@ -45,6 +45,11 @@ class EngineServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/swarm.wire.v1.EngineService/Cancel',
+                request_serializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.ScoreSequences = channel.unary_unary(
                 '/swarm.wire.v1.EngineService/ScoreSequences',
                 request_serializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.ScoreSequencesRequest.SerializeToString,
@@ -70,6 +75,13 @@ class EngineServiceServicer(object):
 
     def Generate(self, request, context):
         """Sequences as they end; a stream that is cancelled ends its sequences.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends every sequence in the making; their streams give them as they are, aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +113,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelResponse.SerializeToString,
             ),
             'ScoreSequences': grpc.unary_unary_rpc_method_handler(
                     servicer.ScoreSequences,
@@ -168,6 +185,33 @@ class EngineService(object):
             '/swarm.wire.v1.EngineService/Generate',
             swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_engine__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.EngineService/Cancel',
+            swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_engine__service__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
