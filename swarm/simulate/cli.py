@@ -15,7 +15,12 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from swarm.simulate.presets import SimulationOptions
 
-PresetOption = Annotated[str, typer.Option(help="smollm (2 nodes, a real chat model) or tiny (8 nodes, seconds).")]
+PresetOption = Annotated[
+    str,
+    typer.Option(
+        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), echo (a trainer and generators), echo-tiny."
+    ),
+]
 NodesOption = Annotated[int | None, typer.Option(help="Number of nodes.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Optimizer steps of each node.")]
 MinutesOption = Annotated[float | None, typer.Option(help="Stop after this long, whatever was reached.")]
@@ -36,7 +41,14 @@ DeterministicOption = Annotated[
     bool,
     typer.Option("--deterministic", help="Generate and learn strictly in turn: one node repeats bit for bit."),
 ]
-CompareOption = Annotated[str, typer.Option(help="silo: run the same without sharing too, and report both.")]
+CompareOption = Annotated[
+    Literal["", "silo", "colocated"],
+    typer.Option(help="silo: run the same without sharing too. colocated (echo): one node does both. Reports both."),
+]
+ModeOption = Annotated[
+    Literal["push", "pull", "synchronous"],
+    typer.Option(help="echo: how generators take new versions, and whether each step waits for all of them."),
+]
 VirtualOption = Annotated[bool, typer.Option("--virtual", help="The whole swarm in this process on virtual time.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
@@ -61,6 +73,7 @@ def simulate(
     barrier: BarrierOption = False,
     deterministic: DeterministicOption = False,
     compare: CompareOption = "",
+    mode: ModeOption = "push",
     virtual: VirtualOption = False,
     set_: SetOption = None,
     out: OutOption = None,
@@ -90,6 +103,7 @@ def simulate(
         barrier=barrier,
         deterministic=deterministic,
         foreign=foreign,
+        mode=mode,
         overrides=tuple(set_ or ()),
         out=out,
     )
@@ -97,12 +111,10 @@ def simulate(
 
 
 def _run(options: "SimulationOptions", compare: str) -> bool:
-    if compare not in ("", "silo"):
-        raise ConfigError(f"--compare {compare}: only silo is known")
     from swarm.simulate.command import run_command
 
     directory = options.out or Path("runs") / f"{options.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run_command(options, directory, compare == "silo", Console())
+    return run_command(options, directory, compare, Console())
 
 
 def _run_virtual(nodes: int | None, rounds: int | None, seed: int) -> bool:

@@ -24,13 +24,13 @@ from swarm.types import Role
 KNOWN_FIRST = ("put", "restored")  # what exists; fed before what was done with it
 
 
-def run_command(options: SimulationOptions, directory: Path, compare_silo: bool, console: Console) -> bool:
-    """Runs a simulation (and its silo twin), writes the report, prints the summary.
+def run_command(options: SimulationOptions, directory: Path, rival: str, console: Console) -> bool:
+    """Runs a simulation (and its rival), writes the report, prints the summary.
 
     Args:
         options: what to run.
         directory: state and report; made when missing.
-        compare_silo: run the same a second time without sharing, at equal rounds.
+        rival: what to run a second time to compare with, at equal rounds: a key of RIVALS; empty: nothing.
         console: where progress and summary go.
 
     Returns:
@@ -38,23 +38,35 @@ def run_command(options: SimulationOptions, directory: Path, compare_silo: bool,
     """
     if (directory / "swarm").exists():
         raise ConfigError(f"--out {directory}: holds an earlier run; delete it or name another directory")
+    if rival:
+        _rival_of(options, rival)  # a wrong one stops here
     directory.mkdir(parents=True, exist_ok=True)
     prepare_model(options, directory, console)
     run = _run(options, directory / "swarm", console)
     runs = [run]
-    if compare_silo:
-        runs.append(_run(silo_of(options), directory / "silo", console))
+    if rival:
+        runs.append(_run(_rival_of(options, rival), directory / rival, console))
     result = SimulationResult(
         title=run.title,
         swarm=swarm_result(run),
         invariants=tuple(judge(runs).verdicts()),
-        silo=swarm_result(runs[1]) if compare_silo else None,
+        rival=swarm_result(runs[1]) if rival else None,
+        rival_kind=rival or "silo",
         options=_describe(options),
     )
     write_report(result, directory)
     console.print(render_summary(result))
     console.print(f"report: {directory / 'report.html'}")
     return result.holds
+
+
+def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:
+    """Raises ConfigError where a preset has no such rival."""
+    is_echo = bool(PRESETS[options.preset].generators)
+    if rival != ("colocated" if is_echo else "silo"):
+        fitting = "colocated" if is_echo else "silo"
+        raise ConfigError(f"--compare {rival}: with --preset {options.preset} only {fitting} can be compared")
+    return replace(options, colocated=True) if is_echo else silo_of(options)
 
 
 def silo_of(options: SimulationOptions) -> SimulationOptions:
@@ -78,8 +90,9 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:
     configs = node_configs(options, directory)
     asks = {config.name: tuple(config.generator.asks) for config in configs}
-    shares = configs[0].replay.external_groups > 0
-    title = PRESETS[options.preset].title + ("" if shares else " (silo: no sharing)")
+    is_silo = configs[0].replay.external_groups == 0 and not PRESETS[options.preset].generators
+    remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
+    title = PRESETS[options.preset].title + remark
     with LiveProgress(console, title, asks, num_steps=configs[0].learner.num_steps) as live:
         return asyncio.run(run_swarm(options, directory, live.watch, live.tick))
 
@@ -88,7 +101,15 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
     """A run as the report reads it."""
     return SwarmResult(
         nodes=tuple(
-            node_result(node.name, node.node_id, node.asks, node.events, node.status, node.num_starts)
+            node_result(
+                node.name,
+                node.node_id,
+                node.asks,
+                node.events,
+                node.status,
+                num_starts=node.num_starts,
+                trains=Role.TRAINER in node.roles,
+            )
             for node in run.nodes
         ),
         began_at_s=run.began_at_s,

@@ -102,8 +102,8 @@ def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
 
 
 def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
-    """Mean over nodes of the change on the tasks they ask (`own`) or never ask; None where a node has none."""
-    changes = [change(node, node.asks if own else never_asked(swarm, node), split) for node in swarm.nodes]
+    """Mean over nodes that train of the change on tasks they ask (`own`) or never ask; None where one has none."""
+    changes = [change(node, node.asks if own else never_asked(swarm, node), split) for node in swarm.trainers]
     known = [found for found in changes if found is not None]
     if not known or len(known) < len(changes):
         return None
@@ -116,23 +116,23 @@ def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
 
 
 def shared_step(result: SimulationResult) -> int | None:
-    """The last step that every node of both runs was evaluated at: where they may be compared."""
-    if result.silo is None:
+    """The last step that every node that trains, of both runs, was evaluated at: where they may be compared."""
+    if result.rival is None:
         return None
-    nodes = (*result.swarm.nodes, *result.silo.nodes)
+    nodes = (*result.swarm.trainers, *result.rival.trainers)
     common = set.intersection(*({row.step for row in node.evaluations} for node in nodes)) if nodes else set[int]()
     return max(common, default=None)
 
 
-def advantage_over_silo(result: SimulationResult, split: str, own: bool) -> float | None:
-    """Mean accuracy of sharing minus silo at `shared_step`, on the tasks nodes ask or never ask."""
+def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> float | None:
+    """Mean accuracy of the swarm minus its rival at `shared_step`, on the tasks nodes ask or never ask."""
     step = shared_step(result)
-    if step is None or result.silo is None:
+    if step is None or result.rival is None:
         return None
     means: list[float] = []
-    for swarm in (result.swarm, result.silo):
+    for swarm in (result.swarm, result.rival):
         values: list[float] = []
-        for node in swarm.nodes:
+        for node in swarm.trainers:
             environments = node.asks if own else never_asked(swarm, node)
             found = dict(accuracy_curve(node, environments, split)).get(step)
             if found is None:

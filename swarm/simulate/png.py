@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from swarm.simulate.figures import accuracy_curve, mean_change, never_asked, smooth, step_curve
-from swarm.simulate.result import SimulationResult
+from swarm.simulate.result import RIVALS, SimulationResult
 
 COLORS = ("#3b6fd4", "#d9622b", "#2f9e6e", "#a04fc4", "#c79a1e", "#d6457f", "#3aa6b9", "#7a7f87")
 
@@ -38,7 +38,7 @@ def write_png(result: SimulationResult, path: Path) -> None:
 
 
 def _accuracy(axis: Any, result: SimulationResult, own: bool) -> None:
-    for swarm, style in ((result.swarm, "-"), (result.silo, "--")):
+    for swarm, style in ((result.swarm, "-"), (result.rival, "--")):
         for index, node in enumerate(swarm.nodes if swarm is not None else ()):
             assert swarm is not None
             environments = node.asks if own else never_asked(swarm, node)
@@ -48,8 +48,10 @@ def _accuracy(axis: Any, result: SimulationResult, own: bool) -> None:
     baseline = mean_change(result.swarm, "all", own)
     if baseline is not None:
         axis.axhline(baseline.majority_baseline, color="#888888", linestyle=":", linewidth=1)
-    if result.silo is not None:
-        axis.text(0.02, 0.95, "solid: sharing, dashed: silo", transform=axis.transAxes, fontsize=8, color="#666666")
+    if result.rival is not None:
+        axis.text(
+            0.02, 0.95, f"dashed: {RIVALS[result.rival_kind]}", transform=axis.transAxes, fontsize=8, color="#666666"
+        )
 
 
 def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -16,7 +16,7 @@ from swarm.simulate import svg
 from swarm.simulate.figures import (
     SPLITS,
     accuracy_curve,
-    advantage_over_silo,
+    advantage_over_rival,
     largest_gap_s,
     mean_change,
     never_asked,
@@ -26,7 +26,7 @@ from swarm.simulate.figures import (
     step_curve,
 )
 from swarm.simulate.live import figure
-from swarm.simulate.result import NodeResult, SimulationResult, SwarmResult
+from swarm.simulate.result import RIVALS, NodeResult, SimulationResult, SwarmResult
 from swarm.simulate.summary import arrow, render_summary
 from swarm.telemetry.events import finite
 from swarm.types import JsonDict, short
@@ -81,8 +81,8 @@ def as_json(result: SimulationResult) -> JsonDict:
             },
             "largest_gap_s": {node.name: largest_gap_s(node) for node in swarm.nodes},
         }
-    derived["advantage_over_silo"] = {
-        f"{'own' if own else 'never_asked'}/{split}": advantage_over_silo(result, split, own)
+    derived["advantage_over_rival"] = {
+        f"{'own' if own else 'never_asked'}/{split}": advantage_over_rival(result, split, own)
         for own in (True, False)
         for split in SPLITS
     }
@@ -105,7 +105,8 @@ def render_html(result: SimulationResult) -> str:
         swarm=swarm,
         cards=_cards(result),
         rows=node_rows(swarm),
-        silo_rows=node_rows(result.silo) if result.silo else [],
+        rival_rows=node_rows(result.rival) if result.rival else [],
+        rival_words=RIVALS[result.rival_kind],
         accuracy=[
             (title, split.replace("_", " "), accuracy_chart(result, split, own))
             for own, title in ((False, "Tasks a node never asks"), (True, "Tasks a node asks"))
@@ -130,15 +131,15 @@ def render_html(result: SimulationResult) -> str:
 
 
 def accuracy_chart(result: SimulationResult, split: str, own: bool) -> Markup:
-    """One line per node: mean accuracy over the tasks it asks (`own`) or never asks; silo dashed."""
+    """One line per node: mean accuracy over the tasks it asks (`own`) or never asks; the rival dashed."""
     series: list[svg.Series] = []
     levels: list[float] = []
     for name, swarm in _swarms(result):
         for index, node in enumerate(swarm.nodes):
             environments = node.asks if own else never_asked(swarm, node)
-            label = node.name if name == "swarm" else f"{node.name} (silo)"
+            label = node.name if name == "swarm" else f"{node.name} ({result.rival_kind})"
             points = accuracy_curve(node, environments, split)
-            series.append(svg.Series(name=label, points=points, color=index, is_dashed=name == "silo"))
+            series.append(svg.Series(name=label, points=points, color=index, is_dashed=name == "rival"))
         found = mean_change(swarm, split, own)
         levels += [found.majority_baseline] if found is not None and name == "swarm" else []
     return svg.line_chart(
@@ -253,15 +254,15 @@ def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
         if every is not None:
             remark = f"held out {arrow(held_out)}" if held_out is not None else "mean over nodes"
             cards.append((arrow(every), words, remark))
-        ahead = advantage_over_silo(result, "all", own)
+        ahead = advantage_over_rival(result, "all", own)
         if ahead is not None:
-            cards.append((f"{ahead:+.2f}", f"over silo, {words}", f"at step {shared_step(result)}"))
+            cards.append((f"{ahead:+.2f}", f"over {result.rival_kind}, {words}", f"at step {shared_step(result)}"))
     received = sum(node.bytes_received for node in swarm.nodes)
     useful = sum(node.bytes_useful for node in swarm.nodes)
     groups = sum(node.num_external for node in swarm.nodes)
     cards.append((f"{groups:,}", "groups learned from others", f"{sum(n.num_local for n in swarm.nodes):,} own"))
-    silo = f"silo {result.silo.tokens_generated:,}" if result.silo else "all nodes"
-    cards.append((f"{swarm.tokens_generated:,}", "tokens generated", silo))
+    remark = f"{result.rival_kind} {result.rival.tokens_generated:,}" if result.rival else "all nodes"
+    cards.append((f"{swarm.tokens_generated:,}", "tokens generated", remark))
     if useful:
         cards.append((_size(received), "received from peers", f"{received / useful:.2f} x what was useful"))
     return cards
@@ -276,4 +277,4 @@ def _size(num_bytes: float) -> str:
 
 
 def _swarms(result: SimulationResult) -> Sequence[tuple[str, Any]]:
-    return [("swarm", result.swarm)] + ([("silo", result.silo)] if result.silo is not None else [])
+    return [("swarm", result.swarm)] + ([("rival", result.rival)] if result.rival is not None else [])

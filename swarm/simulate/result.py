@@ -14,6 +14,10 @@ from swarm.simulate.invariants import Verdict
 from swarm.telemetry import count_refusals
 from swarm.types import JsonDict, NodeId
 
+RIVALS = {
+    "silo": "the same nodes without sharing",
+    "colocated": "one node that generates for itself",
+}  # what a run can be compared with
 MARKS = ("killed", "stopped", "restarted", "restored", "worker_died")
 
 
@@ -74,6 +78,7 @@ class NodeResult:
     edges_kl: dict[NodeId, float]  # source -> newest mismatch KL, nats per token
     num_starts: int
     num_failures: int
+    trains: bool = True
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
 
 
@@ -85,6 +90,11 @@ class SwarmResult:
     began_at_s: float  # wall clock; until the first step it was set-up
     first_step_at_s: float
     ended_at_s: float
+
+    @property
+    def trainers(self) -> tuple[NodeResult, ...]:
+        """The nodes that learn."""
+        return tuple(node for node in self.nodes if node.trains)
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -105,7 +115,7 @@ class SwarmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationResult:
-    """A simulation, with the same run without sharing when one was asked for.
+    """A simulation, with another run to compare it with when one was asked for.
 
     Example:
         SimulationResult(title="two nodes", swarm=swarm, invariants=tuple(invariants.verdicts()))
@@ -114,7 +124,8 @@ class SimulationResult:
     title: str
     swarm: SwarmResult
     invariants: tuple[Verdict, ...]
-    silo: SwarmResult | None = None
+    rival: SwarmResult | None = None
+    rival_kind: str = "silo"  # a key of RIVALS
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # what was run, for the reader
 
     @property
@@ -124,7 +135,13 @@ class SimulationResult:
 
 
 def node_result(
-    name: str, node_id: NodeId, asks: Sequence[str], events: Sequence[JsonDict], status: JsonDict, num_starts: int = 1
+    name: str,
+    node_id: NodeId,
+    asks: Sequence[str],
+    events: Sequence[JsonDict],
+    status: JsonDict,
+    num_starts: int = 1,
+    trains: bool = True,
 ) -> NodeResult:
     """Reads a node's events (in order) and its last status.
 
@@ -135,6 +152,7 @@ def node_result(
         events: as `read_events` gives them, with the marks of the simulation among them.
         status: `Daemon.status()` as JSON, or an empty dict.
         num_starts: how often its process was started.
+        trains: whether it has a learner.
     """
     of = {kind: [event for event in events if event["kind"] == kind] for kind in {event["kind"] for event in events}}
     draws = {event["step"]: event for event in of.get("draw", [])}
@@ -162,6 +180,7 @@ def node_result(
         bytes_useful=sum(event["bytes"] for event in admitted),
         edges_kl={edge["source"]: edge["kl"] for event in of.get("step", []) for edge in event["edges"]},
         num_starts=num_starts,
+        trains=trains,
         num_failures=len(of.get("failure", [])) + len(of.get("worker_died", [])),
         marks=tuple((event["at_s"], event["kind"]) for event in events if event["kind"] in MARKS),
     )

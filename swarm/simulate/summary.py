@@ -8,16 +8,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.simulate.figures import Change, NodeRow, advantage_over_silo, node_rows, shared_step
+from swarm.simulate.figures import Change, NodeRow, advantage_over_rival, node_rows, shared_step
 from swarm.simulate.live import figure
-from swarm.simulate.result import SimulationResult, SwarmResult
+from swarm.simulate.result import RIVALS, SimulationResult, SwarmResult
 
 
 def render_summary(result: SimulationResult) -> RenderableType:
-    """A table per run (sharing, and silo where it was asked for), what they differ by, and the invariants."""
+    """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
     parts: list[RenderableType] = [_table(result.swarm, result.title)]
-    if result.silo is not None:
-        parts += [_table(result.silo, "The same without sharing (silo)"), *_comparison(result)]
+    if result.rival is not None:
+        parts += [
+            _table(result.rival, f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
+            *_comparison(result),
+        ]
     parts.append(_baseline(result.swarm))
     parts.append(Text(""))
     for verdict in result.invariants:
@@ -64,13 +67,13 @@ def _comparison(result: SimulationResult) -> list[Text]:
     step = shared_step(result)
     lines: list[Text] = []
     for own, words in ((True, "tasks that nodes ask"), (False, "tasks that they never ask")):
-        found = [(split, advantage_over_silo(result, split, own)) for split in ("all", "held_out")]
+        found = [(split, advantage_over_rival(result, split, own)) for split in ("all", "held_out")]
         text = ", ".join(f"{value:+.2f} {split.replace('_', ' ')}" for split, value in found if value is not None)
         if text:
-            lines.append(Text(f"sharing minus silo at step {step}, {words}: {text}"))
-    if result.silo is not None:
-        ours, theirs = result.swarm.tokens_generated, result.silo.tokens_generated
-        lines.append(Text(f"generated tokens: {ours:,} sharing, {theirs:,} silo"))
+            lines.append(Text(f"swarm minus {result.rival_kind} at step {step}, {words}: {text}"))
+    if result.rival is not None:
+        ours, theirs = result.swarm.tokens_generated, result.rival.tokens_generated
+        lines.append(Text(f"generated tokens: {ours:,}, {theirs:,} {result.rival_kind}"))
     return lines
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from swarm.simulate.figures import (
     accuracy_curve,
-    advantage_over_silo,
+    advantage_over_rival,
     largest_gap_s,
     mean_change,
     never_asked,
@@ -102,7 +102,7 @@ def result(**changes: object) -> SimulationResult:
     given: dict[str, object] = {
         "title": "two nodes",
         "swarm": swarm(),
-        "silo": swarm(gain=0.25),
+        "rival": swarm(gain=0.25),
         "invariants": (Verdict(name="no group twice", holds=True, detail="12 groups"),),
         "options": {"seed": 3},
     }
@@ -168,8 +168,8 @@ def test_rows_tell_own_from_never_asked_and_mean_age():
 
 def test_sharing_and_silo_are_compared_at_the_last_common_step():
     assert shared_step(result()) == 3
-    assert advantage_over_silo(result(), "all", own=False) == pytest.approx(0.25)
-    assert advantage_over_silo(result(silo=None), "all", own=False) is None
+    assert advantage_over_rival(result(), "all", own=False) == pytest.approx(0.25)
+    assert advantage_over_rival(result(rival=None), "all", own=False) is None
 
 
 def test_a_mean_over_nodes_exists_only_when_every_node_has_it():
@@ -206,7 +206,7 @@ def test_a_violated_invariant_is_shown_with_its_detail():
 def test_names_from_other_machines_cannot_put_markup_into_the_page(tmp_path: Path):
     name = '<script>alert(1)</script>" onload="x $\\frac'
     hostile = SwarmResult(nodes=(node(name),), began_at_s=0, first_step_at_s=100, ended_at_s=160)
-    given = result(title=name, swarm=hostile, silo=None)
+    given = result(title=name, swarm=hostile, rival=None)
     page = render_html(given)
     assert "<script>alert" not in page and 'onload="x' not in page
     assert write_report(given, tmp_path)["png"].stat().st_size > 10_000
@@ -223,7 +223,7 @@ def test_a_run_without_any_event_still_has_a_report(tmp_path: Path):
 def test_report_files_hold_the_same_figures(tmp_path: Path):
     paths = write_report(result(), tmp_path)
     data = json.loads(paths["json"].read_text())
-    assert data["derived"]["advantage_over_silo"]["never_asked/all"] == pytest.approx(0.25)
+    assert data["derived"]["advantage_over_rival"]["never_asked/all"] == pytest.approx(0.25)
     assert data["derived"]["swarm"]["mean_change"]["own/all"]["after"] == pytest.approx(0.7)
     assert data["result"]["swarm"]["nodes"][0]["steps"][2]["step"] == 3
     assert data["result"]["options"] == {"seed": 3}
@@ -232,7 +232,9 @@ def test_report_files_hold_the_same_figures(tmp_path: Path):
 
 def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
     odd = node_result("ada", ADA, ("sums",), [step_event(1, 1.0, loss=None)], {})
-    given = result(swarm=SwarmResult(nodes=(odd,), began_at_s=0, first_step_at_s=1, ended_at_s=float("nan")), silo=None)
+    given = result(
+        swarm=SwarmResult(nodes=(odd,), began_at_s=0, first_step_at_s=1, ended_at_s=float("nan")), rival=None
+    )
     text = write_report(given, tmp_path)["json"].read_text()
     assert "NaN" not in text and json.loads(text)["result"]["swarm"]["nodes"][0]["steps"][0]["loss"] is None
     assert as_json(given)["derived"]["shared_step"] is None
@@ -245,7 +247,7 @@ def test_the_summary_fits_a_terminal_and_says_what_matters():
     text = captured.get()
     assert text.count(".20->.70") == 8 and text.count(".20->.45") == 8
     assert all(len(line) <= 90 for line in text.splitlines())
-    assert "sharing minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
+    assert "swarm minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
     assert "products all .10 (n=64)" in text and "ok" in text and "no group twice" in text
 
 
