@@ -4,15 +4,10 @@ Invariant: the log-probability of a token is that of its own row, whatever else 
 random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
 """
 
-import hashlib
 import logging
-import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Generator as PythonGenerator
 from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,6 +20,8 @@ from swarm.model import PublishedTensors, load_published, snapshot
 from swarm.rollout.canaries import check_canaries
 from swarm.rollout.rows import Decoding, Row
 from swarm.rollout.sampling import choose_greedy, sampler
+from swarm.rollout.seeds import SampleSeeds
+from swarm.rollout.turns import Turns
 from swarm.types import (
     Canary,
     FloatArray,
@@ -73,12 +70,11 @@ class TransformersGenerator:
         self._network = network.eval()
         self._codec = codec
         self._version = version
-        self._seed = seed
+        self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
         self._tolerance_nats = tolerance_nats or TOLERANCE_NATS.get(next(network.parameters()).dtype, 0.05)
-        self._asked: Counter[bytes] = Counter()  # how often a prompt was asked of these weights
         self._call = threading.Lock()  # held by one call of generate, greedy or score
-        self._weights = _Turns()  # taken for each token of generate, and for the whole of everything else
+        self._weights = Turns()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
 
     @property
@@ -115,7 +111,8 @@ class TransformersGenerator:
         with self._call:
             self._cancelled.clear()
             with self._weights.taken():
-                rows = self._rows(prompts, num_samples, numbers)
+                seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
+            rows = [Row(prompt=index, seed=seed) for index, own in enumerate(seeds) for seed in own]
             decoding = Decoding(
                 self._network,
                 prompts,
@@ -202,7 +199,7 @@ class TransformersGenerator:
             load_published(self._network, before)
             raise WeightsRefused(f"step {version.step}: {type(error).__name__}: {error}") from error
         self._version = version
-        self._asked.clear()
+        self._seeds.forget()
         pause_s = time.monotonic() - began_s
         logger.debug(
             "weights replaced", extra={"step": version.step, "pause_s": pause_s, "canary_mismatch_nats": mismatch}
@@ -237,19 +234,6 @@ class TransformersGenerator:
             rows.append(logprobs.cpu().numpy())
         return rows
 
-    def _rows(self, prompts: Sequence[Sequence[int]], num_samples: int, numbers: Sequence[int] | None) -> list[Row]:
-        """`num_samples` rows of each prompt in turn, each with a seed of its own."""
-        lineage = f"{self._seed}/{self._version.policy_id}/{self._version.step}".encode()
-        rows: list[Row] = []
-        for index, prompt in enumerate(prompts):
-            key = hashlib.sha256(lineage + b"\0" + np.asarray(prompt, dtype="<i8").tobytes()).digest()
-            number = self._asked[key] if numbers is None else numbers[index]
-            self._asked[key] += 1
-            for sample in range(num_samples):
-                row = hashlib.sha256(key + struct.pack("<QQ", number, sample)).digest()
-                rows.append(Row(prompt=index, seed=int.from_bytes(row[:16], "little")))
-        return rows
-
     def _rollout(self, row: Row, sampling: Sampling) -> Rollout:
         num_tokens = len(row.tokens)
         trace = TokenTrace(
@@ -266,24 +250,3 @@ class TransformersGenerator:
             finish=row.finish,
             claimed_reward=float("nan"),
         )
-
-
-class _Turns:
-    """A lock that passes to whoever waits for it with `first`, however soon it is wanted again by others."""
-
-    def __init__(self) -> None:
-        self._door = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def taken(self, *, first: bool = False) -> PythonGenerator[None]:
-        if first:
-            with self._door, self._lock:
-                yield
-            return
-        with self._door:
-            self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
