@@ -8,7 +8,17 @@ import math
 from collections.abc import Callable
 
 from swarm.config import NodeConfig
-from swarm.types import Draw, Evaluation, FloatArray, JsonDict, ScoredGroup, StepReport
+from swarm.types import (
+    Digest,
+    Draw,
+    Evaluation,
+    FloatArray,
+    JsonDict,
+    PolicyVersion,
+    RolloutGroup,
+    ScoredGroup,
+    StepReport,
+)
 
 Emit = Callable[[str, JsonDict], None]  # event kind, fields
 
@@ -25,6 +35,7 @@ def group_fields(scored: ScoredGroup) -> JsonDict:
     return {
         "digest": scored.digest.hex(),
         "producer": scored.group.producer,
+        "policy": scored.group.policy_id,
         "env": scored.group.env,
         "step": scored.group.oldest_step,
         "bytes": scored.size_bytes,
@@ -32,8 +43,31 @@ def group_fields(scored: ScoredGroup) -> JsonDict:
     }
 
 
-def draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
-    """A draw as an event: enough to check every invariant of a run afterwards."""
+def versions_of(group: RolloutGroup) -> list[list[int | str]]:
+    """[step, digest as `digest_text`] of each policy version that made tokens of the group, oldest first."""
+    traces = [rollout.trace for rollout in group.rollouts if rollout.trace is not None]
+    versions = {(span.version.step, span.version.digest) for trace in traces for span in trace.spans}
+    return [[step, digest_text(digest)] for step, digest in sorted(versions)]
+
+
+def digest_text(digest: Digest) -> str:
+    """Of a version's weights in events: the first 16 hex characters."""
+    return digest.hex()[:16]
+
+
+def version_fields(version: PolicyVersion) -> JsonDict:
+    """A version of our own lineage that exists from now on."""
+    return {"policy": version.policy_id, "step": version.step, "digest": digest_text(version.digest)}
+
+
+def draw_fields(draw: Draw, config: NodeConfig, policy_id: str) -> JsonDict:
+    """A draw as an event: enough to check every invariant of a run afterwards.
+
+    Args:
+        draw: of this node.
+        config: its bounds.
+        policy_id: our own lineage; `local` are the groups of it.
+    """
     return {
         "step": draw.step,
         "num_silent": draw.num_silent,
@@ -42,8 +76,9 @@ def draw_fields(draw: Draw, config: NodeConfig) -> JsonDict:
             {
                 **group_fields(drawn.scored),
                 "age": drawn.age_steps,
+                "in_flight": drawn.in_flight_steps,
                 "use": drawn.use,
-                "local": drawn.scored.is_local,
+                "local": drawn.scored.is_own_policy(policy_id),
             }
             for drawn in draw.groups
         ],
@@ -57,7 +92,7 @@ def step_fields(report: StepReport) -> JsonDict:
     return {
         "step": report.version.step,
         "draw": report.draw_step,
-        "digest": report.version.digest.hex()[:16],
+        "digest": digest_text(report.version.digest),
         "loss": report.loss,
         "grad_norm": report.grad_norm,
         "num_tokens": report.num_tokens,
@@ -67,6 +102,7 @@ def step_fields(report: StepReport) -> JsonDict:
         "ages": list(report.ages_steps),
         "num_local": report.num_local,
         "num_external": report.num_external,
+        "num_from_followers": report.num_from_followers,
         "edges": [
             {
                 "source": edge.source,

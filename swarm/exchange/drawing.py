@@ -65,8 +65,8 @@ class Drawing:
         self._in_hand: frozenset[Digest] = frozenset()
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
-        self.num_local = 0  # groups used up since the process started
-        self.num_external = 0
+        self.num_local = 0  # groups of the own lineage used up since the process started
+        self.num_external = 0  # those of other lineages
 
     async def restore(self) -> int:
         """Goes on behind the journal; returns how many draws are in it."""
@@ -113,9 +113,10 @@ class Drawing:
         self._has_drawn = True
         await self._journal(draw)
         self._next = draw.step + 1
-        self.num_local += sum(d.scored.is_local for d in draw.groups) + draw.num_silent
-        self.num_external += sum(not d.scored.is_local for d in draw.groups)
-        self._emit("draw", draw_fields(draw, self._config))
+        num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
+        self.num_local += num_local + draw.num_silent
+        self.num_external += len(draw.groups) - num_local
+        self._emit("draw", draw_fields(draw, self._config, head.policy_id))
         self._changed.fire()  # room for the generator
         self._appetite.drew()
         return draw

@@ -35,7 +35,11 @@ class Peers:
                 keep_newest(self.heads, advert.node_id, advert.head)
 
     def learn_head(self, group: RolloutGroup) -> None:
-        """A signed group is evidence of its producer's head: no wait for the next advert."""
+        """A signed group is evidence of its producer's own head: no wait for the next advert.
+
+        What it says of the lineage of somebody else is a claim: whoever makes groups for a trainer cannot move its
+        head, and so not make the groups of others look old.
+        """
         newest = max(
             (span.version for rollout in group.rollouts if rollout.trace for span in rollout.trace.spans),
             key=lambda version: version.step,
@@ -44,7 +48,7 @@ class Peers:
         if newest is None:
             return
         known = self.heads.get(group.producer)
-        if known is None or newest.step > known.step:
+        if group.policy_id == group.producer and (known is None or newest.step > known.step):
             keep_newest(self.heads, group.producer, newest)
         delivered_step = max(newest.step, self.delivered_steps.get(group.producer, 0))
         keep_newest(self.delivered_steps, group.producer, delivered_step)

@@ -26,6 +26,7 @@ class _Fresh:
     """What decides to whom a stored group is worth sending."""
 
     producer: NodeId
+    policy_id: str
     via: NodeId  # who sent it to us; ourselves for our own groups
     oldest_step: int
 
@@ -164,7 +165,7 @@ class Serving:
     # --- inside ----------------------------------------------------------------------------------
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
-        fresh = _Fresh(scored.group.producer, via, scored.group.oldest_step)
+        fresh = _Fresh(scored.group.producer, scored.group.policy_id, via, scored.group.oldest_step)
         self._fresh[scored.digest] = fresh
         if fresh.producer == self._node_id:
             self._own_steps[scored.digest] = fresh.oldest_step
@@ -184,5 +185,5 @@ class Serving:
         fresh = self._fresh.get(sealed.digest)
         if fresh is None or peer in (fresh.producer, fresh.via):
             return False
-        head = self._head_of(fresh.producer)
+        head = self._head_of(fresh.policy_id)
         return head is None or head.step - fresh.oldest_step <= self._config.max_age_steps

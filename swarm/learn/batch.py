@@ -20,7 +20,7 @@ from swarm.model.alignment import aligned_logprobs
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
 RATIO_CEILING = 20.0
-"""Of a foreign token's ratio to its generator, who may claim any log-prob; see `objective.scored`."""
+"""Of the ratio of another node's token to its generator, who may claim any log-prob; see `objective.scored`."""
 
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
 
@@ -41,7 +41,7 @@ class Batch:
     turn_ids: Tensor  # int64 [N, L]
     group_index: Tensor  # int64 [N], into the M groups
     age_steps: Tensor  # int64 [N]
-    is_foreign: Tensor  # bool [N]
+    is_foreign: Tensor  # bool [N], of another lineage than our own
     temperature: Tensor  # float32 [N], > 0
     length: Tensor  # int64 [N], trained tokens before any member was dropped
     max_new_tokens: Tensor  # int64 [N], what the generator was allowed
@@ -54,6 +54,7 @@ class Batch:
     step_tokens: int  # trained tokens of the whole step, before any member was dropped
     step_rollouts: int
     step_groups: int
+    is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_foreign
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
@@ -65,7 +66,7 @@ class Batch:
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
-    ratio_ceiling: float = RATIO_CEILING  # of foreign tokens; infinite: none
+    ratio_ceiling: float = RATIO_CEILING  # of other nodes' tokens; infinite: none
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
 
     def __post_init__(self) -> None:
@@ -88,6 +89,11 @@ class Batch:
     def num_rollouts(self) -> int:
         """N."""
         return self.token_ids.shape[0]
+
+    @property
+    def claimed(self) -> Tensor:
+        """bool [N]: rollouts of which only another node knows how they were made."""
+        return self.is_foreign if self.is_claimed is None else self.is_claimed
 
     @property
     def num_tokens(self) -> int:
@@ -164,7 +170,11 @@ class _Response:
 
 
 def make_batch(
-    draw: Draw, codec: TextCodec, device: torch.device | str = "cpu", task_of: TaskOf | None = None
+    draw: Draw,
+    codec: TextCodec,
+    device: torch.device | str = "cpu",
+    task_of: TaskOf | None = None,
+    policy_id: str | None = None,
 ) -> Batch:
     """The batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
 
@@ -173,6 +183,7 @@ def make_batch(
         codec: our tokenizer.
         device: where the tensors go.
         task_of: where the prompts of groups of another tokenizer come from.
+        policy_id: our own lineage; groups of others are foreign. None: those that other nodes made are.
 
     Raises:
         ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.
@@ -189,6 +200,8 @@ def make_batch(
         responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
+    is_claimed = [not drawn.scored.is_local for drawn in draw.groups]
+    is_foreign = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
@@ -207,7 +220,8 @@ def make_batch(
         turn_ids=tensor(_padded([r.turn_ids for r in responses], length, np.int64)),
         group_index=tensor(np.array(group_index, dtype=np.int64)),
         age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
-        is_foreign=tensor(_per_rollout(draw.groups, [not d.scored.is_local for d in draw.groups], np.bool_)),
+        is_foreign=tensor(_per_rollout(draw.groups, is_foreign, np.bool_)),
+        is_claimed=tensor(_per_rollout(draw.groups, is_claimed, np.bool_)),
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),
         max_new_tokens=tensor(np.array([rollout.sampling.max_new_tokens for rollout in rollouts], np.int64)),

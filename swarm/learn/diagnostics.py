@@ -116,12 +116,13 @@ class Offness:
     """How off policy the tokens of one source were, all of them or those of one age bucket."""
 
     source: str
-    is_local: bool
+    is_local: bool  # made by this node, so that nobody can have made its log-probs up
     first_age: int | None  # of the bucket; None for all ages
     num_tokens: int
     ess_share: float
     mismatch_kl: float  # k3, nats per token
     log_ratio_m2: float
+    is_follower: bool = False  # made by another node with our own policy
 
 
 def offness_by_source(batch: Batch, logprobs: Tensor) -> tuple[Offness, ...]:
@@ -143,17 +144,18 @@ def offness_by_source(batch: Batch, logprobs: Tensor) -> tuple[Offness, ...]:
                         ess_share=figures["ess_share"],
                         mismatch_kl=figures["mismatch_kl_k3"],
                         log_ratio_m2=figures["log_ratio_m2"],
+                        is_follower=not is_local and not bool((batch.is_foreign & members).any()),
                     )
                 )
     return tuple(found)
 
 
 def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
-    """(source, is it this node, bool [N] its rollouts), own rollouts apart from foreign ones."""
+    """(source, is it this node, bool [N] its rollouts), what was made here apart from what others made."""
     for source in sorted(set(batch.sources)):
         groups = [index for index, name in enumerate(batch.sources) if name == source]
         is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
-        for is_local, members in ((True, is_its & ~batch.is_foreign), (False, is_its & batch.is_foreign)):
+        for is_local, members in ((True, is_its & ~batch.claimed), (False, is_its & batch.claimed)):
             if bool(members.any()):
                 yield source, is_local, members
 
@@ -166,7 +168,7 @@ def _buckets(batch: Batch) -> Iterator[tuple[int, Tensor]]:
 
 
 def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
-    """One report for each foreign source with behaviour log-probs, sorted by source."""
+    """One report for each other node with behaviour log-probs, those that follow us included, sorted by source."""
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
     reports: list[EdgeReport] = []

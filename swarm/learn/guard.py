@@ -3,15 +3,17 @@
 Invariant: `decide` is a pure function of state, figures and settings; the state is plain numbers, kept with
 the checkpoint, so that a restart decides the same. Tightening is immediate, loosening waits (hysteresis).
 
-A figure of a foreign source is its claim: log-probs of the generator cannot be checked. So a source that looks
+A figure of another node is its claim: log-probs of the generator cannot be checked. So a source that looks
 bad is set aside, and alone it can do no more; the lag bound follows several sources, or our own groups; the
-level (a cap on ratios, the safe recipe, no update at all) follows our own groups only.
+level (a cap on ratios, the safe recipe, no update at all) follows our own groups only. Own groups are those made
+here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes say.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from statistics import median_high, median_low
 from typing import Any, cast
 
 from swarm.config import GuardConfig
@@ -77,7 +79,7 @@ def decide(state: GuardState, seen: Sequence[Offness], config: GuardConfig, max_
     if not config.enabled:
         return opened(max_age_steps)
     telling = [each for each in seen if each.num_tokens >= config.min_tokens]
-    own = next((each for each in telling if each.is_local and each.first_age is None), None)
+    own = _own([each for each in telling if each.first_age is None])
     level, frozen, why = _level(state, own, config)
     bound, late = _lag_bound(state, telling, config, max_age_steps)
     is_calm = own is not None and _is_calm(own, config)
@@ -100,6 +102,26 @@ def decide(state: GuardState, seen: Sequence[Offness], config: GuardConfig, max_
     return found
 
 
+def _own(whole: Sequence[Offness]) -> Offness | None:
+    """What our own policy's groups say as a whole; None where none is told of.
+
+    Only those made here are beyond doubt. Where nothing is, the nodes that follow us stand for them, and of each figure
+    the better of the two in the middle counts: it takes more than half of them to move a level.
+    """
+    made_here = next((each for each in whole if each.is_local), None)
+    followers = [each for each in whole if each.is_follower]
+    if made_here is not None or not followers:
+        return made_here
+    return replace(
+        followers[0],
+        source="followers",
+        num_tokens=sum(each.num_tokens for each in followers),
+        ess_share=median_high([each.ess_share for each in followers]),
+        mismatch_kl=median_low([each.mismatch_kl for each in followers]),
+        log_ratio_m2=median_low([each.log_ratio_m2 for each in followers]),
+    )
+
+
 def _level(state: GuardState, own: Offness | None, config: GuardConfig) -> tuple[Level, int, str]:
     """(level, frozen steps, why) by our own groups; loosening is not decided here."""
     if own is None:
@@ -119,25 +141,44 @@ def _level(state: GuardState, own: Offness | None, config: GuardConfig) -> tuple
 def _lag_bound(
     state: GuardState, telling: Sequence[Offness], config: GuardConfig, max_age_steps: int
 ) -> tuple[int, str]:
-    """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do."""
+    """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do.
+
+    Where nothing is made here, our own groups are those of most nodes that follow us.
+    """
     bound = min(state.max_age_steps, max_age_steps)
+    makes_own = _makes_own(telling)
     for first_age in AGE_BUCKETS[1:]:
         of_age = [each for each in telling if each.first_age == first_age]
         bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, config))]
-        is_own = any(each.is_local for each, _ in bad)
+        is_own = any(each.is_local for each, _ in bad) or (not makes_own and _are_most_followers(bad, of_age))
         if first_age <= bound and bad and (is_own or (len(bad) > 1 and 2 * len(bad) > len(of_age))):
             return first_age - 1, f"age {first_age} and above, {len(bad)} of {len(of_age)} sources: {bad[0][1]}"
     return bound, ""
 
 
+def _makes_own(telling: Sequence[Offness]) -> bool:
+    return any(each.is_local for each in telling)
+
+
+def _are_most_followers(bad: Sequence[tuple[Offness, str]], seen: Sequence[Offness]) -> bool:
+    return 2 * sum(each.is_follower for each, _ in bad) > sum(each.is_follower for each in seen)
+
+
 def _held(state: GuardState, telling: Sequence[Offness], config: GuardConfig) -> dict[str, Hold]:
-    """Who is set aside next; the patience with a source that behaves for as long as it was held starts anew."""
+    """Who is set aside next; the patience with a source that behaves for as long as it was held starts anew.
+
+    Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
+    all of them, which level and lag bound answer, and without them nothing would be left to learn from.
+    """
     step = state.step + 1
     held = {
         source: hold for source, hold in state.held.items() if step < hold.until + config.hold_steps * hold.patience
     }
-    for each in telling:
-        if each.is_local or each.first_age is not None or not (trouble := _trouble(each, config)):
+    whole = [each for each in telling if each.first_age is None]
+    bad = [(each, trouble) for each in whole if not each.is_local and (trouble := _trouble(each, config))]
+    spares_followers = not _makes_own(telling) and _are_most_followers(bad, whole)
+    for each, trouble in bad:
+        if each.is_follower and spares_followers:
             continue
         patience = held.pop(each.source).patience if each.source in held else 1
         held[each.source] = Hold(until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE))

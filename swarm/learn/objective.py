@@ -87,9 +87,10 @@ def scored(
 ) -> Scored:
     """The batch as the recipe's parts see it: advantages shaped, ratio formed.
 
-    Where the recipe takes log-probs of the generator, a foreign one cannot blow the step up with them: tokens whose
-    ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a negative advantage, leave the mask before
-    any ratio is formed, so that that of a sequence is of the others; and what is formed then stops at the ceiling.
+    Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
+    policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
+    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others; and what
+    is formed then stops at the ceiling.
 
     Args:
         recipe: whose shapers and ratio.
@@ -123,7 +124,7 @@ def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
     """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
     if Need.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
         return None
-    is_claimed = batch.is_foreign & batch.has_logprobs
+    is_claimed = batch.claimed & batch.has_logprobs
     return is_claimed if bool(is_claimed.any()) else None
 
 

@@ -64,7 +64,7 @@ class ScriptedLearner:
             digest=hashlib.sha256(self.version.digest + digests).digest(),
         )
         self.next_draw = draw.step + 1
-        local = sum(drawn.scored.is_local for drawn in draw.groups)
+        local = sum(drawn.scored.is_own_policy(self.version.policy_id) for drawn in draw.groups)
         return StepReport(
             version=self.version,
             loss=0.0,

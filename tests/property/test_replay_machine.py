@@ -1,6 +1,7 @@
 """The replay buffer as a state machine: its promises hold after any sequence of events."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from swarm.types import PolicyVersion
 
 OWN = "own"
 PEERS = ("p", "q")
+FOLLOWERS = ("f", "g")  # make groups of our own lineage
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -48,14 +50,16 @@ class ReplayMachine(RuleBasedStateMachine):
         self.num_made = 0
 
     @rule(
-        producer=st.sampled_from([OWN, OWN, *PEERS]),
+        producer=st.sampled_from([OWN, OWN, *FOLLOWERS, *PEERS]),
         age=st.integers(-1, 4),
         is_silent=st.booleans(),
         size_bytes=st.integers(1, 9000),
     )
     def add(self, producer: str, age: int, is_silent: bool, size_bytes: int) -> None:
         self.num_made += 1
-        group = make_group(producer, task_id=self.num_made, step=max(0, self.heads[producer].step - age))
+        lineage = OWN if producer in FOLLOWERS else producer
+        group = make_group(lineage, task_id=self.num_made, step=max(0, self.heads[lineage].step - age))
+        group = replace(group, producer=producer)
         rewards = [1.0] * 8 if is_silent else [1.0] * 7 + [0.0]
         scored = make_scored(
             group,
@@ -87,7 +91,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert draw.groups and draw.num_silent == len(draw.silent)
         digests = [drawn.scored.digest for drawn in draw.groups]
         assert len(set(digests)) == len(digests)
-        num_local = sum(drawn.scored.is_local for drawn in draw.groups)
+        num_local = sum(drawn.scored.is_own_policy(OWN) for drawn in draw.groups)
         assert num_local <= self.config.local_groups and len(digests) - num_local <= 2
         assert not self.silent_seen & set(draw.silent)
         self.silent_seen |= set(draw.silent)
@@ -96,7 +100,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert drawn.use == self.uses[drawn.scored.digest] <= self.config.max_reuse
             group = drawn.scored.group
             assert drawn.scored.has_signal
-            assert max(0, self.heads[group.producer].step - group.oldest_step) == drawn.age_steps
+            assert max(0, self.heads[group.policy_id].step - group.oldest_step) == drawn.age_steps
             assert drawn.age_steps <= self.config.max_age_steps
             assert self.clock.now_s() - drawn.scored.first_seen_s <= self.config.max_age_s
 

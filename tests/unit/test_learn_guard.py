@@ -20,7 +20,10 @@ Step = Callable[[GuardState], list[Offness]]
 
 
 def tokens(kl: float, source: str = "own", first_age: int | None = None, num_tokens: int = 500) -> Offness:
-    """Log-ratios that are normal with that KL: second moment 2 KL, effective share exp(-2 KL)."""
+    """Log-ratios that are normal with that KL: second moment 2 KL, effective share exp(-2 KL).
+
+    `own` is this node; names in upper case follow it.
+    """
     return Offness(
         source=source,
         is_local=source == "own",
@@ -29,6 +32,7 @@ def tokens(kl: float, source: str = "own", first_age: int | None = None, num_tok
         ess_share=math.exp(-2 * kl),
         mismatch_kl=kl,
         log_ratio_m2=2 * kl,
+        is_follower=source.isupper(),
     )
 
 
@@ -166,3 +170,29 @@ def test_every_change_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture
         decide(opened(MAX_AGE), [tokens(0.2)], CONFIG, MAX_AGE)
     (record,) = caplog.records
     assert record.__dict__["level"] == "capped" and "mismatch_kl 0.2 above 0.1" in record.__dict__["reason"]
+
+
+def test_one_bad_follower_of_three_is_set_aside_and_moves_nothing_else() -> None:
+    seen = constant(tokens(0.01, "A"), tokens(5.0, "B"), tokens(0.02, "C"))
+    state = list(play(seen, 1))[0]
+    assert state.level is Level.OPEN and state.max_age_steps == MAX_AGE and set(state.held) == {"B"}
+
+
+def test_where_most_followers_are_off_policy_the_level_rises_and_none_is_set_aside() -> None:
+    seen = constant(tokens(0.2, "A"), tokens(0.3, "B"), tokens(0.01, "C"))
+    state = list(play(seen, 1))[0]
+    assert state.level is Level.CAPPED and not state.held
+    assert list(play(constant(tokens(0.2, "A"), tokens(0.01, "C")), 1))[0].level is Level.OPEN, "half is not most"
+
+
+def test_what_was_made_here_outweighs_any_number_of_followers() -> None:
+    seen = constant(tokens(0.01), tokens(5.0, "A"), tokens(5.0, "B"))
+    state = list(play(seen, 1))[0]
+    assert state.level is Level.OPEN and set(state.held) == {"A", "B"}
+
+
+def test_the_lag_bound_falls_where_most_followers_are_off_policy_at_an_age() -> None:
+    bad = (tokens(0.01, "A"), tokens(0.2, "A", first_age=4))
+    assert list(play(constant(*bad), 1))[0].max_age_steps == 3
+    good = (tokens(0.01, "B"), tokens(0.01, "B", first_age=4))
+    assert list(play(constant(*bad, *good), 1))[0].max_age_steps == MAX_AGE

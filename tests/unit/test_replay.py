@@ -1,5 +1,7 @@
 """The replay buffer: what a draw holds, in which order, and what happens to the rest."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarm.clock import ManualClock
@@ -24,6 +26,11 @@ def local(task_id: int, step: int = 0, rewards: list[float] = LOUD, size_bytes: 
 
 def external(task_id: int, producer: str = "peer", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
     return make_scored(make_group(producer, task_id=task_id, step=step), rewards=rewards, is_local=False)
+
+
+def by_follower(task_id: int, producer: str = "follower", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
+    group = make_group(OWN, task_id=task_id, step=step)
+    return make_scored(replace(group, producer=producer), rewards=rewards, is_local=False)
 
 
 def at(step: int, policy_id: str = OWN) -> PolicyVersion:
@@ -259,3 +266,59 @@ def test_a_limit_of_bytes_tightens_the_bound_and_never_loosens_it() -> None:
     for i in range(4, 8):
         buffer.add(local(i, size_bytes=1000))
     assert buffer.statistics().num_bytes == 3000
+
+
+def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:
+    buffer = make_buffer()
+    own, theirs, foreign = local(1), by_follower(2), external(3)
+    for group in (own, theirs, foreign):
+        buffer.add(group)
+    assert (buffer.num_local, buffer.num_external) == (2, 1)
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None
+    assert [d.scored.digest for d in draw.groups] == [own.digest, theirs.digest, foreign.digest]
+
+
+def test_followers_groups_are_counted_when_silent_and_take_up_capacity() -> None:
+    buffer = make_buffer(max_age_steps=1)
+    silent = by_follower(1, rewards=SILENT)
+    assert buffer.add(silent) and buffer.add(local(2))
+    assert buffer.capacity(0, running=1) == 2 * 2 - 2 - 1
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None and draw.silent == (silent.digest,) and draw.num_silent == 1
+
+
+def test_the_age_of_a_followers_group_counts_from_our_own_head() -> None:
+    buffer = make_buffer(local_groups=1)
+    buffer.add(by_follower(1, step=3))
+    draw = buffer.draw(1, at(5), {OWN: at(100), "follower": at(50)}.get, {})
+    assert draw is not None and draw.groups[0].age_steps == 2
+
+
+def test_followers_cannot_fill_the_buffer_nor_crowd_out_each_other_or_what_was_made_here() -> None:
+    buffer = make_buffer(max_age_steps=1)  # 4 groups are what draws can take in one group's life
+    for task_id in range(4):
+        buffer.add(local(task_id))
+    buffer.add(by_follower(10, "honest"))
+    for task_id in range(20, 40):
+        buffer.add(by_follower(task_id, "flood"))
+    assert buffer.num_local == 4 + 4
+    assert buffer.statistics().dropped == {"surplus": 21 - 4}
+    assert by_follower(10, "honest").digest in buffer.digests
+
+
+def test_strangers_make_room_before_followers_and_followers_before_what_was_made_here() -> None:
+    buffer = make_buffer(max_groups=3)
+    own, theirs = local(1), by_follower(2)
+    for group in (own, theirs, external(3), local(4)):
+        buffer.add(group)
+    assert buffer.digests == {own.digest, theirs.digest, local(4).digest}
+    buffer.add(local(5))
+    assert buffer.digests == {own.digest, local(4).digest, local(5).digest}
+
+
+def test_after_a_restart_followers_groups_are_local_again() -> None:
+    buffer = make_buffer()
+    used, silent, fresh = by_follower(1), by_follower(2, rewards=SILENT), by_follower(3)
+    buffer.restore({used.digest: 1, silent.digest: 1}, [used, silent, fresh])
+    assert buffer.digests == {fresh.digest} and buffer.num_local == 1

@@ -81,7 +81,7 @@ class CumulativeScore(AdvantagePart):
 
 
 def _own(batch: Batch, group: int) -> Tensor:
-    """Rewards of a group of ours; none of another node's, which chooses which of its answers it sends."""
+    """Rewards of a group of our own policy; none of another policy, which says nothing about ours."""
     return batch.rewards[(batch.group_index == group) & ~batch.is_foreign]
 
 
