@@ -63,6 +63,10 @@ simulate: env ## Two SmolLM2 learners share what they experience: about 6 minute
 simulate-tiny: env ## Eight tiny models, 3 minutes
 	$(BIN)/swarm simulate --preset tiny $(ARGS)
 
+.PHONY: simulate-echo
+simulate-echo: env ## One node trains, three generate for it (vLLM too after make vllm): at most 15 minutes
+	$(BIN)/swarm simulate --preset echo $(ARGS)
+
 .PHONY: test
 test: env ## Run every test
 	$(BIN)/pytest $(ARGS)
