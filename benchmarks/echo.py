@@ -5,7 +5,7 @@
 
 Every run is a real swarm of processes (preset echo-tiny): a trainer, two generators, and one that takes `--slow` times
 as long. Slowness is awaited, it burns no CPU. The trainer is slowed, too (`--trainer`), as training is the longer part
-with a real model. Synchronous: every step waits for an equal share of groups of the present version from each generator.
+with a real model. Synchronous: every step waits for an equal share of groups of the present version from each of them.
 Pull: a generator takes the newest version before each batch. Push: it takes versions as they come, in flight.
 """
 
