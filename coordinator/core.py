@@ -1,4 +1,4 @@
-"""The coordinator without its network: members, ledger and guard over a store.
+"""The coordinator without its network: members, ledger, its watchers and guard over a store.
 
 Invariant: it sees figures and digests, never a rollout or a weight; one node's calls change only what
 belongs to that node.
@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import AsyncGenerator
 from itertools import groupby
 from typing import Final
 
@@ -15,6 +16,7 @@ from coordinator.advice import AdviceChange, Guard, GuardLimits
 from coordinator.ledger import Ledger, Recorded
 from coordinator.membership import Member, Membership
 from coordinator.store import CoordinatorStore, EvaluationRow, MemoryCoordinatorStore
+from coordinator.watching import Watches
 from swarm.clock import Clock
 from swarm.errors import Unauthenticated
 from swarm.types import Advice, NodeId, NodeReport, PolicyVersion, short
@@ -47,6 +49,7 @@ class CoordinatorCore:
         self.store: CoordinatorStore = store or MemoryCoordinatorStore()
         self.membership = Membership(lease_s)
         self.ledger = Ledger()
+        self.watches = Watches()
         self.guard = Guard(base_max_age_steps, limits)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
@@ -108,11 +111,35 @@ class CoordinatorCore:
                 except BaseException:
                     self.ledger.put_back(node_id, undo)
                     raise
-                self.num_versions += not recorded.entry.is_rewind
+                if not recorded.entry.is_rewind:
+                    self.num_versions += 1
+                    self.watches.tell(version)
         if not recorded.accepted:
             self.num_refused_versions += 1
             logger.info("version refused", extra={"node": short(node_id), "reason": recorded.reason})
         return recorded
+
+    async def watch_versions(self, node_id: NodeId, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
+        """The head of a lineage, then each new one: only versions that are durable.
+
+        A reader that is slow skips to the newest. After a rewind to step s the head stays, since nothing is undone by
+        it, until the owner records other weights for a step above s: then the head goes *back* to that version. So a
+        watcher takes whatever comes as the head, also a smaller step or another digest of a step that it knows.
+
+        Args:
+            node_id: who watches.
+            policy_id: any lineage; one that does not exist yet begins with its first version.
+
+        Raises:
+            Unavailable: too many watches are open, or the coordinator stops.
+        """
+        with self.watches.open(node_id, policy_id) as watch:
+            async with self._writing:  # a version that is being written may yet be undone
+                head = self.ledger.head(policy_id)
+                if head is not None:
+                    watch.tell(head)
+            while True:
+                yield await watch.next()
 
     async def leave(self, node_id: NodeId) -> None:
         """Ends a node's lease at once; idempotent."""

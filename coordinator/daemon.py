@@ -16,7 +16,7 @@ import grpc
 
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
-from coordinator.service import CoordinatorServicer
+from coordinator.service import CONCURRENT_CALLS, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
@@ -29,7 +29,7 @@ from swarm.recipes import list_recipes, recipes_of
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.manifest import JoinLink, manifest_of
-from swarm.wire.server import Sessions, start_server
+from swarm.wire.server import ServerLimits, Sessions, start_server
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +87,13 @@ class CoordinatorDaemon(Service):
         self._exit.push_async_callback(store.close)
         self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)
         await self.core.restore()
-        sessions = Sessions(identity, config.run_id, self.clock)
+        sessions = Sessions(identity, config.run_id, self.clock, ServerLimits(concurrent_calls=CONCURRENT_CALLS))
         servicer = CoordinatorServicer(
             self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap()
         )
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
+        self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._start_directory(identity)
         address = await asyncio.to_thread(advertised, config.advertise, listen)

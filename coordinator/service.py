@@ -6,15 +6,17 @@ Invariant: the caller's identity comes from its session alone, never from a requ
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from coordinator.core import CoordinatorCore
+from coordinator.watching import WATCHES_TOTAL
 from swarm.clock import Clock
-from swarm.errors import ConfigError, TooLarge
+from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.types import NodeId
-from swarm.wire.body import version_to_message
+from swarm.wire.body import MAX_NAME_CHARS, version_to_message
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.server import Sessions
 from swarm.wire.status import answering
@@ -26,6 +28,9 @@ MAX_LISTED = 1000  # versions or members in one answer
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
 MAX_CLIENTS = 20_000
+# Watches last: as many calls again stay free for everything else.
+CONCURRENT_CALLS: Final = 2 * WATCHES_TOTAL
+STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
 
 Value = TypeVar("Value")
 Context = grpc.aio.ServicerContext
@@ -58,6 +63,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     Args:
         manifest: signed manifest bytes, signature and public key.
         bootstrap_peers: addresses of DHT peers, asked for at every call.
+        stall_timeout_s: a watch of which nothing is read for this long ends.
     """
 
     def __init__(
@@ -66,12 +72,14 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         sessions: Sessions,
         manifest: tuple[bytes, bytes, bytes],
         bootstrap_peers: Callable[[], tuple[str, ...]],
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._core = core
         self._sessions = sessions
         self._manifest = manifest
         self._bootstrap_peers = bootstrap_peers
         self._rates = Rates(core.clock)
+        self._stall_timeout_s = stall_timeout_s
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
@@ -120,6 +128,23 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
             after_step = request.after_step if request.HasField("after_step") else -1
             entries = self._core.ledger.versions(request.policy_id, after_step, limit)
             return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
+
+    async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
+        """The head of a lineage, then each new one, for as long as the caller reads."""
+        async with answering(context):
+            node_id = self._caller(context)
+            if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
+                raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
+            async with aclosing(self._core.watch_versions(node_id, request.policy_id)) as heads:
+                async for head in heads:
+                    await self._write(context, pb.WatchVersionsResponse(version=version_to_message(head)))
+
+    async def _write(self, context: Context, response: Any) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; watch again") from None
 
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
         """Who is here."""

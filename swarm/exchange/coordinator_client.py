@@ -7,7 +7,8 @@ connect waits, with jitter, so that a swarm never storms a coordinator that has 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -19,9 +20,9 @@ from swarm.identity import Identity
 from swarm.types import Advice, NodeReport, PolicyVersion, short
 from swarm.wire.body import version_to_message
 from swarm.wire.convert import is_endpoint
-from swarm.wire.reports import advice_from_message, report_to_heartbeat
+from swarm.wire.reports import advice_from_message, report_to_heartbeat, version_or_none
 from swarm.wire.session import AuthenticatedChannel, open_channel
-from swarm.wire.status import error_of
+from swarm.wire.status import calling, error_of
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
@@ -65,8 +66,10 @@ class GrpcCoordinatorClient:
         self._stub: Any = None
         self._connecting = asyncio.Lock()
         self._calling = asyncio.Lock()  # a failed call drops the connection: no other may be under way on it
-        self._failures = 0
-        self._retry_at_s = 0.0
+        self._pause = _Pause(self._clock, self._rng)
+        # Every watch has a connection of its own, so that neither it nor a call can break or delay the other.
+        self._watched: set[AuthenticatedChannel] = set()
+        self._watch_pause = _Pause(self._clock, self._rng)
         self._is_closed = False
 
     @property
@@ -91,15 +94,48 @@ class GrpcCoordinatorClient:
                 "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
             )
 
+    async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
+        """The head of a lineage as the ledger has it, then each new one; a reader that is slow skips to the newest.
+
+        The head goes back where the owner resumed from an earlier version and made other weights from there.
+
+        Raises:
+            Unavailable: it broke, for whatever reason; a new watch begins with the head again.
+        """
+        channel = await self._open_watched()
+        try:
+            async with aclosing(self._heads(channel, policy_id)) as heads:
+                async for version in heads:
+                    self._watch_pause.reset()
+                    yield version
+        except Unavailable:
+            self._watch_pause.failed()
+            raise
+        finally:
+            self._watched.discard(channel)
+            await channel.close()
+
+    async def _heads(self, channel: AuthenticatedChannel, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
+        what = f"coordinator {short(self._fingerprint)}: watch of {short(policy_id)}"
+        metadata = await channel.metadata(self._timeout_s)
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        with calling(what):
+            async for response in stub.WatchVersions(pb.WatchVersionsRequest(policy_id=policy_id), metadata=metadata):
+                version = version_or_none(response.version)
+                if version is None or version.policy_id != policy_id:
+                    raise Unavailable(f"{what}: a version out of bounds or of another lineage")
+                yield version
+        raise Unavailable(f"{what}: the coordinator ended it")
+
     async def leave(self) -> None:
         """Ends the lease at once. Raises Unavailable; does not connect just to say goodbye."""
         if self._channel is not None:
             await self._call("leave", lambda stub: stub.Leave, pb.LeaveRequest())
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Ends every connection."""
         self._is_closed = True
-        await self._drop()
+        await asyncio.gather(self._drop(), *(channel.close() for channel in list(self._watched)))
 
     async def _call(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
         """One call within the deadline, on a connection that is made when there is none; one at a time."""
@@ -123,7 +159,7 @@ class GrpcCoordinatorClient:
         except Unavailable:
             await self._failed()
             raise
-        self._failures = 0
+        self._pause.reset()
         return answer
 
     async def _connected(self) -> AuthenticatedChannel:
@@ -132,14 +168,23 @@ class GrpcCoordinatorClient:
                 raise Unavailable("coordinator: the client is closed")
             if self._channel is not None:
                 return self._channel
-            wait_s = self._retry_at_s - self._clock.monotonic_s()
-            if wait_s > self._timeout_s:
-                raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s")
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+            await self._pause.over(self._timeout_s)
             self._channel = await self._open()
             self._stub = pb_grpc.CoordinatorServiceStub(self._channel.channel)
             return self._channel
+
+    async def _open_watched(self) -> AuthenticatedChannel:
+        """A connection for one watch, after the pause. Raises Unavailable."""
+        await self._watch_pause.over(MAX_BACKOFF_S)
+        if self._is_closed:
+            raise Unavailable("coordinator: the client is closed")
+        try:
+            channel = await self._open()
+        except Unavailable:
+            self._watch_pause.failed()
+            raise
+        self._watched.add(channel)
+        return channel
 
     async def _open(self) -> AuthenticatedChannel:
         """The first address that proves to be the coordinator."""
@@ -156,14 +201,40 @@ class GrpcCoordinatorClient:
         raise (Unauthenticated if is_wrong else Unavailable)("coordinator: " + "; ".join(failures))
 
     async def _failed(self) -> None:
-        """Drops the connection and sets the earliest next attempt: doubling, half of it random."""
-        if self._clock.monotonic_s() >= self._retry_at_s:
-            backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures, 10))
-            self._failures += 1
-            self._retry_at_s = self._clock.monotonic_s() + backoff_s * self._rng.uniform(0.5, 1.0)
+        """Drops the connection and sets the earliest next attempt."""
+        self._pause.failed()
         await self._drop()
 
     async def _drop(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
+
+
+class _Pause:
+    """When the next attempt to connect may be made: after each failure twice as late, half of it random."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._failures = 0
+        self._retry_at_s = 0.0
+
+    def failed(self) -> None:
+        """Sets the earliest next attempt; failures of attempts under way at the same time count once."""
+        if self._clock.monotonic_s() >= self._retry_at_s:
+            backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures, 10))
+            self._failures += 1
+            self._retry_at_s = self._clock.monotonic_s() + backoff_s * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """After a success: the next pause is the first again."""
+        self._failures = 0
+
+    async def over(self, max_wait_s: float) -> None:
+        """Waits until an attempt may be made. Raises Unavailable when that is longer than `max_wait_s`."""
+        wait_s = self._retry_at_s - self._clock.monotonic_s()
+        if wait_s > max_wait_s:
+            raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s")
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

@@ -6,9 +6,7 @@ back-pressure is gRPC's own flow control, so no queue of groups or manifests exi
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import grpc
@@ -16,7 +14,7 @@ import grpc
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.chunk_places import ChunkPlaces
+from swarm.exchange.grpc_serving import FETCH_BYTES, STALL_TIMEOUT_S, ExchangeServicer
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, short
@@ -27,29 +25,18 @@ from swarm.wire.convert import (
     cursor_to_message,
     sealed_from_bytes,
     sealed_from_message,
-    sealed_to_bytes,
-    sealed_to_message,
 )
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import AuthenticatedChannel, open_channel
-from swarm.wire.status import Context, answering, error_of
+from swarm.wire.status import calling, error_of
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (
     MAX_CHUNK_BYTES,
-    require_digest,
-    watch_from_message,
     watch_to_message,
     watched_from_message,
-    watched_to_message,
 )
 
-CHUNK_BYTES: Final = 2**20
-INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched in chunks
-STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
-STREAMS_TOTAL: Final = 256
-# A write that flow control blocks for this long ends the stream; the peer resumes by its cursor.
-STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
@@ -91,7 +78,7 @@ class GrpcTransport:
             ConfigError: exchange.listen cannot be listened on, or nobody could dial what it says.
         """
         assert self._server is None, "serve() was called twice"
-        servicer = _ExchangeServicer(handler, self._sessions, self._stall_timeout_s)
+        servicer = ExchangeServicer(handler, self._sessions, self._stall_timeout_s)
         add = cast(Any, pb_grpc.add_ExchangeServiceServicer_to_server)
         endpoint = self._config.advertise or self._config.listen
         host, _, port = endpoint.rpartition(":")
@@ -148,7 +135,7 @@ class GrpcPeer:
         request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=relay)
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
-            with _only(what, Unavailable):
+            with calling(what):
                 async for response in call:
                     yield _item_of(response, what)
         finally:
@@ -165,7 +152,7 @@ class GrpcPeer:
         what = f"watch of {short(policy_id)} at {short(self.node_id)}"
         call = self._stub.Watch(watch_to_message(policy_id, window), metadata=await self._metadata())
         try:
-            with _only(what, NotHeld, Unavailable):
+            with calling(what, NotHeld):
                 async for response in call:
                     yield watched_from_message(response)
         finally:
@@ -184,7 +171,7 @@ class GrpcPeer:
         request = pb.FetchChunkRequest(digest=digest)
         try:
             async with asyncio.timeout(timeout_s):
-                with _only(what, NotHeld, Unavailable):
+                with calling(what, NotHeld):
                     response = await self._stub.FetchChunk(request, metadata=await self._metadata())
                 if not 0 < len(response.data) <= MAX_CHUNK_BYTES:
                     raise Forged(f"{what}: {len(response.data)} bytes, expected 1 to {MAX_CHUNK_BYTES}")
@@ -249,24 +236,6 @@ class GrpcPeer:
         await self._channel.close()
 
 
-@contextmanager
-def _only(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Turns whatever ends a call within into one of `kinds`; what is none of them into Unavailable."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        meaning = error_of(error, what)
-        raise meaning if type(meaning) in kinds else Unavailable(str(meaning)) from None
-    except Malformed as error:
-        raise Unavailable(f"{what}: {error.detail}") from None
-    except asyncio.CancelledError:
-        # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise Unavailable(f"{what}: the connection was closed") from None
-
-
 def _sha256(data: bytes) -> Digest:
     return hashlib.sha256(data).digest()
 
@@ -302,90 +271,7 @@ def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None
         raise Unavailable(f"{what}: the total changed from {total} to {size} bytes")
     if response.offset != len(data):
         raise Unavailable(f"{what}: chunk at {response.offset}, expected {len(data)}")
-    if not 0 < len(response.data) <= min(CHUNK_BYTES, size - len(data)):
+    if not 0 < len(response.data) <= min(FETCH_BYTES, size - len(data)):
         raise Unavailable(f"{what}: chunk of {len(response.data)} bytes at {len(data)} of {size}")
     data += response.data
     return size
-
-
-class _ExchangeServicer(pb_grpc.ExchangeServiceServicer):
-    """Answers peers from an ExchangeHandler."""
-
-    def __init__(self, handler: ExchangeHandler, sessions: Sessions, stall_timeout_s: float) -> None:
-        self._handler = handler
-        self._sessions = sessions
-        self._stall_timeout_s = stall_timeout_s
-        self._streams: Counter[NodeId] = Counter()
-        self._chunks = ChunkPlaces(stall_timeout_s)
-
-    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
-        """Own groups after the cursor, then live ones, for as long as the peer reads."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            cursor = cursor_from_message(request.cursor)
-            with self._one_stream(peer):
-                items = cast(Any, self._handler.subscribe(peer, cursor, request.relay))
-                async with aclosing(items):
-                    async for item in items:
-                        await self._write(context, _response_of(item))
-
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
-        """One held group from an offset on."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            with self._one_stream(peer):
-                data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
-                for offset in range(request.offset, len(data), CHUNK_BYTES):
-                    chunk = bytes(data[offset : offset + CHUNK_BYTES])
-                    await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
-
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """What is held of a lineage, then what is new, for as long as the peer reads."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            policy_id, window = watch_from_message(request)
-            with self._one_stream(peer):
-                items = cast(Any, self._handler.watch(peer, policy_id, window))
-                async with aclosing(items):
-                    async for item in items:
-                        await self._write(context, watched_to_message(item))
-
-    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
-        """One held chunk of weights."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            digest = require_digest(request.digest)
-            await self._chunks.take(peer, context)
-            return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
-        raise AssertionError("answering() ends the call")
-
-    async def _write(self, context: Context, response: Any) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(response)
-        except TimeoutError:
-            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
-
-    @contextmanager
-    def _one_stream(self, peer: NodeId) -> Generator[None]:
-        """Counts a stream while it is open. Raises Unavailable at the bounds."""
-        if self._streams[peer] >= STREAMS_PER_PEER:
-            raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
-        if self._streams.total() >= STREAMS_TOTAL:
-            raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
-        self._streams[peer] += 1
-        try:
-            yield
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
-
-
-def _response_of(item: StreamItem) -> pb.SubscribeResponse:
-    response = pb.SubscribeResponse(
-        cursor=cursor_to_message(item.cursor), digest=item.digest, size_bytes=item.size_bytes
-    )
-    if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
-        response.group.CopyFrom(sealed_to_message(item.sealed))
-    return response

@@ -3,6 +3,9 @@
 Invariant: what its store holds survives a crash, the rest does not; a client sees nothing but the calls of the seam.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
 from coordinator.core import CoordinatorCore
 from coordinator.store import MemoryCoordinatorStore
 from swarm.clock import Clock
@@ -19,7 +22,9 @@ class VirtualCoordinator:
         self.core: CoordinatorCore | None = CoordinatorCore(clock, self._store)
 
     def crash(self) -> None:
-        """It answers nobody until `restart`."""
+        """It answers nobody until `restart`; whoever watches is told."""
+        if self.core is not None:
+            self.core.watches.end()
         self.core = None
 
     async def restart(self) -> None:
@@ -49,6 +54,12 @@ class CoreClient:
     async def record_version(self, version: PolicyVersion) -> None:
         """Adds to the ledger."""
         await self._core.record_version(self._node_id, version)
+
+    async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
+        """Heads of a lineage."""
+        async with aclosing(self._core.watch_versions(self._node_id, policy_id)) as heads:
+            async for head in heads:
+                yield head
 
     async def leave(self) -> None:
         """Ends the lease."""

@@ -4,8 +4,9 @@ Invariant: a peer can only ever cause Unavailable, Unauthenticated, NotHeld or T
 other errors cross the local socket alone.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import grpc
@@ -82,3 +83,26 @@ async def answering(context: Context) -> AsyncGenerator[None, None]:
         yield
     except (SwarmError, Malformed, LookupError) as error:
         await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
+
+
+@contextmanager
+def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
+    """Around the reading of an answer from a peer: whatever ends it becomes one of `kinds`, or Unavailable.
+
+    Example:
+        with calling("watch of 3fa1", NotHeld):
+            async for response in call: ...
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        meaning = error_of(error, what)
+        raise meaning if type(meaning) in kinds else Unavailable(str(meaning)) from None
+    except Malformed as error:
+        raise Unavailable(f"{what}: {error.detail}") from None
+    except asyncio.CancelledError:
+        # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(f"{what}: the connection was closed") from None

@@ -1,0 +1,112 @@
+"""What a node answers to its peers over gRPC: ExchangeService from an `ExchangeHandler`.
+
+Invariant: a peer that reads slowly or sends nonsense costs a bounded number of streams and chunks, each of which ends
+when nothing is read for the stall timeout.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
+from typing import Any, Final, cast
+
+from swarm.errors import Unavailable
+from swarm.exchange.chunk_places import ChunkPlaces
+from swarm.interfaces import ExchangeHandler, StreamItem
+from swarm.types import NodeId
+from swarm.wire.convert import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
+from swarm.wire.server import Sessions
+from swarm.wire.status import Context, answering
+from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
+from swarm.wire.weights import require_digest, watch_from_message, watched_to_message
+
+FETCH_BYTES: Final = 2**20  # of a group in one message
+INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
+STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
+STREAMS_TOTAL: Final = 256
+# A write that flow control blocks for this long ends the stream; the peer begins again where it is.
+STALL_TIMEOUT_S: Final = 120.0
+
+
+class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
+    """Answers peers from an ExchangeHandler."""
+
+    def __init__(self, handler: ExchangeHandler, sessions: Sessions, stall_timeout_s: float) -> None:
+        self._handler = handler
+        self._sessions = sessions
+        self._stall_timeout_s = stall_timeout_s
+        self._streams: Counter[NodeId] = Counter()
+        self._chunks = ChunkPlaces(stall_timeout_s)
+
+    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
+        """Own groups after the cursor, then live ones, for as long as the peer reads."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            cursor = cursor_from_message(request.cursor)
+            with self._one_stream(peer):
+                items = cast(Any, self._handler.subscribe(peer, cursor, request.relay))
+                async with aclosing(items):
+                    async for item in items:
+                        await self._write(context, _response_of(item))
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """One held group from an offset on."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            with self._one_stream(peer):
+                data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
+                for offset in range(request.offset, len(data), FETCH_BYTES):
+                    chunk = bytes(data[offset : offset + FETCH_BYTES])
+                    await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
+        """What is held of a lineage, then what is new, for as long as the peer reads."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            policy_id, window = watch_from_message(request)
+            with self._one_stream(peer):
+                items = cast(Any, self._handler.watch(peer, policy_id, window))
+                async with aclosing(items):
+                    async for item in items:
+                        await self._write(context, watched_to_message(item))
+
+    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
+        """One held chunk of weights."""
+        async with answering(context):
+            peer = self._sessions.require(context)
+            digest = require_digest(request.digest)
+            await self._chunks.take(peer, context)
+            return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
+        raise AssertionError("answering() ends the call")
+
+    async def _write(self, context: Context, response: Any) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
+
+    @contextmanager
+    def _one_stream(self, peer: NodeId) -> Generator[None]:
+        """Counts a stream while it is open. Raises Unavailable at the bounds."""
+        if self._streams[peer] >= STREAMS_PER_PEER:
+            raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
+        if self._streams.total() >= STREAMS_TOTAL:
+            raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
+        self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+
+def _response_of(item: StreamItem) -> pb.SubscribeResponse:
+    response = pb.SubscribeResponse(
+        cursor=cursor_to_message(item.cursor), digest=item.digest, size_bytes=item.size_bytes
+    )
+    if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
+        response.group.CopyFrom(sealed_to_message(item.sealed))
+    return response
