@@ -71,7 +71,7 @@ def _training(
     from swarm.recipes import load_recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
 
-    policy = PolicyLearner.open(
+    policy = PolicyLearner(
         network=loaded.network,
         codec=loaded.codec,
         recipe=recipes,
@@ -80,7 +80,7 @@ def _training(
         policy_id=node_id,
         dir=config.dir / "checkpoints",
         task_of=task_of,
-    )
+    ).resumed()
     safe = load_recipe(config.guard.safe_recipe)
     learner = GuardedLearner(policy, safe, config.guard, config.replay.max_age_steps)
     evaluator = TransformersGenerator(loaded.network, loaded.codec, learner.version, config.seed)

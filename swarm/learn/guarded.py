@@ -25,7 +25,7 @@ class GuardedLearner:
     Step reports carry `guard_level` and `guard_max_age_steps`: whoever draws groups keeps to that bound.
 
     Example:
-        learner = GuardedLearner(PolicyLearner.open(...), load_recipe(config.safe_recipe), config, max_age_steps=4)
+        learner = GuardedLearner(PolicyLearner(...).resumed(), load_recipe(config.safe_recipe), config, max_age_steps=4)
     """
 
     def __init__(self, learner: PolicyLearner, safe: Recipe, config: GuardConfig, max_age_steps: int) -> None:

@@ -25,14 +25,14 @@ from swarm.learn.diagnostics import Offness, edge_reports, offness_by_source, st
 from swarm.learn.fused import Head
 from swarm.learn.kinds import MAIN, RecipesByKind, Share, merged
 from swarm.learn.objective import scored, with_advantages
-from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.part import Need, Scope
+from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
 from swarm.learn.score import check_head
 from swarm.learn.update import Gradient, Measured, minibatches, score_batch
-from swarm.model import snapshot, weights_digest
+from swarm.model import published_state, weights_digest
 from swarm.types import Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
@@ -53,23 +53,32 @@ class PolicyLearner:
         replay: ReplayConfig,
         policy_id: str,
         dir: Path,
-        device: torch.device | str = "cpu",
+        ranks: Ranks | None = None,
         clock: Clock | None = None,
         task_of: TaskOf | None = None,
     ) -> None:
-        """`task_of`: where the prompts of groups of another tokenizer come from."""
-        self._network = network.to(device).eval()
+        """A learner at step 0; see `resumed`.
+
+        Args:
+            dir: of checkpoints.
+            ranks: what the step is shared with, and on which device; None: this process alone, on the CPU.
+            task_of: where the prompts of groups of another tokenizer come from.
+        """
+        self._network = network.eval()
+        self._ranks = ranks or OneProcess()
         check_head(self._network)
         self._codec = codec
         self._recipes = recipe if isinstance(recipe, RecipesByKind) else RecipesByKind(main=recipe)
         self._config = config
         self._replay = replay
         self._dir = dir
-        self._device = device
         self._clock = clock or SystemClock()
         self._task_of = task_of
-        self._optimizer = MasterAdamW(network, config.betas, config.weight_decay)
-        self._reference = ReferencePolicy(self._network) if Need.REFERENCE_LOGPROBS in self._recipes.needs else None
+        has_reference = Need.REFERENCE_LOGPROBS in self._recipes.needs
+        self._reference = ReferencePolicy(self._network, self._ranks) if has_reference else None
+        self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
+        self._ranks.adopt(self._network)
+        self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
         self.offness: tuple[Offness, ...] = ()
@@ -78,61 +87,32 @@ class PolicyLearner:
         """Plain data of whoever steers this learner; part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
 
-    @classmethod
-    def open(
-        cls,
-        network: nn.Module,
-        codec: TextCodec,
-        recipe: Recipe | RecipesByKind,
-        config: LearnerConfig,
-        replay: ReplayConfig,
-        policy_id: str,
-        dir: Path,
-        device: torch.device | str = "cpu",
-        task_of: TaskOf | None = None,
-    ) -> "PolicyLearner":
-        """Resumes from the newest checkpoint under `dir`, or starts at step 0 where there is none."""
-        start = cls.resume if has_checkpoint(dir) else cls
-        return start(network, codec, recipe, config, replay, policy_id, dir, device, task_of=task_of)
+    def resumed(self) -> "PolicyLearner":
+        """This learner as it was at its newest readable checkpoint; as it is where there is none.
 
-    @classmethod
-    def resume(
-        cls,
-        network: nn.Module,
-        codec: TextCodec,
-        recipe: Recipe | RecipesByKind,
-        config: LearnerConfig,
-        replay: ReplayConfig,
-        policy_id: str,
-        dir: Path,
-        device: torch.device | str = "cpu",
-        task_of: TaskOf | None = None,
-    ) -> "PolicyLearner":
-        """The learner as it was at its newest readable checkpoint.
-
-        Args:
-            network: of the same architecture, with the initial weights wherever they are not trained.
+        Its network has the initial weights wherever they are not trained.
 
         Raises:
             ConfigError: nothing readable there, of another lineage, or of another model.
         """
-        checkpoint = read_checkpoint(dir)
-        if checkpoint.state["policy_id"] != policy_id:
-            raise ConfigError(f"{dir}: checkpoint of policy {checkpoint.state['policy_id'][:8]}, not {policy_id[:8]}")
-        learner = cls(network, codec, recipe, config, replay, policy_id, dir, device, task_of=task_of)
-        learner._check_reference(checkpoint.state.get("reference", ""))
+        if not has_checkpoint(self._dir):
+            return self
+        checkpoint, own = read_checkpoint(self._dir), self.version.policy_id
+        if checkpoint.state["policy_id"] != own:
+            raise ConfigError(f"{self._dir}: checkpoint of policy {checkpoint.state['policy_id'][:8]}, not {own[:8]}")
+        self._check_reference(checkpoint.state.get("reference", ""))
         try:
-            learner._optimizer.load_state(checkpoint.tensors)
+            self._optimizer.load_state(checkpoint.tensors)
         except (KeyError, RuntimeError) as error:
-            raise ConfigError(f"{dir}: checkpoint of another model: {error}") from error
-        learner._published = learner._publish(policy_id, checkpoint.step)
-        digest = learner.version.digest.hex()
-        if digest != checkpoint.state["digest"]:
-            raise ConfigError(f"{dir}: restored weights are {digest[:8]}, saved {checkpoint.state['digest'][:8]}")
-        learner._next_draw = int(checkpoint.state["next_draw"])
-        learner._memory = dict(checkpoint.state.get("memory", {}))
-        learner.notes = dict(checkpoint.state.get("notes", {}))
-        return learner
+            raise ConfigError(f"{self._dir}: checkpoint of another model: {error}") from error
+        self._published = self._publish(own, checkpoint.step)
+        digest, saved = self.version.digest.hex(), checkpoint.state["digest"]
+        if digest != saved:
+            raise ConfigError(f"{self._dir}: restored weights are {digest[:8]}, saved {saved[:8]}")
+        self._next_draw = int(checkpoint.state["next_draw"])
+        self._memory = dict(checkpoint.state.get("memory", {}))
+        self.notes = dict(checkpoint.state.get("notes", {}))
+        return self
 
     def _check_reference(self, saved: str) -> None:
         if self._reference and saved and saved != self._reference.digest():
@@ -164,6 +144,9 @@ class PolicyLearner:
 
     def save(self) -> None:
         """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking)."""
+        tensors = self._optimizer.state()
+        if not tensors:
+            return  # the first rank writes it
         state = {
             "policy_id": self.version.policy_id,
             "digest": self.version.digest.hex(),
@@ -173,7 +156,7 @@ class PolicyLearner:
             "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
         }
-        write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=self._optimizer.state(), state=state))
+        write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=tensors, state=state))
 
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
@@ -194,7 +177,8 @@ class PolicyLearner:
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = replace(make_batch(draw, self._codec, self._device, self._task_of), ratio_band=ratio_band)
+        batch = make_batch(draw, self._codec, self._ranks.device, self._task_of, self.version.policy_id)
+        batch = replace(batch, ratio_band=ratio_band)
         shares: list[Share] = []
         if not is_frozen:
             batch, shares = self._prepared(recipes, batch, seconds)
@@ -222,7 +206,8 @@ class PolicyLearner:
         made = [update for update in updates if not update.was_skipped]
         counted = made or updates
         figures["num_updates"] = float(len(made))
-        num_local = sum(drawn.scored.is_local for drawn in draw.groups)
+        figures["age_in_flight_mean_steps"] = sum(drawn.in_flight_steps for drawn in draw.groups) / len(draw.groups)
+        local = [drawn.scored for drawn in draw.groups if drawn.scored.is_own_policy(self.version.policy_id)]
         return StepReport(
             version=self.version,
             loss=sum(update.loss for update in counted) / len(counted),
@@ -233,8 +218,9 @@ class PolicyLearner:
             seconds=found.seconds,
             edges=edge_reports(batch, found.logprobs),
             ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
-            num_local=num_local,
-            num_external=len(draw.groups) - num_local,
+            num_local=len(local),
+            num_external=len(draw.groups) - len(local),
+            num_from_followers=sum(not scored.is_local for scored in local),
             draw_step=draw.step,
         )
 
@@ -242,16 +228,20 @@ class PolicyLearner:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
         # Coefficients of a group need it in one micro-batch, or everything is scored twice.
         break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
-        return pack(batch, self._config.token_budget, self._config.share_prompt, break_even)
+        return pack(batch, self._config.token_budget, self._config.share_prompt, break_even, self._ranks.count)
 
     def _prepared(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> tuple[Batch, list[Share]]:
         """The draw with advantages, and by recipe."""
-        batch = self._with_other_policies(recipes, batch, seconds)
+        batch, foreign = self._with_other_policies(recipes, batch, seconds), self._replay.foreign
         shares = [
-            replace(share, batch=with_advantages(share.recipe, self._remembering(share), self._replay.foreign))
+            replace(share, batch=self._agreed(with_advantages(share.recipe, self._remembering(share), foreign)))
             for share in recipes.shares(batch)
         ]
         return merged(batch, shares), shares
+
+    def _agreed(self, batch: Batch) -> Batch:
+        """The first rank's numbers: where sums of a GPU differ in the last bit, all still make the same passes."""
+        return replace(batch, **{name: self._ranks.agreed(values) for name, values in batch.per_rollout.items()})
 
     def _with_other_policies(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> Batch:
         """The draw with log-probs of the reference and of the policy as it is now, where a recipe takes them."""
@@ -265,7 +255,8 @@ class PolicyLearner:
         plan = self._pack(batch, recipes.main.scope)
         if needs_proximal:
             start = self._clock.monotonic_s()
-            batch = replace(batch, proximal_logprobs=score_batch(self._network, batch, plan).logprobs)
+            scores = score_batch(self._network, batch, plan, ranks=self._ranks)
+            batch = replace(batch, proximal_logprobs=scores.logprobs)
             seconds["proximal"] = self._clock.monotonic_s() - start
         if self._reference:
             start = self._clock.monotonic_s()
@@ -286,7 +277,7 @@ class PolicyLearner:
 
     def _measure(self, batch: Batch, found: Measured) -> "_Update":
         """No update, only its figures."""
-        measured = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN))
+        measured = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN), ranks=self._ranks)
         found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), measured)
         return _Update(0.0, 0.0, True)
 
@@ -297,10 +288,7 @@ class PolicyLearner:
             share = replace(share, batch=self._remembering(share))
             plan = self._pack(share.batch, share.recipe.scope)
             if plan:
-                gradient = Gradient(
-                    network=self._network, recipe=share.recipe, optimizer=self._optimizer, clock=self._clock
-                )
-                part_loss, part = gradient.of(share.batch, plan)
+                part_loss, part = self._gradient(share.recipe).of(share.batch, plan)
                 loss += part_loss
                 parts.append((share, part))
         if not parts:
@@ -320,6 +308,11 @@ class PolicyLearner:
             found.put(places[share.places], part)
         return _Update(loss, norm, was_skipped)
 
+    def _gradient(self, recipe: Recipe) -> Gradient:
+        return Gradient(
+            network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock, ranks=self._ranks
+        )
+
     def _optimize(self, loss: float) -> float:
         step = self.version.step + 1
         warm = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
@@ -329,8 +322,10 @@ class PolicyLearner:
         return self._optimizer.step(self._config.learning_rate * warm, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
-        tensors = snapshot(self._network)
-        return PolicyVersion(policy_id=policy_id, step=step, digest=weights_digest(tensors)), tensors
+        parts = self._ranks.whole(published_state(self._network))
+        tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts.items()}
+        digest = self._ranks.agreed(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
+        return PolicyVersion(policy_id=policy_id, step=step, digest=digest.numpy().tobytes()), tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class MasterAdamW:
             NonFiniteStep: the norm is not finite; nothing changed, the gradients are forgotten.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        norm = _global_norm(gradients)
+        norm = self._norm(gradients)
         if not torch.isfinite(norm):
             self.discard()
             raise NonFiniteStep(f"gradient norm {float(norm)} is not finite")
@@ -101,6 +101,10 @@ class MasterAdamW:
                 }
         self._publish()
 
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateUsage]
+        return torch.linalg.vector_norm(torch.stack(list(norms)))
+
     def _publish(self) -> None:
         with torch.no_grad():
             for name, param in self._params.items():
@@ -109,8 +113,3 @@ class MasterAdamW:
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateUsage]
-    return torch.linalg.vector_norm(torch.stack(list(norms)))

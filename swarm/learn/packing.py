@@ -99,7 +99,9 @@ class _Row:
                 self.positions.append(position)
 
 
-def pack(batch: Batch, token_budget: int, share_prompt: bool = True, break_even: float = math.inf) -> list[PackedRows]:
+def pack(
+    batch: Batch, token_budget: int, share_prompt: bool = True, break_even: float = math.inf, num_ranks: int = 1
+) -> list[PackedRows]:
     """Micro-batches of similar row lengths, each within the budget, together every trained token once.
 
     A row that holds a whole group is split over several rows only where it alone exceeds the budget;
@@ -111,14 +113,16 @@ def pack(batch: Batch, token_budget: int, share_prompt: bool = True, break_even:
         share_prompt: False gives one row per rollout.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
             a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
+        num_ranks: processes that share the work; where there are rows enough, each gets a micro-batch.
     """
     rows = sorted(_rows(batch, token_budget, share_prompt, break_even), key=lambda row: -len(row.token_ids))
+    most_rows = math.ceil(len(rows) / num_ranks)
     micro_batches: list[list[_Row]] = []
     for row in rows:
         current = micro_batches[-1] if micro_batches else []
         longest = len(current[0].token_ids) if current else 0
         is_similar = len(row.token_ids) >= MIN_FILL * longest
-        if current and is_similar and longest * (len(current) + 1) <= token_budget:
+        if current and is_similar and len(current) < most_rows and longest * (len(current) + 1) <= token_budget:
             current.append(row)
         else:
             micro_batches.append([row])

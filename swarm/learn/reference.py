@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from swarm.learn.batch import Batch
 from swarm.learn.packing import PackedRows
+from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.update import score_batch
 from swarm.model.lora import LoraLinear, is_adapter_name
 from swarm.model.published import weights_digest
@@ -25,20 +26,29 @@ class ReferencePolicy:
     costs its size in memory once more.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        """Args: network with the initial weights, on its device."""
-        has_adapters = any(isinstance(module, LoraLinear) for module in network.modules())
-        self._network = network if has_adapters else copy.deepcopy(network).requires_grad_(False).eval()
+    def __init__(self, network: nn.Module, ranks: Ranks | None = None) -> None:
+        """Args: network with the initial weights, not yet adopted by the ranks."""
+        self._ranks = ranks or OneProcess()
+        self._digest = _digest(network)
+        if any(isinstance(module, LoraLinear) for module in network.modules()):
+            self._network = network
+        else:
+            self._network = copy.deepcopy(network).requires_grad_(False).eval()
+            self._ranks.adopt(self._network)
 
     def logprobs(self, batch: Batch, plan: Sequence[PackedRows]) -> Tensor:
         """Log-probs [N, L] of every trained token, 0 off the mask, without gradient."""
         with _adapters_off(self._network):
-            return score_batch(self._network, batch, plan).logprobs
+            return score_batch(self._network, batch, plan, ranks=self._ranks).logprobs
 
     def digest(self) -> str:
         """SHA-256 (hex) of its weights."""
-        state = cast("dict[str, Tensor]", self._network.state_dict())
-        return weights_digest({name: tensor for name, tensor in state.items() if not is_adapter_name(name)}).hex()
+        return self._digest
+
+
+def _digest(network: nn.Module) -> str:
+    state = cast("dict[str, Tensor]", network.state_dict())
+    return weights_digest({name: tensor for name, tensor in state.items() if not is_adapter_name(name)}).hex()
 
 
 @contextmanager

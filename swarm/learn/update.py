@@ -5,8 +5,9 @@ beyond what one micro-batch holds, everything is scored without gradient before 
 Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from swarm.learn.objective import Coefficients, coefficients
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.part import Probe, Scope
+from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.recipe import Recipe
 from swarm.learn.score import hidden_states, score_tokens
 
@@ -39,8 +41,8 @@ class Measured:
     num_passes: int = 0  # forward passes, those without gradient included
 
     @classmethod
-    def empty(cls, batch: Batch, network: nn.Module) -> "Measured":
-        """For a batch; scores are float32, or float64 for a float64 network."""
+    def empty(cls, batch: Batch, network: nn.Module, probes: Iterable[str] = ()) -> "Measured":
+        """For a batch and probes of these names; scores are float32, or float64 for a float64 network."""
         dtype = torch.promote_types(next(network.parameters()).dtype, torch.float32)
         zeros = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
         return cls(
@@ -48,6 +50,7 @@ class Measured:
             entropy=zeros.clone(),
             bounded=torch.zeros_like(batch.mask),
             factor=torch.ones_like(zeros),
+            probes={name: zeros.clone() for name in probes},
         )
 
     def write(self, rollouts: Tensor, positions: Tensor, scores: Scores) -> None:
@@ -55,7 +58,13 @@ class Measured:
         self.logprobs[rollouts, positions] = scores.logprobs
         self.entropy[rollouts, positions] = scores.entropy
         for name, values in scores.probes.items():
-            self.probes.setdefault(name, torch.zeros_like(self.logprobs))[rollouts, positions] = values
+            self.probes[name][rollouts, positions] = values
+
+    def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
+        """Takes the rollouts of each part from the rank that scored it."""
+        for name in ("logprobs", "entropy", "bounded", "factor"):
+            setattr(self, name, ranks.rows(getattr(self, name), parts))
+        self.probes = {name: ranks.rows(values, parts) for name, values in self.probes.items()}
 
     def add_seconds(self, phase: str, elapsed_s: float) -> None:
         """Adds to a phase."""
@@ -84,13 +93,21 @@ class Measured:
 
 
 def score_batch(
-    network: nn.Module, batch: Batch, plan: Sequence[PackedRows], probes: Mapping[str, Probe] | None = None
+    network: nn.Module,
+    batch: Batch,
+    plan: Sequence[PackedRows],
+    probes: Mapping[str, Probe] | None = None,
+    ranks: Ranks | None = None,
 ) -> Measured:
     """Log-probs, entropies and probes of every trained token, without gradient."""
-    found = Measured.empty(batch, network)
-    for packed in plan:
-        found.write(packed.rollouts, packed.positions, score_tokens(network, packed, probes))
+    ranks = ranks or OneProcess()
+    found = Measured.empty(batch, network, probes or ())
+    for place, counts in ranks.turns(len(plan)):
+        scores = ranks.run(network, partial(score_tokens, network, plan[place], probes))
+        if counts:
+            found.write(plan[place].rollouts, plan[place].positions, scores)
         found.num_passes += 1
+    found.exchange(ranks, [packed.members for packed in plan])
     return found
 
 
@@ -109,6 +126,7 @@ class Gradient:
     recipe: Recipe
     optimizer: MasterAdamW
     clock: Clock
+    ranks: Ranks = field(default_factory=OneProcess)
 
     def of(self, batch: Batch, plan: Sequence[PackedRows]) -> tuple[float, Measured]:
         """Loss and measurements; the gradient of the whole batch is accumulated in the optimizer.
@@ -120,21 +138,36 @@ class Gradient:
         parts = parts_of(batch, plan, self.recipe.scope)
         if parts is None:
             start = self.clock.monotonic_s()
-            found = score_batch(self.network, batch, plan, self.recipe.probes)
+            found = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks)
             rule: _Rule = _Known.of(self.recipe, batch, found)
             found.add_seconds("score", self.clock.monotonic_s() - start)
         else:
-            found = Measured.empty(batch, self.network)
+            found = Measured.empty(batch, self.network, self.recipe.probes)
             rule = _Asked(recipe=self.recipe, batch=batch, found=found)
-        for index, packed in enumerate(plan):
-            self._backward(packed, rule, None if parts is None else parts[index], found)
+        for place, counts in self.ranks.turns(len(plan)):
+            members = () if parts is None else parts[place]
+            self._pass(plan[place], rule if counts else _Nothing(), members, found)
+        loss = rule.loss
+        if parts is not None:
+            found.exchange(self.ranks, parts)
+            loss = self.ranks.total(loss)
         found.num_micro_batches = len(plan)
         found.num_inputs = sum(packed.token_ids.numel() for packed in plan)
         found.num_padding = sum(packed.num_padding for packed in plan)
-        return rule.loss, found
+        return loss, found
 
-    def _backward(self, packed: PackedRows, rule: "_Rule", members: Sequence[int] | None, found: Measured) -> None:
+    def _pass(self, packed: PackedRows, rule: "_Rule", members: Sequence[int], found: Measured) -> None:
         start = self.clock.monotonic_s()
+        hidden, hidden_grad, scored_s = self.ranks.run(self.network, partial(self._pulled, packed, rule, members))
+        if hidden.requires_grad:
+            hidden.backward(hidden_grad)
+        self.optimizer.accumulate()
+        found.num_passes += 1
+        found.add_seconds("score", scored_s - start)
+        found.add_seconds("backward", self.clock.monotonic_s() - scored_s)
+
+    def _pulled(self, packed: PackedRows, rule: "_Rule", members: Sequence[int]) -> tuple[Tensor, Tensor, float]:
+        """Hidden states [n, H], the loss's gradient by them, and when they were there."""
         head, hidden = Head.of(self.network), hidden_states(self.network, packed)
         scored_s = self.clock.monotonic_s()
         hidden_grad = pull(
@@ -148,12 +181,7 @@ class Gradient:
             None if head.bias is None else self.optimizer.gradient(head.bias),
             probes=rule.probes,
         )
-        if hidden.requires_grad:
-            hidden.backward(hidden_grad)
-        self.optimizer.accumulate()
-        found.num_passes += 1
-        found.add_seconds("score", scored_s - start)
-        found.add_seconds("backward", self.clock.monotonic_s() - scored_s)
+        return hidden, hidden_grad, scored_s
 
 
 class _Rule(Protocol):
@@ -170,9 +198,22 @@ class _Rule(Protocol):
         """Ends of the runs of tokens that must be scored before any of them gets its gradient."""
         ...
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         """Upstream gradients of the tokens `run` of a micro-batch whose rollouts are `members`."""
         ...
+
+
+class _Nothing:
+    """A pass that another rank makes in earnest: its gradient is zero here."""
+
+    loss = 0.0
+    probes: Mapping[str, Probe] = {}
+
+    def segments(self, packed: PackedRows) -> Sequence[int]:
+        return range(1, packed.targets.shape[0] + 1)
+
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
+        return torch.zeros_like(scores.logprobs), None
 
 
 @dataclass(slots=True)
@@ -195,7 +236,7 @@ class _Known:
     def segments(self, packed: PackedRows) -> Sequence[int]:
         return range(1, packed.targets.shape[0] + 1)
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         place = (packed.rollouts[run], packed.positions[run])
         return self.found.logprobs[place], None if self.found.entropy is None else self.found.entropy[place]
 
@@ -221,8 +262,7 @@ class _Asked:
         ends = [*((units[1:] != units[:-1]).nonzero().squeeze(1) + 1).tolist(), size]
         return ends if len(ends) == len(units.unique()) else [size]  # a unit in several places: all at once
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int] | None) -> Upstream:
-        assert members is not None
+    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         place = (packed.rollouts[run], packed.positions[run])
         self.found.write(*place, scores)
         rollouts = self._seen(packed.rollouts[run], members)

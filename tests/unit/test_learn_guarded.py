@@ -1,6 +1,5 @@
 """A learner under the guard: what a level does to a step, and that it survives a restart."""
 
-import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,20 @@ from swarm.learn.learner import PolicyLearner
 from swarm.learn.objective import coefficients, with_advantages
 from swarm.model import CharCodec, load_model
 from swarm.recipes import load_recipe, recipes_of
-from swarm.testing import make_group, make_scored
+from swarm.testing import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, DrawnGroup
 
 MAX_AGE = 8
+OWN = make_identity().node_id  # whose groups `make_group` makes
 pytestmark = pytest.mark.timeout(60)  # the first test imports the model library
 
 
 def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
     loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
     recipe = load_recipe("swarm_sampling")
-    learner = PolicyLearner.open(
-        loaded.network, loaded.codec, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), "0" * 64, dir
-    )
+    learner = PolicyLearner(
+        loaded.network, loaded.codec, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
+    ).resumed()
     return GuardedLearner(learner, load_recipe("sequence_ratio"), config, MAX_AGE)
 
 
@@ -56,10 +56,15 @@ def test_off_policy_steps_go_up_the_levels_until_nothing_is_updated(tmp_path: Pa
     assert reports[0].diagnostics["guard_max_age_steps"] == 3, "groups of age 4 looked bad"
 
 
+def from_elsewhere(drawn: DrawnGroup, policy_id: str) -> DrawnGroup:
+    group = replace(drawn.scored.group, policy_id=policy_id)
+    return replace(drawn, scored=replace(drawn.scored, group=group, is_local=False))
+
+
 def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardConfig(min_tokens=1))
     own = draw(1).groups[0]
-    liar = dataclasses.replace(own, scored=dataclasses.replace(own.scored, is_local=False))
+    liar = from_elsewhere(own, "b" * 64)
     first = learner.step(Draw(step=1, groups=(liar,), num_silent=0))
     assert not first.was_skipped and first.diagnostics["guard_held_sources"] == 1
     assert first.diagnostics["guard_level"] == Level.OPEN, "a stranger's claims change nothing else"
@@ -68,6 +73,15 @@ def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Pat
     assert second.diagnostics["guard_groups_left_out"] == 1
     third = learner.step(Draw(step=3, groups=(liar,), num_silent=0))
     assert third.was_skipped and third.version == second.version
+
+
+def test_the_level_of_a_trainer_that_generates_nothing_follows_its_followers(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=1, alarm_kl=1e6, alarm_ess=0.0))
+    theirs = [from_elsewhere(drawn, OWN) for drawn in draw(1).groups]
+    report = learner.step(Draw(step=1, groups=tuple(theirs), num_silent=0))
+    assert (report.num_local, report.num_from_followers, report.num_external) == (2, 2, 0)
+    assert report.diagnostics["guard_level"] == Level.CAPPED and report.diagnostics["guard_held_sources"] == 0
+    assert [edge.source for edge in report.edges] == [OWN], "edges are by who made the groups"
 
 
 def test_the_guard_wakes_up_where_it_was(tmp_path: Path) -> None:

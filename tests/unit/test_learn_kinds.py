@@ -150,7 +150,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
     one.step(draw(1))
     one.step(draw(2))
     one.save()
-    again = PolicyLearner.resume(
+    again = PolicyLearner(
         load_model(ModelConfig(source="tiny", dtype="float32")).network,
         CODEC,
         mixed,
@@ -158,7 +158,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
         ReplayConfig(foreign="all"),
         "a" * 64,
         tmp_path,
-    )
+    ).resumed()
     again.save()
     for each in (one, again):
         memory = each._memory  # pyright: ignore[reportPrivateUsage]

@@ -101,7 +101,7 @@ def draw(step: int) -> Draw:
 def learner(
     dir: Path, dtype: torch.dtype = torch.float32, recipe: str | Recipe = "grpo", **config: Any
 ) -> PolicyLearner:
-    return PolicyLearner.open(**arguments(dir, dtype, recipe, **config))
+    return PolicyLearner(**arguments(dir, dtype, recipe, **config)).resumed()
 
 
 def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any) -> dict[str, Any]:
@@ -291,11 +291,11 @@ def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkey
 def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:
     learner(tmp_path).save()
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
-        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER})
+        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER}).resumed()
     network: Any = tiny_network(seed=1)
     network.resize_token_embeddings(CODEC.vocab_size + 1)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
-        PolicyLearner.resume(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network})
+        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network}).resumed()
 
 
 def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
     loaded, engine = load_model(TINY), load_model(TINY)
     environments = [CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind)) for kind in KINDS]
     config = LearnerConfig(learning_rate=3e-4)
-    learner = PolicyLearner.open(
-        loaded.network, loaded.codec, load_recipe(recipe), config, ReplayConfig(), NODE, tmp_path
-    )
+    learner = PolicyLearner(loaded.network, loaded.codec, load_recipe(recipe), config, ReplayConfig(), NODE, tmp_path)
     generator = TransformersGenerator(network=engine.network, codec=engine.codec, version=learner.version, seed=0)
 
     def accuracy() -> float:

@@ -79,7 +79,7 @@ def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> Pol
     if lora_rank:
         add_adapters(network, lora_rank)
     settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
-    return PolicyLearner.open(network, CODEC, chosen, settings, ReplayConfig(foreign="all"), "a" * 64, dir)
+    return PolicyLearner(network, CODEC, chosen, settings, ReplayConfig(foreign="all"), "a" * 64, dir).resumed()
 
 
 def figures(report: StepReport) -> tuple[object, ...]:
@@ -154,7 +154,7 @@ def test_other_initial_weights_at_a_restart_are_refused(tmp_path: Path) -> None:
     other = tiny_network(seed=2)
     add_adapters(other, 2)
     with pytest.raises(ConfigError, match="the reference policy was"):
-        PolicyLearner.open(other, CODEC, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path)
+        PolicyLearner(other, CODEC, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path).resumed()
 
 
 def test_an_update_that_is_not_finite_leaves_memory_and_weights_and_the_next_one_goes_on(tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""A step that several processes make together: torch's FSDP2 over gloo (CPU) or NCCL (GPUs), under `torchrun`.
+
+Each rank holds a share of the float32 masters, gradients and moments, runs its share of the micro-batches, and learns
+from the others the scores of the rest: coefficients, loss and clipping are those of the one big step.
+Invariant: outside `run` every parameter is sharded, so that nothing reads weights that the optimizer has left behind.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import MethodType
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+from swarm.errors import ConfigError
+from swarm.learn.optimizer import MasterAdamW
+
+Result = TypeVar("Result")
+
+IDLE_LIMIT = timedelta(days=365)  # a rank that follows waits for the next draw however long rollouts take
+_PASS = "run_pass"
+
+
+class ShardedRanks:
+    """Implements `Ranks` over the process group that `torchrun` has set up the environment for.
+
+    Example:
+        torchrun --standalone --nproc-per-node 2 my_program.py  # which calls ShardedRanks.start()
+    """
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        self._mesh = mesh
+        self._device = device
+        self._line = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=IDLE_LIMIT))
+
+    @classmethod
+    def start(cls) -> "ShardedRanks":
+        """Joins the other ranks: one GPU each where there are GPUs, else on the CPU.
+
+        Raises:
+            ConfigError: fewer GPUs than processes, or torch is too old to sum gradients.
+        """
+        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+            raise ConfigError(f"learner.num_processes: torch {torch.__version__} cannot do this; install a newer one")
+        local_rank, local_count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        if kind == "cuda" and torch.cuda.device_count() < local_count:
+            raise ConfigError(
+                f"learner.num_processes: {local_count} processes need as many GPUs, "
+                f"there are {torch.cuda.device_count()}; lower it, or hide all with CUDA_VISIBLE_DEVICES="
+            )
+        device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+        if kind == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+        return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
+
+    def stop(self) -> None:
+        """Leaves the group."""
+        dist.destroy_process_group()
+
+    @property
+    def index(self) -> int:
+        """Which rank this is; 0 leads."""
+        return self._mesh.get_rank()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._mesh.size()
+
+    @property
+    def device(self) -> torch.device:
+        """Where this one computes."""
+        return self._device
+
+    # --- weights -------------------------------------------------------------------------------------
+
+    def adopt(self, network: nn.Module) -> None:
+        """Shards a network in place, one decoder layer after the other, trained parameters in float32 at least.
+
+        Raises:
+            ConfigError: its parameters are of several dtypes.
+        """
+        dtypes = {param.dtype for param in network.parameters()}
+        if len(dtypes) > 1:
+            raise ConfigError(f"model: parameters of several dtypes {sorted(map(str, dtypes))} cannot be sharded")
+        (dtype,) = dtypes
+        wide = torch.promote_types(dtype, torch.float32)
+        for param in network.parameters():
+            if param.requires_grad:
+                param.data = param.data.to(wide)
+        policy = MixedPrecisionPolicy() if dtype == wide else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide)
+        layers: Sequence[str] = list(getattr(network, "_no_split_modules", None) or ())
+        blocks = [module for module in network.modules() if type(module).__name__ in layers]
+        for module in (*blocks, network):
+            # Freed after each forward pass, the root too: see the invariant.
+            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
+            sharded.set_gradient_divide_factor(1.0)  # ranks add up, as micro-batches do
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
+        setattr(network, _PASS, MethodType(_run_pass, network))
+        register_fsdp_forward_method(network, _PASS)
+
+    def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
+        """Each rank steps its own shards."""
+        return ShardedAdamW(network, betas, weight_decay, self)
+
+    def run(self, network: nn.Module, work: Callable[[], Result]) -> Result:
+        """Gathers each layer's weights as the pass comes to it, and frees them behind it."""
+        return cast(Result, getattr(network, _PASS)(work))  # no tensors among the arguments: they would be cast
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """On the CPU of the first rank, gathered one after the other; the others keep nothing."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.index == 0:
+                found[name] = full.cpu()
+        return found
+
+    def share(self, whole: Tensor) -> DTensor:
+        """This rank's share of a tensor that every rank has as a whole."""
+        return distribute_tensor(whole.to(self._device), self._mesh, [Shard(0)], src_data_rank=None)
+
+    def summed(self, values: Tensor) -> DTensor:
+        """This rank's share of the sum of what the ranks have."""
+        return DTensor.from_local(values, self._mesh, [Partial()]).redistribute(placements=[Shard(0)])
+
+    # --- work ----------------------------------------------------------------------------------------
+
+    def turns(self, num_parts: int) -> Sequence[tuple[int, bool]]:
+        """Part p is the turn of rank p mod count."""
+        mine = range(self.index, num_parts + self.index, self.count)
+        return [(place, True) if place < num_parts else (num_parts - 1, False) for place in mine]
+
+    def rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
+        """Each row is one rank's; the sum with zeros of the others changes no bit of it."""
+        owner = torch.zeros(values.shape[0], dtype=torch.int64)
+        for place, members in enumerate(parts):
+            owner[list(members)] = place % self.count
+        is_mine = (owner == self.index).to(values.device)[:, None]
+        mine = torch.where(is_mine, values, torch.zeros_like(values))
+        total = mine.to(torch.uint8) if mine.dtype is torch.bool else mine
+        dist.all_reduce(total)
+        return total.to(values.dtype)
+
+    def total(self, value: float) -> float:
+        """Added up in the order of ranks on each of them, so that all have the same bits."""
+        mine = torch.tensor([value], dtype=torch.float64, device=self._device)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(found, mine)
+        return sum(float(each) for each in found)
+
+    def agreed(self, values: Tensor) -> Tensor:
+        """The first rank's values."""
+        given = values.to(self._device, copy=True).contiguous()
+        dist.broadcast(given, src=0)
+        return given.to(values.device)
+
+    # --- orders --------------------------------------------------------------------------------------
+
+    def say(self, message: bytes) -> None:
+        """The first rank tells the others."""
+        data = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([data.numel()]), src=0, group=self._line)
+        dist.broadcast(data, src=0, group=self._line)
+
+    def hear(self) -> bytes:
+        """What the first rank says next, however long that takes (blocking)."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self._line)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self._line)
+        return data.numpy().tobytes()
+
+
+class ShardedAdamW(MasterAdamW):
+    """`MasterAdamW` whose masters and moments are this rank's shards."""
+
+    def __init__(
+        self, network: nn.Module, betas: tuple[float, float], weight_decay: float, ranks: ShardedRanks
+    ) -> None:
+        super().__init__(network, betas, weight_decay)
+        self._network = network
+        self._ranks = ranks
+        self._unshared: dict[str, Tensor] = {}  # whole gradients that are this rank's alone until the next step
+
+    def gradient(self, param: Tensor) -> Tensor | None:
+        """Where this rank adds up its part of a whole parameter's gradient; inside a pass, in which it is whole."""
+        for name, own in self._network.named_parameters():
+            if own is param and name in self._masters:
+                if name not in self._unshared:
+                    self._unshared[name] = torch.zeros_like(param, dtype=self._masters[name].dtype)
+                return self._unshared[name]
+        return None
+
+    def discard(self) -> None:
+        """Forgets every gradient."""
+        super().discard()
+        self._unshared.clear()
+
+    def step(self, learning_rate: float, max_grad_norm: float) -> float:
+        """As `MasterAdamW.step`, by all ranks: the norm is that of the whole gradient."""
+        for name, values in self._unshared.items():
+            master, part = self._masters[name], self._ranks.summed(values)
+            master.grad = part if master.grad is None else master.grad.add_(part)
+        self._unshared.clear()
+        return super().step(learning_rate, max_grad_norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """As that of one process, so that a run may go on with another number of them; on the first rank only."""
+        return self._ranks.whole(super().state())
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Takes this rank's shares of a whole state."""
+        super().load_state(
+            {key: value if value.dim() == 0 else self._ranks.share(value) for key, value in tensors.items()}
+        )
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return cast(DTensor, super()._norm(gradients)).full_tensor()
+
+
+def _run_pass(network: nn.Module, work: Callable[[], object]) -> object:
+    return work()
