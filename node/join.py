@@ -6,20 +6,27 @@ it can name only built-in tasks and recipes.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.addresses import own_address
 from swarm.config import NodeConfig, load_config, parse_config
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.process import load_or_create_identity
-from swarm.types import JsonDict
+from swarm.types import JsonDict, Role
 from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
 
 
-async def join_swarm(link: str, directory: Path, overrides: list[str], start: bool, say: Callable[[str], None]) -> None:
+async def join_swarm(
+    link: str,
+    directory: Path,
+    overrides: list[str],
+    start: bool,
+    say: Callable[[str], None],
+    roles: Sequence[Role] = (),
+) -> None:
     """Fetches the manifest, writes `<directory>/node.toml` where there is none, and runs the node.
 
     Args:
@@ -28,6 +35,7 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         overrides: `key.path=value` on top of the manifest.
         start: False only writes the file.
         say: where messages for people go.
+        roles: what a new node does; empty: it trains and generates.
 
     Raises:
         ConfigError: the link or the manifest cannot be used; names the field.
@@ -47,6 +55,7 @@ async def join_swarm(link: str, directory: Path, overrides: list[str], start: bo
         except Unauthenticated as error:
             raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
         data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
+        data |= {"roles": [str(role) for role in roles]} if roles else {}
         await asyncio.to_thread(_require_recipe, parse_config(NodeConfig, data, "manifest"))
         data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
         own = await asyncio.to_thread(own_address, parsed.addresses[0].rpartition(":")[0])

@@ -19,7 +19,7 @@ from swarm.bench_cli import bench
 from swarm.errors import SwarmError
 from swarm.recipes_cli import recipes_app
 from swarm.simulate.cli import simulate
-from swarm.types import Correction
+from swarm.types import Correction, Role
 
 
 class _Commands(TyperGroup):
@@ -62,6 +62,9 @@ def join(
         "swarm-node"
     ),
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer: no optimizer.")
+    ] = False,
     only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
@@ -70,7 +73,8 @@ def join(
     """
     from node.join import join_swarm
 
-    asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print))
+    roles = (Role.GENERATOR,) if generate else ()
+    asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print, roles=roles))
 
 
 @app.command()

@@ -269,6 +269,14 @@ async def test_joining_on_the_coordinators_machine_writes_a_configuration_that_s
     assert any("on this machine" in text for text in said)
 
 
+async def test_a_node_can_join_to_generate_only(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        roles = (Role.GENERATOR,)
+        await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None, roles=roles)
+    config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
+    assert config.roles == roles and config.follow.policy == "" and not config.weights.publish
+
+
 async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) -> None:
     identity = Identity.create()
     edge = EdgeReport(
