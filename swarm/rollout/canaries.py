@@ -37,9 +37,12 @@ def check_canaries(version: PolicyVersion, canaries: Sequence[Canary], score: Sc
     """The mismatch, where it is within the tolerance.
 
     Raises:
-        WeightsRefused: it is not.
+        WeightsRefused: it is not, or a canary cannot be scored.
     """
-    found = mismatch_nats(canaries, score)
+    try:
+        found = mismatch_nats(canaries, score)
+    except ValueError as error:
+        raise WeightsRefused(f"step {version.step}: a canary cannot be scored: {error}") from error
     if found > tolerance_nats:
         raise WeightsRefused(
             f"step {version.step}: canary log-probs differ by {found:.3g} nats on average, more than the tolerance "

@@ -4,7 +4,6 @@ Invariant: the log-probability of a token is that of its own row, whatever else 
 random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
 """
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -25,14 +24,13 @@ from swarm.rollout.turns import Turns
 from swarm.types import (
     Canary,
     FloatArray,
+    LoadReport,
     PolicyVersion,
     Rollout,
     Sampling,
     TokenTrace,
     VersionSpan,
 )
-
-logger = logging.getLogger(__name__)
 
 # Mean |difference| of canary log-probs between two engines of equal weights that may differ in batch, kernel and
 # device, with a margin (docs/engines.md has the measurements).
@@ -157,7 +155,7 @@ class TransformersGenerator:
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
-    ) -> None:
+    ) -> LoadReport:
         """Replaces the weights by published tensors: all or nothing (blocking).
 
         The tensors are copied; those before are kept until the canaries agree, and put back where they do not. No
@@ -177,16 +175,15 @@ class TransformersGenerator:
             raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
         if in_flight:
             with self._weights.taken(first=True):
-                self._replace(version, cast("PublishedTensors", weights), canaries)
-        else:
-            with self._call, self._weights.taken(first=True):
-                self._replace(version, cast("PublishedTensors", weights), canaries)
+                return self._replace(version, cast("PublishedTensors", weights), canaries)
+        with self._call, self._weights.taken(first=True):
+            return self._replace(version, cast("PublishedTensors", weights), canaries)
 
     def cancel(self) -> None:
         """Ends the call in progress at its next token (from any thread); unfinished rollouts come back ABORTED."""
         self._cancelled.set()
 
-    def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> None:
+    def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> LoadReport:
         began_s = time.monotonic()
         before = snapshot(self._network)
         try:
@@ -200,10 +197,7 @@ class TransformersGenerator:
             raise WeightsRefused(f"step {version.step}: {type(error).__name__}: {error}") from error
         self._version = version
         self._seeds.forget()
-        pause_s = time.monotonic() - began_s
-        logger.debug(
-            "weights replaced", extra={"step": version.step, "pause_s": pause_s, "canary_mismatch_nats": mismatch}
-        )
+        return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
