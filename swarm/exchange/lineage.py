@@ -1,0 +1,187 @@
+"""What a follower knows of one lineage: which versions exist, and the cheapest way to the newest that can be had.
+
+Invariant: no step has two versions. What the owner says on a connection of its own replaces what was known, so that a
+trainer that was killed and went on from a checkpoint is followed onto its new branch; what others hand on never does,
+or a holder could lead its watchers back onto a branch that is no more with manifests that were genuine once.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from swarm.types import Digest, NodeId, PolicyVersion, SealedManifest
+from swarm.weights.manifest import Manifest
+from swarm.weights.plan import Offer, cheapest_route
+
+MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are forgotten first
+MAX_MANIFESTS: Final = 4096
+
+
+class Heard(StrEnum):
+    """What a manifest turned out to be."""
+
+    NEW = "new"
+    KNOWN = "known"
+    ANOTHER_BRANCH = "another_branch"  # a step that is known with other weights, from somebody else than the owner
+    TOO_OLD = "too_old"  # older than what there is room to remember
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """One manifest of the lineage, opened."""
+
+    manifest: Manifest
+    sealed: SealedManifest
+
+    @property
+    def digest(self) -> Digest:
+        """Of the manifest's body."""
+        return self.sealed.digest
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Where it leads."""
+        return self.manifest.version
+
+
+Cost = Callable[[Leg], int | None]
+"""Bytes that a leg costs now; None where it cannot be had."""
+
+
+class Lineage:
+    """The versions of one owner, and the manifests that lead to them.
+
+    Example:
+        lineage = Lineage(trainer_id)
+        lineage.add(Leg(manifest=manifest, sealed=sealed), is_from_owner=True)
+        way = lineage.way(held, cost)
+    """
+
+    def __init__(self, policy_id: NodeId) -> None:
+        self.policy_id = policy_id
+        self._legs: dict[Digest, Leg] = {}  # by digest of the manifest, in order of arrival
+        self._steps: dict[int, PolicyVersion] = {}
+        self._num_bytes = 0
+
+    def add(self, leg: Leg, *, is_from_owner: bool) -> tuple[Heard, list[Leg]]:
+        """Takes an opened manifest of this lineage.
+
+        Returns:
+            What it is, and the legs that are forgotten for it: of a branch that is no more, or too old.
+        """
+        assert leg.version.policy_id == self.policy_id
+        if leg.digest in self._legs:
+            return Heard.KNOWN, []
+        named = [leg.version] if leg.manifest.base is None else [leg.manifest.base, leg.version]
+        conflicts = [version.step for version in named if self._steps.get(version.step, version) != version]
+        if conflicts and not is_from_owner:
+            return Heard.ANOTHER_BRANCH, []
+        forgotten = self._forget(lambda step: step >= min(conflicts)) if conflicts else []
+        self._legs[leg.digest] = leg
+        self._steps[leg.version.step] = leg.version
+        self._num_bytes += len(leg.sealed.body)
+        forgotten += self._forget_oldest()
+        return (Heard.NEW if leg.digest in self._legs else Heard.TOO_OLD), forgotten
+
+    def rewind(self, head_step: int) -> list[Leg]:
+        """The owner says that its newest version is this one: what was beyond it is no more. Returns what went."""
+        return self._forget(lambda step: step > head_step)
+
+    def keep_only(self, digests: Collection[Digest]) -> list[Digest]:
+        """Forgets all other manifests, as the store did; returns their digests."""
+        return [leg.digest for leg in self._remove([leg for d, leg in self._legs.items() if d not in digests])]
+
+    def get(self, digest: Digest) -> Leg | None:
+        """A known manifest."""
+        return self._legs.get(digest)
+
+    def knows(self, digest: Digest) -> bool:
+        """Whether a manifest is known."""
+        return digest in self._legs
+
+    @property
+    def head(self) -> PolicyVersion | None:
+        """The newest version."""
+        return self._steps[max(self._steps)] if self._steps else None
+
+    @property
+    def legs(self) -> Collection[Leg]:
+        """Every manifest known."""
+        return self._legs.values()
+
+    def way(
+        self, held: PolicyVersion | None, cost: Cost, refused: Collection[Digest] = frozenset()
+    ) -> tuple[Leg, ...] | None:
+        """The cheapest legs from what is held, or from nothing, to the newest version that can be had.
+
+        Args:
+            held: what the engine serves; equal digests are the same weights, whatever they are called.
+            cost: of each leg.
+            refused: digests of weights that the engine did not take: no way leads to or through them.
+
+        Returns:
+            Empty where nothing newer can be had; None where nothing can be had at all and nothing of this lineage is
+            held.
+        """
+        usable: dict[tuple[Digest, Digest | None], tuple[int, Leg]] = {}
+        for leg in self._legs.values():
+            num_bytes = None if leg.version.digest in refused else cost(leg)
+            key = leg.version.digest, None if leg.manifest.base is None else leg.manifest.base.digest
+            if num_bytes is not None and (key not in usable or num_bytes < usable[key][0]):
+                usable[key] = num_bytes, leg
+        for step in sorted(self._steps, reverse=True):
+            target = self._steps[step]
+            if target == held:
+                return ()
+            route = self._route(target, held, usable)
+            if route is not None:
+                return route
+        return () if held is not None and held.policy_id == self.policy_id else None
+
+    def _route(
+        self,
+        target: PolicyVersion,
+        held: PolicyVersion | None,
+        usable: dict[tuple[Digest, Digest | None], tuple[int, Leg]],
+    ) -> tuple[Leg, ...] | None:
+        if held is not None and held.digest == target.digest:  # the same weights under another name: any leg says so
+            return next(((leg,) for leg in self._legs.values() if leg.version == target), None)
+        numbers: dict[Digest, int] = {}
+
+        def number(digest: Digest) -> int:
+            return numbers.setdefault(digest, len(numbers))
+
+        offers = [
+            Offer(step=number(to), base_step=None if base is None else number(base), num_bytes=num_bytes)
+            for (to, base), (num_bytes, _) in usable.items()
+        ]
+        start = [] if held is None or not held.digest else [number(held.digest)]
+        route = cheapest_route(offers, start, number(target.digest))
+        if route is None:
+            return None
+        digests = list(numbers)
+        ends = [(digests[leg.step], None if leg.base_step is None else digests[leg.base_step]) for leg in route]
+        return tuple(usable[end][1] for end in ends)
+
+    # --- forgetting --------------------------------------------------------------------------------
+
+    def _forget(self, is_gone: Callable[[int], bool]) -> list[Leg]:
+        gone = [leg for leg in self._legs.values() if is_gone(leg.version.step)]
+        return self._remove(gone)
+
+    def _forget_oldest(self) -> list[Leg]:
+        gone: list[Leg] = []
+        while (len(self._legs) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._steps) > 1:
+            oldest = min(self._steps)
+            gone += self._forget(lambda step: step == oldest)  # noqa: B023 - called at once
+        return gone
+
+    def _remove(self, gone: list[Leg]) -> list[Leg]:
+        for leg in gone:
+            del self._legs[leg.digest]
+            self._num_bytes -= len(leg.sealed.body)
+        steps = {leg.version.step for leg in self._legs.values()}
+        for step in {leg.version.step for leg in gone} - steps:
+            del self._steps[step]
+        return gone
