@@ -127,7 +127,7 @@ class Daemon(Service):
             store=store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
-            head_of=lambda node_id: self.agent.peers.heads.get(node_id),
+            head_of=lambda policy_id: self.agent.head_of(policy_id),
             environments=frozenset(env.name for env in config.environments),
             standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
             offload=asyncio.to_thread,

@@ -24,6 +24,7 @@ from swarm.exchange.checks import (
     correction_of,
 )
 from swarm.exchange.standing import UNPROVEN, Standing
+from swarm.exchange.versions import Versions
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, TextCodec, Verdict, Verifier
 from swarm.types import (
@@ -53,13 +54,13 @@ class Door:
 
     Args:
         run_id: groups of other runs are refused.
-        node_id: our own; our groups coming back are duplicates.
+        node_id: our own; our groups coming back are duplicates. Also the name of our lineage.
         codec: tokenizer of this node.
         verifier: scores answers in the sandbox and rebuilds tasks.
         store: admitted groups are in it before `admit` returns.
         clock: wall clock and monotonic time.
         limits: bounds.
-        head_of: newest signed head known of a lineage.
+        head_of: newest signed head known of a lineage, our own included.
         environments: names this node can rebuild.
         standing: what is known of each peer.
         offload: runs a blocking function off the event loop.
@@ -94,6 +95,7 @@ class Door:
         self._standing = standing
         self._offload = offload
         self._usable = usable
+        self.versions = Versions(node_id)  # that existed, as far as this node knows; told by the agent
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._in_flight: set[Digest] = set()
         self.num_admitted = 0
@@ -213,8 +215,11 @@ class Door:
             return RefusalReason.WRONG_RUN, "a group of another run"
         if group.env not in self._environments:
             return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have"
+        if group.policy_id == self._node_id and not self._limits.has_followers:
+            return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
         head = self._head_of(group.policy_id)
-        return check_freshness(group, head, group.newest_step, self._clock.now_s(), self._limits)
+        finding = check_freshness(group, head, group.newest_step, self._clock.now_s(), self._limits)
+        return finding or self.versions.check(group)
 
     async def _verdict(self, group: RolloutGroup) -> Verdict | tuple[RefusalReason, str]:
         """The sandbox's rewards, checked against the group; a crash is the producer's."""

@@ -13,7 +13,15 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
-from swarm.exchange.agent_events import Emit, evaluation_fields, group_fields, mean_and_std, step_fields
+from swarm.exchange.agent_events import (
+    Emit,
+    evaluation_fields,
+    group_fields,
+    mean_and_std,
+    step_fields,
+    version_fields,
+    versions_of,
+)
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.coordination import Coordination
 from swarm.exchange.drawing import Drawing
@@ -90,6 +98,7 @@ class Agent:
         self.endpoints: tuple[str, ...] = ()
         self.last_step_at_s = clock.now_s()
         self._door = door
+        self.versions = door.versions
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
         self._emit = emit
@@ -114,6 +123,7 @@ class Agent:
         for scored in groups:
             if not scored.is_local:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
+        self.versions.restore(scored.group for scored in groups)
         self._num_asked = self.serving.log_head.sequence  # exact alone; groups of others only make it skip numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
@@ -157,7 +167,7 @@ class Agent:
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * std
         self._add(scored, via=self.node_id)
-        self._emit("put", {**group_fields(scored), "tokens": group.num_tokens})
+        self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
         return mean
 
     async def draw(self, head: PolicyVersion) -> Draw:
@@ -172,6 +182,8 @@ class Agent:
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         """A new version of our own lineage exists."""
         self.head = version
+        self.versions.publish(version)
+        self._emit("published", version_fields(version))
         self.coordination.note_version(version)
         self._changed.fire()
 
@@ -226,7 +238,13 @@ class Agent:
         self.peers.learn_head(result.group)
         self._add(result, via)
         self._emit(
-            "admitted", {**group_fields(result), "via": via, "age_s": self.clock.now_s() - result.group.created_at_s}
+            "admitted",
+            {
+                **group_fields(result),
+                "versions": versions_of(result.group),
+                "via": via,
+                "age_s": self.clock.now_s() - result.group.created_at_s,
+            },
         )
         return result
 

@@ -46,6 +46,7 @@ class DoorLimits:
     temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
     clock_skew_s: float = 120.0
+    has_followers: bool = False  # others have our weights, and make groups with them
     head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
 
     @classmethod
@@ -59,6 +60,7 @@ class DoorLimits:
             max_age_s=config.replay.max_age_s,
             max_new_tokens=config.generator.max_new_tokens,
             temperature=config.generator.temperature,
+            has_followers=config.weights.publish,
         )
 
 

@@ -232,7 +232,7 @@ class VirtualSwarm:
             store=disk.store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
-            head_of=lambda node_id: self.agents[index].peers.heads.get(node_id),
+            head_of=lambda policy_id: self.agents[index].head_of(policy_id),
             environments=frozenset(self.environments),
             standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
             offload=offload_in_place(self._verify),
