@@ -1,0 +1,173 @@
+"""Which versions existed: one branch of our own lineage, and what a door makes of a group that names another."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.peers import Peers
+from swarm.exchange.standing import COSTS, Standing
+from swarm.exchange.versions import MAX_LINEAGES, MAX_VERSIONS, Branch, Existence, Versions
+from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.types import PolicyVersion, RefusalReason, Refused, RolloutGroup, ScoredGroup, VersionSpan
+
+TRAINER, FOLLOWER = make_identity(1), make_identity(2)
+
+
+def version(step: int, weights: str = "main", policy_id: str = TRAINER.node_id) -> PolicyVersion:
+    return PolicyVersion(policy_id=policy_id, step=step, digest=f"{weights} {step}".encode().ljust(32, b"."))
+
+
+def made_by(*versions: PolicyVersion) -> RolloutGroup:
+    """A group of the follower whose tokens those versions made, the first one from token 0 on."""
+    group = make_group(FOLLOWER.node_id, texts=["77"] * 8)
+    spans = tuple(VersionSpan(start=start, version=each) for start, each in enumerate(versions))
+    rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace is not None)
+    return replace(group, policy_id=versions[0].policy_id, rollouts=rollouts)
+
+
+def at_step(step: int) -> Versions:
+    versions = Versions(TRAINER.node_id)
+    for each in range(step + 1):
+        versions.publish(version(each))
+    return versions
+
+
+def reason(versions: Versions, *named: PolicyVersion) -> RefusalReason | None:
+    finding = versions.check(made_by(*named))
+    return None if finding is None else finding[0]
+
+
+def test_a_group_may_name_what_we_published_and_nothing_else() -> None:
+    versions = at_step(3)
+    assert reason(versions, version(2)) is None
+    assert reason(versions, version(2), version(3)) is None
+    assert reason(versions, version(2, "forged")) is RefusalReason.BAD_VERSION
+    assert reason(versions, version(2), version(3, "forged")) is RefusalReason.BAD_VERSION
+    assert reason(versions, version(4)) is RefusalReason.BAD_VERSION
+    assert reason(versions, replace(version(2), digest=b"")) is RefusalReason.BAD_VERSION
+
+
+def test_versions_of_a_branch_that_a_rewind_left_are_refused_without_blame() -> None:
+    versions = at_step(5)
+    versions.publish(version(3))  # killed, and gone on from a checkpoint
+    assert reason(versions, version(3)) is None
+    assert reason(versions, version(4)) is RefusalReason.TOO_OLD
+    versions.publish(version(4, "again"))
+    assert reason(versions, version(4, "again")) is None
+    assert reason(versions, version(4)) is RefusalReason.TOO_OLD, "the same step on another branch"
+    assert reason(versions, version(5)) is RefusalReason.TOO_OLD
+    assert reason(versions, version(4, "forged")) is RefusalReason.BAD_VERSION
+    assert RefusalReason.TOO_OLD not in COSTS
+
+
+def test_steps_made_again_bit_for_bit_exist_again() -> None:
+    versions = at_step(5)
+    versions.publish(version(3))
+    versions.publish(version(4))
+    assert reason(versions, version(4)) is None and reason(versions, version(5)) is RefusalReason.TOO_OLD
+
+
+def test_a_step_that_was_skipped_publishes_the_same_version_again_and_changes_nothing() -> None:
+    versions = at_step(3)
+    versions.publish(version(3))
+    assert reason(versions, version(2), version(3)) is None
+
+
+def test_what_is_known_after_a_restart_comes_from_the_store_and_the_rest_is_no_lie() -> None:
+    versions = Versions(TRAINER.node_id)
+    assert reason(versions, version(7)) is RefusalReason.FROM_THE_FUTURE, "nothing published yet: nobody lied"
+    versions.restore([made_by(version(5), version(6)), made_by(version(8))])
+    versions.publish(version(6))
+    assert reason(versions, version(5), version(6)) is None
+    assert reason(versions, version(8)) is RefusalReason.TOO_OLD, "beyond the checkpoint"
+    assert reason(versions, version(4)) is RefusalReason.TOO_OLD, "forgotten"
+    assert reason(versions, version(7)) is RefusalReason.BAD_VERSION
+    assert RefusalReason.FROM_THE_FUTURE not in COSTS
+
+
+def test_of_a_followed_lineage_every_version_with_a_manifest_existed_whatever_its_branch() -> None:
+    versions, other = Versions(TRAINER.node_id), "ab" * 32
+    assert reason(versions, version(3, policy_id=other)) is None, "of a lineage of which nothing is known it is a claim"
+    for step in (2, 3, 4):
+        versions.note(version(step, policy_id=other))
+    versions.note(version(3, "again", other))
+    for weights in ("main", "again"):
+        assert reason(versions, version(3, weights, other)) is None
+    assert reason(versions, version(3, "forged", other)) is RefusalReason.BAD_VERSION
+    assert reason(versions, version(9, policy_id=other)) is RefusalReason.FROM_THE_FUTURE, "a producer may be ahead"
+
+
+def test_tables_are_bounded_and_our_own_stays() -> None:
+    branch = Branch()
+    for step in range(MAX_VERSIONS + 10):
+        branch.publish(version(step))
+    assert branch.judge(version(9)) is Existence.FORGOTTEN and branch.judge(version(10)) is Existence.CURRENT
+    versions = at_step(1)
+    for number in range(MAX_LINEAGES + 5):
+        versions.note(version(1, policy_id=f"{number:064x}"))
+    assert reason(versions, version(1, "forged")) is RefusalReason.BAD_VERSION
+    assert reason(versions, version(1, "forged", f"{0:064x}")) is None, "forgotten, so a claim again"
+    assert reason(versions, version(1, "forged", f"{MAX_LINEAGES + 4:064x}")) is RefusalReason.BAD_VERSION
+
+
+class Gate:
+    """The door of the trainer."""
+
+    def __init__(self, has_followers: bool = True) -> None:
+        clock = ManualClock()
+        self.standing = Standing(clock, 6000)
+        self.head = version(3)
+        self.door = Door(
+            run_id=TOY_RUN_ID,
+            node_id=TRAINER.node_id,
+            codec=ToyCodec(),
+            verifier=ScriptedVerifier(),
+            store=MemoryGroupStore(clock, 2**24),
+            clock=clock,
+            limits=DoorLimits(has_followers=has_followers),
+            head_of={TRAINER.node_id: self.head}.get,
+            environments=frozenset({TOY_ENV}),
+            standing=self.standing,
+            offload=inline,
+        )
+        for step in range(4):
+            self.door.versions.publish(version(step))
+
+    async def admit(self, *named: PolicyVersion) -> ScoredGroup | Refused:
+        return await self.door.admit(make_sealed(made_by(*named), FOLLOWER), FOLLOWER.node_id)
+
+
+async def inline(function, *arguments):  # type: ignore[no-untyped-def]
+    return function(*arguments)
+
+
+async def test_the_door_admits_a_followers_group_as_one_of_ours_made_elsewhere() -> None:
+    scored = await Gate().admit(version(2), version(3))
+    assert isinstance(scored, ScoredGroup)
+    assert not scored.is_local and scored.is_own_policy(TRAINER.node_id)
+
+
+@pytest.mark.parametrize("named", [version(4), version(3, "forged")])
+async def test_the_door_blames_a_follower_that_invents_versions(named: PolicyVersion) -> None:
+    gate = Gate()
+    result = await gate.admit(named)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.BAD_VERSION
+    assert gate.standing.score(FOLLOWER.node_id) < 0
+
+
+async def test_who_publishes_no_weights_has_no_followers() -> None:
+    result = await Gate(has_followers=False).admit(version(3))
+    assert isinstance(result, Refused) and result.reason is RefusalReason.BAD_VERSION
+
+
+def test_what_a_follower_says_of_our_lineage_moves_nobodys_head() -> None:
+    peers = Peers("c" * 64)
+    own = version(8, policy_id=FOLLOWER.node_id)
+    peers.learn_head(made_by(own))
+    assert peers.heads[FOLLOWER.node_id] == own, "of its own lineage its signature is evidence"
+    peers.learn_head(made_by(version(900)))
+    assert peers.heads == {FOLLOWER.node_id: own}
+    assert peers.delivered_steps[FOLLOWER.node_id] == 900, "it did deliver"
