@@ -26,15 +26,18 @@ from swarm.types import (
     Cursor,
     Digest,
     FinishReason,
+    Leave,
     NodeId,
     PolicyVersion,
     Rollout,
     RolloutGroup,
     Sampling,
     SealedGroup,
+    SealedManifest,
     TokenTrace,
     VersionSpan,
 )
+from swarm.weights.manifest import DOMAIN_WEIGHTS
 from swarm.wire.convert import seal_group
 
 SEND_EVERY_S: Final = 0.5
@@ -89,6 +92,21 @@ class HostileNode:
         if self._rng.random() < 0.3:
             raise NotHeld("not here")
         return await self._make(self._rng.choice(KINDS))
+
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """Manifests of nothing, signed by us whosever lineage it is, and leave without end."""
+        while True:
+            await asyncio.sleep(SEND_EVERY_S)
+            body = self._rng.randbytes(200)
+            signature = self._identity.sign(DOMAIN_WEIGHTS, body)
+            yield SealedManifest(body=body, public_key=self._identity.public_key, signature=signature)
+            yield Leave(head_step=CLAIMED_STEP, limit=10**6)
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        """Something else than was asked for, or nothing."""
+        if self._rng.random() < 0.3:
+            raise NotHeld("not here")
+        return self._rng.randbytes(200)
 
     def _kinds(self) -> Iterator[str]:
         start = self._rng.randrange(len(KINDS))
