@@ -7,7 +7,7 @@ measured, so that no curve changes its meaning along the way.
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from swarm.simulate.result import NodeResult, SimulationResult, SwarmResult
 from swarm.telemetry.recorder import overlap_share
@@ -46,6 +46,45 @@ class NodeRow:
     ess_share: float | None  # mean over steps
     tokens_per_s: float
     overlap_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowRow:
+    """How one node followed a trainer."""
+
+    name: str
+    num_versions: int
+    num_not_taken: int
+    first_bytes: int  # of the first version taken
+    bytes_per_version: float | None  # mean of those after it
+    lag_s: float | None  # median, from the end of the optimizer step until the engine serves its version
+    lag_p95_s: float | None
+    stage_s: float | None  # mean: decoding and checking, beside generation
+    pause_s: float | None  # mean: generation stood still
+    mismatch_nats: float | None  # mean over versions, of the canaries
+
+
+def follow_rows(swarm: SwarmResult) -> list[FollowRow]:
+    """A row for each node that took versions of another's policy."""
+    made = {step: at_s for node in swarm.trainers for step, at_s in node.stepped_at_s.items()}
+    return [_follow_row(node, made) for node in swarm.nodes if node.versions or node.num_not_taken]
+
+
+def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
+    later = node.versions[1:]
+    lags = sorted(row.at_s - made[row.step] for row in later if row.step in made)
+    return FollowRow(
+        name=node.name,
+        num_versions=len(node.versions),
+        num_not_taken=node.num_not_taken,
+        first_bytes=node.versions[0].num_bytes if node.versions else 0,
+        bytes_per_version=fmean(row.num_bytes for row in later) if later else None,
+        lag_s=median(lags) if lags else None,
+        lag_p95_s=lags[min(len(lags) - 1, int(0.95 * len(lags)))] if lags else None,
+        stage_s=fmean(row.seconds.get("stage", 0.0) for row in later) if later else None,
+        pause_s=fmean(row.seconds.get("pause", 0.0) for row in later) if later else None,
+        mismatch_nats=fmean(row.mismatch_nats for row in later) if later else None,
+    )
 
 
 def accuracy_curve(node: NodeResult, environments: Collection[str], split: str) -> Points:

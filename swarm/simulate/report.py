@@ -17,6 +17,7 @@ from swarm.simulate.figures import (
     SPLITS,
     accuracy_curve,
     advantage_over_rival,
+    follow_rows,
     largest_gap_s,
     mean_change,
     never_asked,
@@ -79,6 +80,7 @@ def as_json(result: SimulationResult) -> JsonDict:
                 for split in SPLITS
                 if (found := mean_change(swarm, split, own)) is not None
             },
+            "following": [asdict(row) for row in follow_rows(swarm)],
             "largest_gap_s": {node.name: largest_gap_s(node) for node in swarm.nodes},
         }
     derived["advantage_over_rival"] = {
@@ -106,6 +108,7 @@ def render_html(result: SimulationResult) -> str:
         cards=_cards(result),
         rows=node_rows(swarm),
         rival_rows=node_rows(result.rival) if result.rival else [],
+        follow_rows=follow_rows(swarm),
         rival_words=RIVALS[result.rival_kind],
         accuracy=[
             (title, split.replace("_", " "), accuracy_chart(result, split, own))

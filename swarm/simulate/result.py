@@ -53,6 +53,17 @@ class EvaluationRow:
     majority_baseline: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionRow:
+    """A version of another node's policy that this node's engine took."""
+
+    step: int
+    at_s: float  # wall clock
+    num_bytes: int  # manifests and payloads
+    seconds: dict[str, float]  # stage, load, and pause, a part of load
+    mismatch_nats: float  # of the canaries
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
     """What one node did."""
@@ -79,6 +90,9 @@ class NodeResult:
     num_starts: int
     num_failures: int
     trains: bool = True
+    versions: tuple[VersionRow, ...] = ()  # taken from a trainer, in order
+    num_not_taken: int = 0  # versions that the engine refused
+    stepped_at_s: dict[int, float] = field(default_factory=dict[int, float])  # step -> wall clock at its end
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
 
 
@@ -181,6 +195,18 @@ def node_result(
         edges_kl={edge["source"]: edge["kl"] for event in of.get("step", []) for edge in event["edges"]},
         num_starts=num_starts,
         trains=trains,
+        versions=tuple(
+            VersionRow(
+                step=event["step"],
+                at_s=event["at_s"],
+                num_bytes=event["bytes"],
+                seconds=event["seconds"],
+                mismatch_nats=event["mismatch"],
+            )
+            for event in of.get("applied", [])
+        ),
+        num_not_taken=len(of.get("apply_failed", [])),
+        stepped_at_s={e["step"]: e["at_s"] - e["seconds"].get("publish", 0.0) for e in of.get("step", [])},
         num_failures=len(of.get("failure", [])) + len(of.get("worker_died", [])),
         marks=tuple((event["at_s"], event["kind"]) for event in events if event["kind"] in MARKS),
     )

@@ -8,7 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.simulate.figures import Change, NodeRow, advantage_over_rival, node_rows, shared_step
+from swarm.simulate.figures import (
+    Change,
+    FollowRow,
+    NodeRow,
+    advantage_over_rival,
+    follow_rows,
+    node_rows,
+    shared_step,
+)
 from swarm.simulate.live import figure
 from swarm.simulate.result import RIVALS, SimulationResult, SwarmResult
 
@@ -22,6 +30,7 @@ def render_summary(result: SimulationResult) -> RenderableType:
             *_comparison(result),
         ]
     parts.append(_baseline(result.swarm))
+    parts += [_follow_table(rows)] if (rows := follow_rows(result.swarm)) else []
     parts.append(Text(""))
     for verdict in result.invariants:
         mark, style = ("ok  ", "green") if verdict.holds else ("FAIL", "bold red")
@@ -61,6 +70,34 @@ def _cells(row: NodeRow) -> list[str]:
 def arrow(change: Change | None) -> str:
     """`.16->.71`, or a dash."""
     return "-" if change is None else f"{figure(change.before)}->{figure(change.after)}"
+
+
+def _follow_table(rows: list[FollowRow]) -> Table:
+    table = Table(title=Text("How generators followed"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("node", no_wrap=True)
+    for name in (
+        "versions\ntaken",
+        "\nrefused",
+        "KB a\nversion",
+        "s from step\nto serving",
+        "\n95 %",
+        "pause\ns",
+        "mismatch\nnats",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        kilobytes = None if row.bytes_per_version is None else row.bytes_per_version / 1000
+        table.add_row(
+            Text(row.name),
+            str(row.num_versions),
+            str(row.num_not_taken),
+            figure(kilobytes, 1),
+            figure(row.lag_s),
+            figure(row.lag_p95_s),
+            figure(row.pause_s),
+            figure(row.mismatch_nats, 4),
+        )
+    return table
 
 
 def _comparison(result: SimulationResult) -> list[Text]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from swarm.simulate.figures import (
     accuracy_curve,
     advantage_over_rival,
+    follow_rows,
     largest_gap_s,
     mean_change,
     never_asked,
@@ -296,3 +297,27 @@ def test_charts_escape_what_they_are_given():
     chart = line_chart([Series(name="<b>", points=[(0, 1), (1, 2)], color=0)], x_label="<i>")
     assert "<b>" not in chart and "&lt;b&gt;" in chart and "<i>" not in chart
     assert "<u>" not in matrix(["<u>"], ["<u>"], [[1.0]], what="groups")
+
+
+def test_how_a_generator_followed_is_counted_from_the_end_of_the_step():
+    def applied(step: int, at_s: float, num_bytes: int) -> JsonDict:
+        seconds = {"stage": 0.2, "load": 0.3, "pause": 0.1}
+        fields = {"step": step, "bytes": num_bytes, "seconds": seconds, "mismatch": 0.01}
+        return {"kind": "applied", "at_s": at_s, **fields}
+
+    taken = [applied(0, 90.0, 9000), applied(1, 102.5, 400), applied(3, 124.0, 600)]
+    follower = node_result("curie", BELL, (), [*taken, {"kind": "apply_failed", "at_s": 1.0}], {}, trains=False)
+    trainer = node_result(
+        "ada", ADA, (), [step_event(step, 100.0 + 10 * step - 8, seconds={"publish": 0.5}) for step in (1, 2, 3)], {}
+    )
+    both = SwarmResult(nodes=(trainer, follower), began_at_s=0.0, first_step_at_s=1.0, ended_at_s=130.0)
+    (row,) = follow_rows(both)
+    assert (row.name, row.num_versions, row.num_not_taken, row.first_bytes) == ("curie", 3, 1, 9000)
+    assert row.bytes_per_version == 500 and row.pause_s == pytest.approx(0.1)
+    assert row.lag_s == pytest.approx((1.0 + 2.5) / 2) and row.lag_p95_s == pytest.approx(2.5)
+    given = result(swarm=both, rival=None)
+    assert "How generators followed" in render_html(given)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(render_summary(given))
+    assert "How generators followed" in captured.get() and "curie" in captured.get()
