@@ -3,6 +3,7 @@
 Invariant: the process ends with this one, however that ends; what it prints is in `vllm.log`.
 """
 
+import importlib.util
 import json
 import logging
 import os
@@ -37,6 +38,14 @@ def vllm_python(config: EngineConfig) -> str:
     if config.python:
         return config.python
     return str(DEFAULT_PYTHON.absolute()) if DEFAULT_PYTHON.is_file() else sys.executable
+
+
+def has_vllm(config: EngineConfig) -> bool:
+    """Whether that interpreter is there and has vLLM, without starting it where it is another one."""
+    python = vllm_python(config)
+    if python != sys.executable:
+        return Path(python).is_file()
+    return importlib.util.find_spec("vllm") is not None
 
 
 class EngineProcess:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.live import LiveProgress
@@ -42,6 +43,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         _rival_of(options, rival)  # a wrong one stops here
     directory.mkdir(parents=True, exist_ok=True)
     prepare_model(options, directory, console)
+    options = replace(options, has_vllm=_has_vllm(options, console))
     run = _run(options, directory / "swarm", console)
     runs = [run]
     if rival:
@@ -85,6 +87,16 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
         load_codec(config)
         if config.source != "tiny":
             resolve_source(config, None, with_weights=True)
+
+
+def _has_vllm(options: SimulationOptions, console: Console) -> bool:
+    """Whether the generators that want vLLM can have it; says so where they cannot."""
+    from swarm.rollout.vllm_process import has_vllm
+
+    found = has_vllm(EngineConfig())
+    if "vllm" in PRESETS[options.preset].generators and not found:
+        console.print("vLLM is not installed here, transformers takes its place (make vllm installs it)")
+    return found
 
 
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:

@@ -78,6 +78,7 @@ class SimulationOptions:
     deterministic: bool = False
     foreign: Literal["all", "positive"] = "positive"
     mode: Mode = "push"  # of the generators that follow a trainer
+    has_vllm: bool = False  # else its generators use transformers, too
     colocated: bool = False  # the trainer of an echo preset generates for itself, alone
     overrides: tuple[str, ...] = ()  # key.path=value for every node
     out: Path | None = None
@@ -246,7 +247,7 @@ def _echo(options: SimulationOptions, preset: Preset, nodes: list[NodeConfig]) -
     mode: Literal["pull", "push"] = "push" if options.mode == "push" else "pull"
     followers: list[NodeConfig] = []
     for index, node in enumerate(others):
-        engine = preset.generators[index % len(preset.generators)]
+        engine = preset.generators[index % len(preset.generators)] if options.has_vllm else "transformers"
         roles = {
             "roles": (Role.GENERATOR,),
             "engine": EngineConfig(kind=engine),
