@@ -1,0 +1,178 @@
+"""Weights on the wire: round trips of anything in bounds, and no bytes at all that come out of bounds or raise."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import TooLarge
+from swarm.types import ApplyReport, Canary, Leave, PolicyVersion, SealedManifest
+from swarm.wire.body import MAX_STEP, Malformed
+from swarm.wire.local import apply_report_from_json, apply_report_to_json
+from swarm.wire.v1 import engine_service_pb2, policy_pb2
+from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.weights import (
+    MAX_CANARY_TOKENS,
+    MAX_LOCAL_MANIFEST_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_PUBLISHED_MANIFESTS,
+    MAX_WINDOW,
+    bounded_bodies,
+    canary_from_message,
+    canary_to_message,
+    manifest_from_message,
+    manifest_to_message,
+    require_digest,
+    watch_from_message,
+    watch_to_message,
+    watched_from_message,
+    watched_to_message,
+)
+
+manifests = st.builds(
+    SealedManifest,
+    body=st.binary(min_size=1, max_size=200),
+    public_key=st.binary(min_size=32, max_size=32),
+    signature=st.binary(min_size=64, max_size=64),
+)
+leaves = st.builds(Leave, head_step=st.integers(0, MAX_STEP - 1), limit=st.integers(0, MAX_STEP - 1))
+finite = st.floats(0, 1e6, allow_nan=False)
+reports = st.builds(
+    ApplyReport,
+    version=st.builds(
+        PolicyVersion, policy_id=st.text(min_size=1, max_size=20), step=st.integers(0, 2**50), digest=st.just(b"d" * 32)
+    ),
+    error=st.text(max_size=80),
+    num_bytes=st.integers(0, 2**50),
+    seconds=st.dictionaries(st.sampled_from(["stage", "pause", "load", "canary"]), finite),
+    mismatch_nats=finite,
+)
+
+
+@st.composite
+def canaries(draw: Any) -> Canary:
+    ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40))
+    rest = draw(st.lists(st.floats(-(2.0**100), 0.0, width=32), min_size=len(ids) - 1, max_size=len(ids) - 1))
+    return Canary(token_ids=np.array(ids, np.int32), logprobs=np.array([math.nan, *rest], np.float32))
+
+
+@given(manifests | leaves)
+def test_what_is_watched_round_trips(item: SealedManifest | Leave) -> None:
+    data = watched_to_message(item).SerializeToString()
+    assert watched_from_message(pb.WatchResponse.FromString(data)) == item
+
+
+@given(st.text(min_size=1, max_size=128), st.integers(-5, 2 * MAX_WINDOW))
+def test_request_to_watch_round_trips_with_its_window_within_bounds(policy_id: str, window: int) -> None:
+    data = watch_to_message(policy_id, window).SerializeToString()
+    assert watch_from_message(pb.WatchRequest.FromString(data)) == (policy_id, max(0, min(window, MAX_WINDOW)))
+
+
+@given(canaries())
+def test_any_canary_round_trips(canary: Canary) -> None:
+    data = canary_to_message(canary).SerializeToString()
+    back = canary_from_message(engine_service_pb2.Canary.FromString(data))
+    np.testing.assert_array_equal(back.token_ids, canary.token_ids)
+    np.testing.assert_array_equal(back.logprobs, canary.logprobs)
+    assert back.token_ids.dtype == np.int32 and back.logprobs.dtype == np.float32
+
+
+@given(reports)
+def test_any_report_of_an_engine_round_trips_as_plain_json(report: ApplyReport) -> None:
+    data = apply_report_to_json(report)
+    assert apply_report_from_json(data) == report
+    assert json.loads(data)["version"]["digest"] == "64" * 32
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_are_watched_but_those_within_bounds(data: bytes) -> None:
+    try:
+        item = watched_from_message(pb.WatchResponse.FromString(data))
+    except (DecodeError, Malformed):
+        return
+    if isinstance(item, Leave):
+        assert 0 <= item.head_step < MAX_STEP and 0 <= item.limit < MAX_STEP
+    else:
+        assert (len(item.public_key), len(item.signature)) == (32, 64) and 0 < len(item.body) <= MAX_MANIFEST_BYTES
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
+def test_only_a_key_of_32_and_a_signature_of_64_bytes_around_something_is_a_manifest(
+    key: bytes, signature: bytes, body: bytes
+) -> None:
+    message = policy_pb2.SealedManifest(public_key=key, signature=signature, body=body)
+    if (len(key), len(signature)) == (32, 64) and body:
+        assert manifest_from_message(message).body == body
+    else:
+        with pytest.raises(Malformed):
+            manifest_from_message(message)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_leave_is_exact_as_a_float_or_malformed(head_step: int, limit: int) -> None:
+    message = pb.WatchResponse(leave=pb.Leave(head_step=head_step, limit=limit))
+    try:
+        leave = watched_from_message(message)
+    except Malformed:
+        assert max(head_step, limit) >= MAX_STEP
+    else:
+        assert leave == Leave(head_step=head_step, limit=limit) and max(head_step, limit) < MAX_STEP
+
+
+@given(st.text(max_size=200), st.integers(0, 2**32 - 1))
+def test_only_a_named_lineage_and_a_bounded_window_can_be_watched(policy_id: str, window: int) -> None:
+    message = pb.WatchRequest(policy_id=policy_id, window=window)
+    if 0 < len(policy_id) <= 128 and window <= MAX_WINDOW:
+        assert watch_from_message(message) == (policy_id, window)
+    else:
+        with pytest.raises(Malformed):
+            watch_from_message(message)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=MAX_CANARY_TOKENS + 2), st.binary(max_size=64))
+def test_no_canary_comes_out_that_an_engine_could_not_score(token_ids: list[int], logprobs: bytes) -> None:
+    message = engine_service_pb2.Canary(token_ids=token_ids, logprobs=logprobs)
+    try:
+        canary = canary_from_message(message)
+    except Malformed:
+        return
+    assert 0 < canary.token_ids.size == canary.logprobs.size <= MAX_CANARY_TOKENS and int(canary.token_ids.min()) >= 0
+    assert (
+        np.isnan(canary.logprobs[0]) and np.all(np.isfinite(canary.logprobs[1:])) and np.all(canary.logprobs[1:] <= 0)
+    )
+
+
+@pytest.mark.parametrize("wrong", [[0.0, -1.0], [math.nan, 0.5], [math.nan, math.nan], [math.nan, -math.inf]])
+def test_canary_of_wrong_log_probabilities_is_malformed(wrong: list[float]) -> None:
+    message = engine_service_pb2.Canary(token_ids=[1, 2], logprobs=np.array(wrong, "<f4").tobytes())
+    with pytest.raises(Malformed):
+        canary_from_message(message)
+
+
+def test_manifests_beyond_their_bounds_are_neither_sent_nor_taken() -> None:
+    body = bytes(MAX_MANIFEST_BYTES + 1)
+    sealed = SealedManifest(body=body, public_key=bytes(32), signature=bytes(64))
+    with pytest.raises(TooLarge, match=str(MAX_MANIFEST_BYTES)):
+        watched_to_message(sealed)
+    local = manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)
+    assert manifest_from_message(local, MAX_LOCAL_MANIFEST_BYTES) == sealed
+    with pytest.raises(Malformed, match=str(MAX_MANIFEST_BYTES)):
+        manifest_from_message(local)
+    with pytest.raises(TooLarge):
+        bounded_bodies([b"x"] * (MAX_PUBLISHED_MANIFESTS + 1))
+    with pytest.raises(TooLarge):
+        bounded_bodies([bytes(MAX_LOCAL_MANIFEST_BYTES + 1)])
+
+
+@given(st.binary(max_size=40))
+def test_only_32_bytes_are_a_digest(data: bytes) -> None:
+    if len(data) == 32:
+        assert require_digest(data) == data
+    else:
+        with pytest.raises(Malformed):
+            require_digest(data)
