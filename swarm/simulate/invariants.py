@@ -1,6 +1,6 @@
 """What must hold in every run, checked from the nodes' own events while they happen.
 
-Invariant: the checks know only events (`put`, `admitted`, `draw`, `step`, `failure`), so that the same
+Invariant: the checks know only events (`published`, `put`, `admitted`, `draw`, `step`, `failure`), so that the same
 ones judge a virtual swarm, a swarm of processes, and a recorded event file.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.types import JsonDict, NodeId
+
+Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +41,23 @@ class Invariants:
     _num_draws: int = 0
     _num_consumed: int = 0
     _max_age: int = 0
+    _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
+    _num_named: int = 0
 
     def check(self, node: NodeId, kind: str, fields: JsonDict) -> None:
         """One event of one node."""
-        if kind == "put":
+        if kind == "published":
+            self._published[fields["policy"]][fields["step"]].add(fields["digest"])
+        elif kind == "put":
             self._put[node].add(fields["digest"])
+            self._note_versions(node, kind, fields)
         elif kind == "restored":
             for digest, is_local in fields["held"]:
                 (self._put if is_local else self._admitted)[node].add(digest)
         elif kind == "admitted":
             self._admitted[node].add(fields["digest"])
+            self._note_versions(node, kind, fields)
         elif kind == "draw":
             self._check_draw(node, fields)
         elif kind == "step":
@@ -59,6 +68,25 @@ class Invariants:
             self._violate(NO_FAILURE, f"{node[:8]}: {fields['loop']}: {fields['error']}")
         elif kind == "worker_died":
             self._violate(NO_FAILURE, f"{node[:8]}: worker ended with exit code {fields['exit_code']}")
+
+    def _note_versions(self, node: NodeId, kind: str, fields: JsonDict) -> None:
+        """What existed is known at the end: events of several processes come in no exact order."""
+        for step, digest in fields.get("versions", []):
+            named = (fields["policy"], fields["producer"], step, digest)
+            self._named.setdefault(named, f"{node[:8]}: {kind} group {fields['digest'][:8]}")
+
+    def _check_versions(self) -> None:
+        """Of lineages that are not part of the run, nothing can be said."""
+        for (policy, producer, step, digest), where in self._named.items():
+            published = self._published.get(policy)
+            if published is None:
+                continue
+            self._num_named += 1
+            # its owner generates with a version from the end of the step on; a kill may come before it is published
+            is_unpublished = producer == policy and step not in published and step - 1 in published
+            if digest not in published.get(step, ()) and not is_unpublished:
+                self._violate(EXISTED, f"{where}: version {step} of {policy[:8]} with weights {digest or 'unnamed'}")
+        self._named.clear()
 
     def _check_step(self, node: NodeId, fields: JsonDict) -> None:
         self._num_steps[node] += 1
@@ -101,17 +129,19 @@ class Invariants:
         self._max_age = max(self._max_age, group["age"])
         if group["age"] > draw["max_age_steps"]:
             self._violate(AGE, f"{where}: age {group['age']} steps exceeds {draw['max_age_steps']}")
-        if group["local"] != (group["producer"] == node):
-            self._violate(ADMITTED, f"{where}: wrong origin")
-        if group["local"] and digest not in self._put[node]:
-            self._violate(ADMITTED, f"{where}: local group was never stored")
-        if not group["local"] and digest not in self._admitted[node]:
-            self._violate(ADMITTED, f"{where}: foreign group was never admitted")
-        if not group["local"] and self._put and digest not in self._put[group["producer"]]:
+        policy, is_made_here = group.get("policy", group["producer"]), group["producer"] == node
+        if group["local"] != (policy == node):
+            self._violate(ADMITTED, f"{where}: wrong lineage")
+        if is_made_here and digest not in self._put[node]:
+            self._violate(ADMITTED, f"{where}: own group was never stored")
+        if not is_made_here and digest not in self._admitted[node]:
+            self._violate(ADMITTED, f"{where}: group of another node was never admitted")
+        if not is_made_here and self._put and digest not in self._put[group["producer"]]:
             self._violate(ADMITTED, f"{where}: its producer never made it")
 
     def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
-        """After the run: the head step of every node, and who was killed for good."""
+        """After the run: the head step of every node that trains, and who was killed for good."""
+        self._check_versions()
         for node, step in steps.items():
             if node in dead:
                 continue
@@ -138,6 +168,7 @@ class Invariants:
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
+            EXISTED: f"{self._num_named} versions named, by producer",
             REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and told"
             if num_abandoned
             else f"{self._num_repeated} steps made again",
@@ -148,7 +179,7 @@ class Invariants:
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
-            for name in (REUSE, AGE, ADMITTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
+            for name in (REUSE, AGE, ADMITTED, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
         ]
 
     @property
@@ -159,7 +190,8 @@ class Invariants:
 
 REUSE = "no group consumed more often than max_reuse"
 AGE = "no group older than max_age at consumption"
-ADMITTED = "every consumed foreign group was admitted (signature, re-checked reward)"
+ADMITTED = "every consumed group of another node was admitted (signature, re-checked reward)"
+EXISTED = "every rollout's spans name versions that existed"
 ONCE = "no group counted twice"
 REPEAT = "a step made again after a crash learned from the same draw"
 PROGRESS = "every live node made optimizer steps"
