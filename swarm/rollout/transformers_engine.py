@@ -20,6 +20,7 @@ from swarm.rollout.canaries import check_canaries
 from swarm.rollout.rows import Decoding, Row
 from swarm.rollout.sampling import choose_greedy, sampler
 from swarm.rollout.seeds import SampleSeeds
+from swarm.rollout.tolerances import tolerance_nats as tolerance_for
 from swarm.rollout.turns import Turns
 from swarm.types import (
     Canary,
@@ -32,9 +33,6 @@ from swarm.types import (
     VersionSpan,
 )
 
-# Mean |difference| of canary log-probs between two engines of equal weights that may differ in batch, kernel and
-# device, with a margin (docs/engines.md has the measurements).
-TOLERANCE_NATS: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
@@ -70,7 +68,8 @@ class TransformersGenerator:
         self._version = version
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
-        self._tolerance_nats = tolerance_nats or TOLERANCE_NATS.get(next(network.parameters()).dtype, 0.05)
+        dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+        self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
         self._weights = Turns()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
