@@ -146,8 +146,10 @@ def _are_in_vocabulary(ids: IntArray, codec: TextCodec) -> bool:
 
 def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
     """True when a trained token follows an EOS of the same turn: invisible in the text, yet learned."""
-    mask, turns = trace.action_mask, trace.turn_ids
-    for at, token in enumerate(trace.token_ids.tolist()[:-1]):
+    mask, turns, before_last = trace.action_mask, trace.turn_ids, trace.token_ids.tolist()[:-1]
+    if eos_ids.isdisjoint(before_last):
+        return False
+    for at, token in enumerate(before_last):
         if token in eos_ids and mask[at] and mask[at + 1] and turns[at] == turns[at + 1]:
             return True
     return False
@@ -250,7 +252,7 @@ def clamp_logprobs(group: RolloutGroup) -> RolloutGroup:
 
 
 def _exceeds_zero(trace: TokenTrace | None) -> bool:
-    return trace is not None and trace.logprobs is not None and bool((trace.logprobs > 0).any())
+    return trace is not None and trace.logprobs is not None and bool(np.count_nonzero(trace.logprobs > 0))
 
 
 def _clamped(rollout: Rollout) -> Rollout:

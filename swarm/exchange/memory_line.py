@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from swarm.errors import Unavailable
@@ -76,12 +77,14 @@ class Line:
     async def wait(self, seconds: float) -> None:
         """Lets time pass on an open connection. Raises Unavailable as soon as it breaks."""
         if seconds > 0:
+            self.check()
             waiter: asyncio.Future[None] = self._loop.create_future()
             timer = self._loop.call_later(seconds, _wake, waiter)
+            self._wakers[waiter] = partial(_wake, waiter)
             try:
-                with self.waking(lambda: _wake(waiter)):
-                    await waiter
+                await waiter
             finally:
+                del self._wakers[waiter]
                 timer.cancel()
         self.check()
 

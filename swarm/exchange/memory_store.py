@@ -35,7 +35,8 @@ class MemoryGroupStore:
         self._positions: dict[Digest, int] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
-        self._is_journal_short = False  # nothing happened since that may be dropped from it
+        self._steps_of: dict[Digest, list[int]] = {}  # journalled draws that used a group
+        self._maybe_gone: set[int] = set()  # draws whose groups may all be deleted, so that the journal may forget them
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
@@ -81,9 +82,7 @@ class MemoryGroupStore:
     async def record_draw(self, draw: Draw) -> None:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
         self._prepare(64 * (len(draw.groups) + len(draw.silent)))
-        self._draws[draw.step] = draw
-        if self._positions.keys().isdisjoint([*[drawn.scored.digest for drawn in draw.groups], *draw.silent]):
-            self._is_journal_short = False
+        self._write(draw)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Journalled draws from a step on, in order: the groups that were handed out."""
@@ -105,15 +104,13 @@ class MemoryGroupStore:
         self._prepare(64 * (last_step + 1 - first_step))
         for step in range(first_step, last_step + 1):
             draw = self._draws.get(step, Draw(step=step, groups=(), num_silent=0))
-            used = (*(drawn.scored.digest for drawn in draw.groups), *draw.silent)
-            self._draws[step] = replace(draw, groups=(), silent=used)
-        self._is_journal_short = False
+            self._write(replace(draw, groups=(), silent=_used(draw)))
 
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
         uses: dict[Digest, int] = {}
         for draw in self._draws.values():
-            for digest in (*(drawn.scored.digest for drawn in draw.groups), *draw.silent):
+            for digest in _used(draw):
                 uses[digest] = uses.get(digest, 0) + 1
         return uses
 
@@ -125,25 +122,15 @@ class MemoryGroupStore:
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
     ) -> int:
         """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
-        kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
-        kept = {*keep, *(drawn.scored.digest for draw in kept_draws for drawn in draw.groups)}
-        kept.update(digest for draw in kept_draws for digest in draw.silent)
-        num_bytes, victims = self._num_bytes, list[int]()
-        for sequence, (scored, sealed) in self._log.items():
-            if scored.first_seen_s >= before_s and num_bytes <= max_bytes:
-                if self._is_by_age:
-                    break
-            elif sealed.digest not in kept:
-                victims.append(sequence)
-                num_bytes -= sealed.size_bytes
+        victims = self._victims(before_s, max_bytes, keep_from_step, keep)
+        now_s = self._clock.now_s()
         for sequence in victims:
-            digest = self._log.pop(sequence)[1].digest
-            del self._positions[digest]
-            self._tombstones[digest] = self._clock.now_s()
-        self._num_bytes = num_bytes
-        if victims or not self._is_journal_short:
-            self._drop_draws(keep_from_step)
-        self._is_journal_short = keep_from_step is None
+            sealed = self._log.pop(sequence)[1]
+            self._num_bytes -= sealed.size_bytes
+            del self._positions[sealed.digest]
+            self._tombstones[sealed.digest] = now_s
+            self._maybe_gone.update(self._steps_of.get(sealed.digest, ()))
+        self._drop_draws(keep_from_step)
         self._drop_tombstones()
         return len(victims)
 
@@ -161,8 +148,43 @@ class MemoryGroupStore:
                 raise StorageFull(errno.ENOSPC, str(error)) from error
             raise
 
+    def _victims(
+        self, before_s: float, max_bytes: int, keep_from_step: int | None, keep: Collection[Digest]
+    ) -> list[int]:
+        """What `forget` deletes, oldest first."""
+        kept: set[Digest] | None = None
+        num_bytes, victims = self._num_bytes, list[int]()
+        for sequence, (scored, sealed) in self._log.items():
+            if scored.first_seen_s >= before_s and num_bytes <= max_bytes:
+                if self._is_by_age:
+                    break
+                continue
+            if kept is None:
+                kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
+                kept = {*keep, *(digest for draw in kept_draws for digest in _used(draw))}
+            if sealed.digest not in kept:
+                victims.append(sequence)
+                num_bytes -= sealed.size_bytes
+        return victims
+
     def _drawn_from(self, step: int) -> list[Draw]:
-        return [self._draws[key] for key in sorted(self._draws) if key >= step]
+        return [self._draws[key] for key in sorted(key for key in self._draws if key >= step)]
+
+    def _write(self, draw: Draw) -> None:
+        """Journals a draw, in place of the one that was there."""
+        if draw.step in self._draws:
+            self._erase(draw.step)
+        self._draws[draw.step] = draw
+        for digest in _used(draw):
+            self._steps_of.setdefault(digest, []).append(draw.step)
+        self._maybe_gone.add(draw.step)
+
+    def _erase(self, step: int) -> None:
+        for digest in _used(self._draws.pop(step)):
+            steps = self._steps_of[digest]
+            steps.remove(step)
+            if not steps:
+                del self._steps_of[digest]
 
     def _drop_tombstones(self) -> None:
         """Forgets the old ones."""
@@ -176,9 +198,14 @@ class MemoryGroupStore:
     def _drop_draws(self, keep_from_step: int | None) -> None:
         """Forgets the journal of steps all of whose groups are gone (never the newest step)."""
         newest = max(self._draws, default=0)
-        for step, draw in list(self._draws.items()):
+        for step in sorted(self._maybe_gone):
             if step == newest or (keep_from_step is not None and step >= keep_from_step):
                 continue
-            digests = [*[drawn.scored.digest for drawn in draw.groups], *draw.silent]
-            if self._positions.keys().isdisjoint(digests):
-                del self._draws[step]
+            self._maybe_gone.discard(step)
+            if self._positions.keys().isdisjoint(_used(self._draws[step])):
+                self._erase(step)
+
+
+def _used(draw: Draw) -> tuple[Digest, ...]:
+    """The groups that a draw used up."""
+    return (*[drawn.scored.digest for drawn in draw.groups], *draw.silent)

@@ -14,7 +14,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.sampler import Candidate, sample
+from swarm.exchange.sampler import sample
 from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, ScoredGroup
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]
@@ -54,11 +54,18 @@ class _Entry:
     scored: ScoredGroup
     is_own_policy: bool
     uses: int = 0
-    has_signal: bool = field(init=False)  # this and the steps: once, a draw looks at thousands of entries
+    age_steps: int = -1  # as the last draw found it
+    digest: Digest = field(init=False)  # this and what follows: once, a draw looks at thousands of entries
+    source: NodeId = field(init=False)
+    first_seen_s: float = field(init=False)
+    has_signal: bool = field(init=False)
     oldest_step: int = field(init=False)
     newest_step: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.digest = self.scored.digest
+        self.source = self.scored.group.producer
+        self.first_seen_s = self.scored.first_seen_s
         self.has_signal = self.scored.has_signal
         self.oldest_step = self.scored.group.oldest_step
         self.newest_step = self.scored.group.newest_step
@@ -180,7 +187,7 @@ class ReplayBuffer:
         num_external = self._config.external_groups
         if num_external_limit is not None:
             num_external = min(num_external, num_external_limit)
-        external = self._choose_external(num_external, step, head, head_of, source_weights)
+        external = self._choose_external(num_external, step, source_weights)
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
             loud = [entry for entry in window if self._is_wanted(entry)]
@@ -189,7 +196,7 @@ class ReplayBuffer:
                     self._silent.append(entry.scored.digest)
                     self._drop(entry, "silent_local")
             if loud or external:
-                return self._finish(step, loud + external, head, head_of, source_weights)
+                return self._finish(step, loud + external, source_weights)
             if not window:
                 break
         return None
@@ -197,37 +204,16 @@ class ReplayBuffer:
     def _is_wanted(self, entry: _Entry) -> bool:
         return entry.has_signal or self._config.keep_silent
 
-    def _choose_external(
-        self, count: int, step: int, head: PolicyVersion, head_of: HeadOf, source_weights: Mapping[NodeId, float]
-    ) -> list[_Entry]:
-        by_digest = {d: entry for group in self._external.values() for d, entry in group.items()}
-        candidates = [
-            Candidate(
-                digest=digest,
-                source=entry.scored.group.producer,
-                age_steps=self._age(entry, head, head_of) or 0,
-                first_seen_s=entry.scored.first_seen_s,
-            )
-            for digest, entry in by_digest.items()
-        ]
-        chosen = sample(
-            self._config.sampler, candidates, count, seed=self._seed, step=step, source_weights=source_weights
-        )
-        return [by_digest[candidate.digest] for candidate in chosen]
+    def _choose_external(self, count: int, step: int, source_weights: Mapping[NodeId, float]) -> list[_Entry]:
+        held = [entry for group in self._external.values() for entry in group.values()]
+        return sample(self._config.sampler, held, count, seed=self._seed, step=step, source_weights=source_weights)
 
-    def _finish(
-        self,
-        step: int,
-        entries: list[_Entry],
-        head: PolicyVersion,
-        head_of: HeadOf,
-        source_weights: Mapping[NodeId, float],
-    ) -> Draw:
+    def _finish(self, step: int, entries: list[_Entry], source_weights: Mapping[NodeId, float]) -> Draw:
         groups: list[DrawnGroup] = []
         for entry in entries:
             entry.uses += 1
-            age_steps = self._age(entry, head, head_of)
-            assert age_steps is not None and age_steps <= self._max_age_steps, (age_steps, self._max_age_steps)
+            age_steps = entry.age_steps
+            assert 0 <= age_steps <= self._max_age_steps, (age_steps, self._max_age_steps)
             groups.append(DrawnGroup(scored=entry.scored, age_steps=age_steps, use=entry.uses))
             self._consumed_ages[age_steps] += 1
             if entry.uses >= self._config.max_reuse:
@@ -278,7 +264,7 @@ class ReplayBuffer:
         return max(0, head_step - entry.oldest_step)
 
     def _is_recent(self, entry: _Entry, now_s: float) -> bool:
-        return now_s - entry.scored.first_seen_s <= self._config.max_age_s
+        return now_s - entry.first_seen_s <= self._config.max_age_s
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
         now_s = self._clock.now_s()
@@ -288,6 +274,8 @@ class ReplayBuffer:
                 self._drop(entry, "no_lineage")
             elif age_steps > self._max_age_steps or not self._is_recent(entry, now_s):
                 self._drop(entry, "too_old")
+            else:
+                entry.age_steps = age_steps
 
     # --- bounds --------------------------------------------------------------------------------
 

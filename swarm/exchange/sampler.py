@@ -6,7 +6,8 @@ or how often a draw was asked for.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,9 +16,36 @@ from swarm.types import Digest, NodeId
 SamplerName = Literal["uniform", "fresh", "effective"]
 
 
+class Eligible(Protocol):
+    """One external group as a sampler sees it."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of the group; decides ties."""
+        ...
+
+    @property
+    def source(self) -> NodeId:
+        """Its producer."""
+        ...
+
+    @property
+    def age_steps(self) -> int:
+        """At this draw."""
+        ...
+
+    @property
+    def first_seen_s(self) -> float:
+        """Wall clock."""
+        ...
+
+
+Group = TypeVar("Group", bound=Eligible)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One external group as a sampler sees it."""
+    """An `Eligible` on its own, without a buffer around it."""
 
     digest: Digest
     source: NodeId  # its producer
@@ -27,13 +55,13 @@ class Candidate:
 
 def sample(
     sampler: SamplerName,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Group],
     count: int,
     *,
     seed: int,
     step: int,
     source_weights: Mapping[NodeId, float],
-) -> list[Candidate]:
+) -> list[Group]:
     """Up to `count` candidates without repetition.
 
     Args:
@@ -47,7 +75,7 @@ def sample(
     """
     if count <= 0 or not candidates:
         return []
-    ordered = sorted(candidates, key=lambda candidate: candidate.digest)
+    ordered = sorted(candidates, key=attrgetter("digest"))
     if sampler == "fresh":
         return sorted(ordered, key=lambda candidate: (candidate.age_steps, -candidate.first_seen_s))[:count]
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, step])))

@@ -31,9 +31,9 @@ class Signal:
             else:
                 waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Waits for the next `fire`."""
-        await self._wait(None)
+    async def wait(self, holds: Callable[[], bool] | None = None) -> None:
+        """Waits for the next `fire`, or for the next one at which `holds()`."""
+        await self._wait(holds)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""

@@ -1,16 +1,13 @@
 """The event log of a virtual run as a running digest: what happened, when, at which node.
 
 Invariant: equal runs have equal digests, bit for bit; an event is hashed when it happens and then forgotten, so that a
-run of millions of events needs no memory for them.
+run of millions of events needs no memory for them. What is hashed is its `repr`: fields hold plain values only.
 """
 
 import hashlib
-import json
 from collections import Counter
 
 from swarm.types import JsonDict
-
-_encode = json.JSONEncoder(sort_keys=True).encode
 
 
 class EventLog:
@@ -28,7 +25,7 @@ class EventLog:
 
     def add(self, at_s: float, who: str, kind: str, fields: JsonDict) -> None:
         """One event: virtual seconds, node, what happened, and its fields."""
-        self._hash.update(_encode((at_s, who, kind, fields)).encode())
+        self._hash.update(repr((at_s, who, kind, fields)).encode())
         self.num_events += 1
         if kind == "refused":
             self.refusals[fields["reason"]] += 1

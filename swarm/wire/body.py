@@ -46,6 +46,7 @@ _FINISH: Final = {
     FinishReason.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORTED: rollout_pb2.FINISH_REASON_ABORTED,
 }
+_FLOAT32: Final = np.dtype("<f4")
 _FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
 
 
@@ -78,60 +79,79 @@ def version_to_message(version: PolicyVersion) -> policy_pb2.PolicyVersion:
 
 def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
     """A group as a message. Log-probs of tokens that the model did not choose are not sent."""
-    return rollout_pb2.GroupBody(
+    body = rollout_pb2.GroupBody(
         run_id=group.run_id,
         policy_id=group.policy_id,
         env=group.env,
         task_id=group.task_id,
         tokenizer_digest=group.tokenizer_digest,
         prompt_ids=group.prompt_ids.tolist(),
-        rollouts=[rollout_to_message(rollout) for rollout in group.rollouts],
         verifier=group.verifier,
         created_at_s=group.created_at_s,
     )
+    for rollout in group.rollouts:
+        _fill_rollout(body.rollouts.add(), rollout)
+    return body
 
 
 def rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
     """A rollout as a message. Log-probs of tokens that the model did not choose are not sent."""
-    return rollout_pb2.Rollout(
-        text=rollout.text,
-        trace=None if rollout.trace is None else _trace_to_message(rollout.trace),
-        sampling=sampling_to_message(rollout.sampling),
-        finish=_FINISH[rollout.finish],
-        claimed_reward=rollout.claimed_reward,
-    )
+    message = rollout_pb2.Rollout()
+    _fill_rollout(message, rollout)
+    return message
 
 
 def sampling_to_message(sampling: Sampling) -> rollout_pb2.Sampling:
     """How tokens are drawn, as a message."""
-    return rollout_pb2.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        repetition_penalty=sampling.repetition_penalty,
-        max_new_tokens=sampling.max_new_tokens,
-    )
+    message = rollout_pb2.Sampling()
+    _fill_sampling(message, sampling)
+    return message
 
 
-def _trace_to_message(trace: TokenTrace) -> rollout_pb2.TokenTrace:
-    mask, logprobs = trace.action_mask, b""
+# In place: what is given to the constructor of a message is copied into it, once more at each level.
+
+
+def _fill_rollout(message: rollout_pb2.Rollout, rollout: Rollout) -> None:
+    message.text = rollout.text
+    if rollout.trace is not None:
+        _fill_trace(message.trace, rollout.trace)
+    _fill_sampling(message.sampling, rollout.sampling)
+    message.finish = _FINISH[rollout.finish]
+    message.claimed_reward = rollout.claimed_reward
+
+
+def _fill_sampling(message: rollout_pb2.Sampling, sampling: Sampling) -> None:
+    message.temperature = sampling.temperature
+    message.top_p = sampling.top_p
+    message.top_k = sampling.top_k
+    message.repetition_penalty = sampling.repetition_penalty
+    message.max_new_tokens = sampling.max_new_tokens
+
+
+def _fill_trace(message: rollout_pb2.TokenTrace, trace: TokenTrace) -> None:
+    mask = trace.action_mask
+    is_all = np.count_nonzero(mask) == mask.size  # nearly every response
+    message.token_ids.extend(trace.token_ids.tolist())
+    message.action_runs.extend(_runs_of_mask(mask, is_all))
     if trace.logprobs is not None:
-        is_all = bool(mask.all())  # nearly every response
-        logprobs = (trace.logprobs if is_all else trace.logprobs[mask]).astype("<f4").tobytes()
-    turn_starts = (np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist() if trace.turn_ids.any() else []
-    return rollout_pb2.TokenTrace(
-        token_ids=trace.token_ids.tolist(),
-        action_runs=_runs_of_mask(mask),
-        logprobs=logprobs,
-        turn_starts=turn_starts,
-        spans=[policy_pb2.VersionSpan(start=s.start, version=version_to_message(s.version)) for s in trace.spans],
-        byte_lengths=None if trace.byte_lengths is None else trace.byte_lengths.tolist(),
-    )
+        message.logprobs = (trace.logprobs if is_all else trace.logprobs[mask]).astype(_FLOAT32).tobytes()
+    if np.count_nonzero(trace.turn_ids):
+        message.turn_starts.extend((np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist())
+    for span in trace.spans:
+        _fill_version(message.spans.add(start=span.start).version, span.version)
+    if trace.byte_lengths is not None:
+        message.byte_lengths.extend(trace.byte_lengths.tolist())
 
 
-def _runs_of_mask(mask: BoolArray) -> list[int]:
+def _fill_version(message: policy_pb2.PolicyVersion, version: PolicyVersion) -> None:
+    message.policy_id = version.policy_id
+    message.step = version.step
+    message.digest = version.digest
+
+
+def _runs_of_mask(mask: BoolArray, is_all: bool) -> list[int]:
     """[T] -> lengths of alternating runs, trained first (0 where the first token is not trained)."""
-    if mask.all():
+    if is_all:
         return [mask.size] if mask.size else []
     edges = np.flatnonzero(np.diff(mask)) + 1
     lengths: list[int] = np.diff(np.concatenate(([0], edges, [mask.size]))).tolist()
@@ -259,7 +279,9 @@ def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
         raise Malformed(RefusalReason.BAD_TOKENS, f"{count} action runs for {num_tokens} tokens")
     lengths = list(runs)
     if lengths == [num_tokens]:  # all trained: nearly every response
-        return np.ones(num_tokens, dtype=np.bool_)
+        mask = np.empty(num_tokens, dtype=np.bool_)
+        mask.fill(True)
+        return mask
     total = sum(lengths)
     _require(total == num_tokens, RefusalReason.BAD_TOKENS, f"action runs cover {total} of {num_tokens} tokens")
     _require(0 not in lengths[1:], RefusalReason.BAD_TOKENS, "an action run of length 0")
@@ -274,9 +296,9 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
     if len(data) != expected:
         raise Malformed(RefusalReason.BAD_LOGPROBS, f"{len(data)} bytes, expected {expected}")
     if expected == 4 * mask.size:
-        return np.frombuffer(data, dtype="<f4").astype(np.float32)
+        return np.frombuffer(data, dtype=_FLOAT32).astype(np.float32)
     logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
-    logprobs[mask] = np.frombuffer(data, dtype="<f4")
+    logprobs[mask] = np.frombuffer(data, dtype=_FLOAT32)
     return logprobs
 
 
