@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 SUBSCRIBE_BATCH = 32  # log entries read from the store at a time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fresh:
     """What decides to whom a stored group is worth sending."""
 
@@ -61,6 +61,7 @@ class Serving:
         self._own_steps: dict[Digest, int] = {}  # oldest step of those of them that are ours
         self._arriving: Counter[Digest] = Counter()  # on their way through the door
         self._num_putting = 0
+        self._newest: _Fresh | None = None  # what was offered last; None: whoever waits has to look again
         self.log_head = Cursor()  # newest entry of the store's log
         self.bytes_sent = 0  # sealed groups to peers, since the process started
 
@@ -103,13 +104,14 @@ class Serving:
             scored: the group.
             via: who sent it to us; ourselves for our own.
         """
-        self._remember(scored, via)
+        self._newest = self._remember(scored, via)
         self._grew.fire()
         if scored.is_local:
             self._own_grew.fire()
 
     def wake(self) -> None:
         """Every stream looks again whether its peer is still welcome."""
+        self._newest = None
         self._grew.fire()
         self._own_grew.fire()
 
@@ -138,7 +140,8 @@ class Serving:
                     await grew.wait()
                     break
                 cursor = position
-                if not self._is_worth_sending(sealed, peer):
+                fresh = self._fresh.get(sealed.digest)
+                if fresh is None or not self._is_worth_sending(fresh, peer):
                     continue
                 is_own = sealed.producer == self._node_id
                 self.bytes_sent += sealed.size_bytes if is_own else 0
@@ -151,7 +154,7 @@ class Serving:
             if not entries:
                 cursor = newest  # what lies between is not for this peer
                 if self.log_head == newest:
-                    await grew.wait()
+                    await grew.wait(lambda: self._is_news(peer))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer that is not welcome."""
@@ -164,7 +167,7 @@ class Serving:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _remember(self, scored: ScoredGroup, via: NodeId) -> None:
+    def _remember(self, scored: ScoredGroup, via: NodeId) -> _Fresh:
         fresh = _Fresh(scored.group.producer, scored.group.policy_id, via, scored.group.oldest_step)
         self._fresh[scored.digest] = fresh
         if fresh.producer == self._node_id:
@@ -173,6 +176,7 @@ class Serving:
             oldest = next(iter(self._fresh))
             del self._fresh[oldest]
             self._own_steps.pop(oldest, None)
+        return fresh
 
     def _is_settling(self, sealed: SealedGroup) -> bool:
         """In the store, but its put or receive has not come back yet to say what it is worth."""
@@ -180,10 +184,13 @@ class Serving:
             return False
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._arriving
 
-    def _is_worth_sending(self, sealed: SealedGroup, peer: NodeId) -> bool:
+    def _is_news(self, peer: NodeId) -> bool:
+        """Whether a stream that sent all it could has to look again; it is not woken for what its peer will not get."""
+        return self._newest is None or self._is_worth_sending(self._newest, peer)
+
+    def _is_worth_sending(self, fresh: _Fresh, peer: NodeId) -> bool:
         """Not what the peer made or sent us itself, nor what is older than anyone may use."""
-        fresh = self._fresh.get(sealed.digest)
-        if fresh is None or peer in (fresh.producer, fresh.via):
+        if peer == fresh.producer or peer == fresh.via:
             return False
         head = self._head_of(fresh.policy_id)
         return head is None or head.step - fresh.oldest_step <= self._config.max_age_steps
