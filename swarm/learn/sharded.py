@@ -6,6 +6,8 @@ Invariant: outside `run` every parameter is sharded, so that nothing reads weigh
 """
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import MethodType
@@ -37,6 +39,7 @@ class ShardedRanks:
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self._mesh = mesh
         self._device = device
+        self.turn = threading.Lock()  # held by whoever has the ranks do something
         self._line = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=IDLE_LIMIT))
 
     @classmethod
@@ -58,6 +61,8 @@ class ShardedRanks:
         device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":
             torch.cuda.set_device(device)
+        if local_count == int(os.environ["WORLD_SIZE"]):  # one machine: nothing listens on the network
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
         return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 

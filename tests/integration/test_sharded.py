@@ -1,0 +1,246 @@
+"""Two processes that share a step over gloo do what one process does: losses, norms, weights, checkpoints.
+
+The file is also the program that `torchrun` starts; it makes the steps of every case and leaves what they gave.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swarm.config import LearnerConfig, ReplayConfig
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.part import AggregatePart, Scored
+from swarm.learn.ranks import OneProcess, Ranks
+from swarm.learn.recipe import Recipe
+from swarm.model import CharCodec, add_adapters, tiny_network, weights_digest
+from swarm.recipes import load_recipe
+from swarm.testing import make_group, make_scored
+from swarm.types import Draw, DrawnGroup, StepReport
+
+OWN, PEER = "a" * 64, "b" * 64
+NUM_STEPS, SAVED_AT = 10, 5
+CODEC = CharCodec()
+pytestmark = pytest.mark.timeout(180)  # the first test starts two processes that import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Broken(AggregatePart):
+    """Where the draw has `at` groups its loss, or only the gradient of one group's tokens, is not finite."""
+
+    equation = "L = sum(l)"
+    inner: AggregatePart
+    at: int
+    only_gradient: bool
+
+    def __call__(self, losses: torch.Tensor, scored: Scored) -> torch.Tensor:
+        loss = self.inner(losses, scored)
+        if scored.batch.step_groups != self.at:
+            return loss
+        if not self.only_gradient:
+            return loss * float("inf")
+        first = torch.where(scored.batch.group_index[:, None] == 0, losses, 0.0).sum()
+        return loss + (first - first.detach()).abs().sqrt()  # 0, with a slope that is not a number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is trained, and how."""
+
+    recipe: str
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    lora_rank: int = 0
+    dtype: torch.dtype = torch.float32
+    num_groups: int = 5
+    broken: bool | None = None  # a step whose loss (False), or whose gradient alone (True), is not finite
+
+    @property
+    def is_exact(self) -> bool:
+        """Only the order of float32 sums differs."""
+        return self.dtype is torch.float32
+
+    @property
+    def tolerance(self) -> float:
+        """Relative and absolute, ten steps on. A bfloat16 weight has 0.4 %, and sums in another order round it the
+        other way here and there."""
+        return 1e-5 if self.is_exact else 1e-2
+
+
+CASES = {
+    "token": Case(recipe="grpo", settings={"token_budget": 64}),
+    "step": Case(recipe="balanced_clip", settings={"token_budget": 64}),
+    "step_in_updates": Case(recipe="second_moment_mask", settings={"updates_per_step": 3, "token_budget": 64}),
+    "group_with_probes": Case(recipe="cross_baseline", settings={"token_budget": 64}),
+    "entropy": Case(recipe="adaptive_entropy", settings={"weight_decay": 0.1, "max_grad_norm": 0.1}),
+    "reference": Case(recipe="grpo_reference", settings={"updates_per_step": 2}),
+    "adapters": Case(recipe="grpo_reference", settings={"token_budget": 64}, lora_rank=3),
+    "idle_rank": Case(recipe="grpo", num_groups=1),
+    "infinite_loss": Case(recipe="grpo", broken=False),
+    "infinite_gradient": Case(recipe="grpo", broken=True),
+    "bfloat16": Case(recipe="grpo", settings={"token_budget": 64}, dtype=torch.bfloat16),
+}
+
+
+def recipe(case: Case) -> Recipe:
+    found = load_recipe(case.recipe)
+    if case.broken is None:
+        return found
+    return replace(found, aggregate=Broken(inner=found.aggregate, at=case.num_groups - 2, only_gradient=case.broken))
+
+
+def learner(
+    case: Case, dir: Path, ranks: Ranks | None = None, kind: type[PolicyLearner] = PolicyLearner
+) -> PolicyLearner:
+    network = tiny_network(seed=1).to(case.dtype)
+    if case.lora_rank:
+        add_adapters(network, case.lora_rank)
+    settings = LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
+    return kind(network, CODEC, recipe(case), settings, ReplayConfig(foreign="all"), OWN, dir, ranks)
+
+
+def draw(case: Case, step: int) -> Draw:
+    """Groups of both lineages, of any lengths; from the fourth step on a broken case has one draw with fewer."""
+    rng = np.random.default_rng(step)
+    num_groups = case.num_groups - 2 if case.broken is not None and step == 4 else case.num_groups
+    groups: list[DrawnGroup] = []
+    for index in range(num_groups):
+        texts = ["".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 9)))) for _ in range(4)]
+        group = make_group(PEER if index % 2 else OWN, task_id=index, codec=CODEC, texts=texts, logprob=-3.5)
+        rewards = [1.0, 0.0, 0.0, float(rng.integers(0, 2))]
+        groups.append(
+            DrawnGroup(scored=make_scored(group, rewards=rewards, is_local=index % 2 == 0), age_steps=index % 3, use=1)
+        )
+    return Draw(step=step, groups=tuple(groups), num_silent=0, baselines=tuple(rng.random(num_groups)))
+
+
+def steps(one: PolicyLearner, case: Case, first: int, last: int) -> list[StepReport]:
+    return [one.step(draw(case, step)) for step in range(first, last + 1)]
+
+
+def figures(case: Case, reports: list[StepReport]) -> list[dict[str, Any]]:
+    """What must be equal of them: no seconds, digests or costs, and of bfloat16 no counts of tokens at a bound."""
+    costs = {"padding_share", "num_micro_batches"}
+    return [
+        {
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "step": report.version.step,
+            **{name: value for name, value in report.diagnostics.items() if name not in costs and case.is_exact},
+        }
+        for report in reports
+    ]
+
+
+# --- the program of each process -------------------------------------------------------------------
+
+
+def main(root: Path) -> None:
+    from swarm.learn.orders import LeadingLearner, follow
+    from swarm.learn.sharded import ShardedRanks
+
+    torch.set_num_threads(1)
+    ranks = ShardedRanks.start()
+    for name, case in CASES.items():
+        kind = LeadingLearner if ranks.index == 0 else PolicyLearner
+        one = learner(case, root / name, ranks, kind)
+        resumed = learner(case, root / "alone" / name, ranks, kind).resumed() if name == "token" else None
+        if isinstance(one, LeadingLearner):
+            found = lead(one, case, root / name)
+            if resumed is not None:
+                found["resumed"] = figures(case, steps(resumed, case, SAVED_AT + 1, NUM_STEPS))
+                resumed.stop()
+            (root / f"{name}.json").write_text(json.dumps(found))
+        else:
+            for each in (one, resumed):
+                if each is not None:
+                    follow(each, ranks, load_recipe("sequence_ratio"))
+    ranks.stop()
+
+
+def lead(one: Any, case: Case, folder: Path) -> dict[str, Any]:
+    """Ten steps with a checkpoint in the middle, then one that only measures and one with the safe recipe."""
+    reports = steps(one, case, 1, SAVED_AT)
+    one.save()
+    reports += steps(one, case, SAVED_AT + 1, NUM_STEPS)
+    save_file(one.weights(), folder / "published.safetensors")
+    published = one.version.digest.hex()
+    frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)
+    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("sequence_ratio"), ratio_band=4.0)
+    one.stop()
+    return {"reports": figures(case, reports), "digest": published, "guarded": figures(case, [frozen, safe])}
+
+
+# --- claims ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What two processes left: for each case what was reported, the published weights and a checkpoint."""
+    root = tmp_path_factory.mktemp("together")
+    alone = learner(CASES["token"], root / "alone" / "token")
+    steps(alone, CASES["token"], 1, SAVED_AT)
+    alone.save()
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, str(root)]
+    done = subprocess.run(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    yield root
+
+
+def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float) -> None:
+    assert len(ours) == len(theirs)
+    for step, (one, two) in enumerate(zip(ours, theirs, strict=True), start=1):
+        assert one == pytest.approx(two, rel=tolerance, abs=tolerance, nan_ok=True), f"step {step}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_have_the_loss_curve_of_one(together: Path, tmp_path: Path, name: str) -> None:
+    case, found = CASES[name], json.loads((together / f"{name}.json").read_text())
+    one = learner(case, tmp_path)
+    assert_same(figures(case, steps(one, case, 1, NUM_STEPS)), found["reports"], case.tolerance)
+    published = load_file(together / name / "published.safetensors")
+    assert {key: (t.dtype, t.shape) for key, t in published.items()} == {
+        key: (t.dtype, t.shape) for key, t in one.weights().items()
+    }
+    for key, tensor in one.weights().items():
+        np.testing.assert_allclose(published[key].float(), tensor.float(), rtol=0, atol=case.tolerance, err_msg=key)
+    assert found["digest"] == weights_digest(published).hex(), "the digest is that of what was published"
+    frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)
+    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("sequence_ratio"), ratio_band=4.0)
+    assert_same(figures(case, [frozen, safe]), found["guarded"], case.tolerance)
+
+
+@pytest.mark.parametrize("name", ["infinite_loss", "infinite_gradient"])
+def test_a_step_that_is_not_finite_is_skipped_by_all(together: Path, name: str) -> None:
+    reports = json.loads((together / f"{name}.json").read_text())["reports"]
+    assert [report["step"] for report in reports] == [1, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["token", "step_in_updates", "adapters", "bfloat16"])
+def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one(together: Path, name: str) -> None:
+    case, found = CASES[name], json.loads((together / f"{name}.json").read_text())
+    one = learner(case, together / name).resumed()
+    assert one.version.step == SAVED_AT and one.next_draw == SAVED_AT + 1
+    assert_same(figures(case, steps(one, case, SAVED_AT + 1, NUM_STEPS)), found["reports"][SAVED_AT:], case.tolerance)
+
+
+def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(together: Path) -> None:
+    found = json.loads((together / "token.json").read_text())
+    assert_same(found["resumed"], found["reports"][SAVED_AT:], CASES["token"].tolerance)
+
+
+def test_turns_of_one_process_are_all_of_its_own() -> None:
+    assert OneProcess().turns(3) == [(0, True), (1, True), (2, True)]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
