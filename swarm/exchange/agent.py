@@ -5,13 +5,14 @@ door, and every draw is journalled before it is handed out. No background task l
 that drive an agent are in `swarm.loops`.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.errors import RolloutFailed, StorageFull, TooLarge, Unavailable
+from swarm.errors import ConfigError, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.agent_events import (
     Emit,
@@ -22,17 +23,24 @@ from swarm.exchange.agent_events import (
     version_fields,
     versions_of,
 )
+from swarm.exchange.allowance import Allowance
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.coordination import Coordination
 from swarm.exchange.drawing import Drawing
+from swarm.exchange.following import Following
+from swarm.exchange.holding import Holding
+from swarm.exchange.leaves import Leaves
 from swarm.exchange.peers import Peers
+from swarm.exchange.publishing import Publishing
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
 from swarm.exchange.signal import Signal
+from swarm.exchange.standing import UNPROVEN
 from swarm.identity import Identity
-from swarm.interfaces import GroupStore, Verdict, Verifier
+from swarm.interfaces import GroupStore, Offload, Verdict, Verifier
 from swarm.types import (
     Advert,
+    ApplyReport,
     Correction,
     Digest,
     Draw,
@@ -42,16 +50,20 @@ from swarm.types import (
     PolicyVersion,
     RefusalReason,
     Refused,
+    Role,
     RolloutGroup,
     ScoredGroup,
     SealedGroup,
     StepReport,
+    Way,
     short,
 )
+from swarm.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
+_NO_ARRIVAL = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 
 
@@ -66,7 +78,11 @@ class Counters:
 
 
 class Agent:
-    """One node's state; implements `LocalExchange` for its worker. `serving` answers its peers."""
+    """One node's state; implements `LocalExchange` for its worker. `serving` answers its peers.
+
+    With a weight store a trainer that publishes serves its versions (`publishing`) and gives leave to those who follow
+    it; a generator without the trainer role follows one (`following`).
+    """
 
     def __init__(
         self,
@@ -80,6 +96,8 @@ class Agent:
         tokenizer_digest: Digest,
         clock: Clock,
         emit: Emit,
+        weights: WeightStore | None = None,
+        offload: Offload = asyncio.to_thread,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -110,15 +128,55 @@ class Agent:
         self.drawing = Drawing(
             config, store, replay, self.peers, self.coordination, emit, self._changed, self._appetite
         )
-        self.serving = Serving(self.node_id, store, config.replay, self.head_of, self.require_welcome)
+        self.leaves = Leaves(clock, config.replay.max_age_s, config.replay.barrier)
+        self._allowance = Allowance(config, replay, self.drawing, self.leaves, lambda: self.head.step)
+        self.holding = Holding(
+            node_id=self.node_id,
+            store=weights,
+            publishes=config.weights.publish,
+            leaves=self.leaves,
+            room=self._allowance.for_followers,
+            require_welcome=self.require_welcome,
+            note=self.versions.note,
+            changed=self._changed,
+            offload=offload,
+        )
+        self.serving = Serving(self.node_id, store, config.replay, self.head_of, self.require_welcome, self.holding)
+        self.publishing, self.following = self._weights_side(weights, offload)
+
+    def _weights_side(
+        self, weights: WeightStore | None, offload: Offload
+    ) -> tuple[Publishing | None, Following | None]:
+        """Who publishes follows nobody; who has no trainer of its own follows one."""
+        config = self.config
+        if weights is None:
+            return None, None
+        if config.weights.publish:
+            return Publishing(self.identity, weights, self.holding, self._emit, offload), None
+        if Role.TRAINER in config.roles or Role.GENERATOR not in config.roles:
+            return None, None
+        following = Following(
+            config=config,
+            node_id=self.node_id,
+            store=weights,
+            holding=self.holding,
+            changed=self._changed,
+            emit=self._emit,
+            clock=self.clock,
+            offload=offload,
+        )
+        return None, following
 
     # --- restart -------------------------------------------------------------------------------
 
     async def restore(self) -> None:
         """Refills buffer, journal position and duplicate knowledge from the store after a restart."""
+        if self.publishing is not None:
+            await self.publishing.restore()
         num_draws = await self.drawing.restore()
         groups = await self.store.load_scored(self.config.replay.max_groups)
-        self.replay.restore(await self.store.uses(), groups)
+        if self.following is None:
+            self.replay.restore(await self.store.uses(), groups)
         await self.serving.restore(groups)
         for scored in groups:
             if not scored.is_local:
@@ -134,12 +192,12 @@ class Agent:
 
     async def capacity(self) -> int:
         """Groups that may be started now without becoming too old to use."""
-        return self._capacity()
+        return self._begin(self._capacity())
 
     async def wait_capacity(self) -> int:
         """Waits until `capacity()` is positive and returns it."""
         await self._changed.until(lambda: self._capacity() > 0)
-        return self._capacity()
+        return self._begin(self._capacity())
 
     async def num_asked(self) -> int:
         """Questions asked so far, restarts included: the number of the next one."""
@@ -148,6 +206,7 @@ class Agent:
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
         self._num_asked += 1  # also when it cannot be stored: it is not asked again
+        self._allowance.own_made()
         try:
             with self.serving.putting():
                 scored, _ = await self._door.own(group, self.identity)
@@ -166,6 +225,8 @@ class Agent:
         mean, std = mean_and_std(scored.rewards)
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * std
+        if self.following is not None:
+            self.following.leave.made()
         self._add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
         return mean
@@ -180,12 +241,25 @@ class Agent:
         return await self.drawing.redraw(from_step)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version of our own lineage exists."""
+        """A new version of our own lineage exists; one of a lower step than the last begins a new branch."""
         self.head = version
         self.versions.publish(version)
         self._emit("published", version_fields(version))
         self.coordination.note_version(version)
+        if self.publishing is not None:
+            await self.publishing.publish(version, manifests)
         self._changed.fire()
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        """How an engine gets from what it holds to the newest version of the followed lineage, as far as it is here."""
+        if self.following is None:
+            raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
+        return await self.following.next_way(held, wait=wait)
+
+    async def applied(self, report: ApplyReport) -> None:
+        """An engine took a version, or refused it."""
+        assert self.following is not None, "next_way gave no way"
+        await self.following.applied(report)
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
@@ -193,6 +267,7 @@ class Agent:
         self.last_step_at_s = self.clock.now_s()
         self.coordination.note_edges(report.edges)
         self._emit("step", step_fields(report))
+        self._changed.fire()  # the next round begins, where there are rounds
 
     async def tidy(self, max_bytes: int) -> int:
         """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.
@@ -201,6 +276,9 @@ class Agent:
         last checkpoint, or from the one before it, stays unless the store would be full of it: going on comes before
         going back, and a resume then says what it lost (`Drawing.redraw`).
         """
+        for weights in (self.publishing, self.following):
+            if weights is not None:
+                await weights.tidy()
         waiting = self.replay.digests | self.drawing.in_hand
         oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
         num_deleted = await self.store.forget(oldest_s, max_bytes, self.drawing.needed_from, waiting)
@@ -233,8 +311,14 @@ class Agent:
             )
             if result.reason is not RefusalReason.LOW_STANDING:
                 self._drop_unwelcome(via, result.producer or via)
+            if result.producer == via and result.reason is not RefusalReason.DUPLICATE:
+                self._arrived(via)
+            elif result.producer is not None and result.reason not in _NO_ARRIVAL:  # signed by its producer
+                self._arrived(result.producer)
             return result
         self.counters.num_admitted += 1
+        if result.is_own_policy(self.node_id):
+            self._arrived(result.group.producer)
         self.peers.learn_head(result.group)
         self._add(result, via)
         self._emit(
@@ -249,8 +333,20 @@ class Agent:
         return result
 
     def takes_from(self, peer: NodeId) -> bool:
-        """Whether our draws still have use for a group that this neighbour offers; asked once for each."""
+        """Whether our draws still have use for a group that this neighbour offers; asked once for each.
+
+        Everything that was made with our leave is taken; a node that only generates has no use for any.
+        """
+        if peer in self.leaves.followers:
+            return True
+        if self.following is not None and Role.RELAY not in self.config.roles:
+            return False
         return self._appetite.take(peer, max(1, len(self.peers.connected)), self.replay.num_external)
+
+    @property
+    def served(self) -> PolicyVersion:
+        """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
+        return self.head if self.following is None else self.following.head
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
         """Newest known head of a lineage, ours included."""
@@ -281,7 +377,7 @@ class Agent:
             endpoints=self.endpoints,
             roles=self.config.roles,
             tokenizer_digest=self._tokenizer_digest,
-            head=self.head,
+            head=self.served,
             oldest_step=self.serving.oldest_own_step,
             num_groups=self.counters.num_put,
             reward_mean=self._reward_mean,
@@ -299,7 +395,7 @@ class Agent:
             name=self.config.name or short(self.node_id),
             roles=self.config.roles,
             endpoints=self.endpoints,
-            head=self.head,
+            head=self.served,
             tokens_per_s=tokens_per_s,
             reward_mean=self._reward_mean,
             num_local=self.drawing.num_local,
@@ -317,7 +413,8 @@ class Agent:
     # --- inside --------------------------------------------------------------------------------------
 
     def _add(self, scored: ScoredGroup, via: NodeId) -> None:
-        self.replay.add(scored)
+        if self.following is None:  # else nothing here learns
+            self.replay.add(scored)
         self.serving.offer(scored, via)
         self._changed.fire()
 
@@ -325,8 +422,15 @@ class Agent:
         """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
         if not all(map(self.is_welcome, peers)):
             self.serving.wake()
+            self._changed.fire()
+
+    def _arrived(self, producer: NodeId) -> None:
+        """A group that this follower had leave for came, and was admitted or refused."""
+        self.leaves.arrived(producer)
+        self._changed.fire()
 
     def _capacity(self) -> int:
-        if self.config.learner.deterministic and self.drawing.comes_first:
-            return 0  # strictly in turn: the step comes first
-        return self.replay.capacity(self.head.step, running=0)
+        return self._allowance.for_own() if self.following is None else self.following.capacity()
+
+    def _begin(self, count: int) -> int:
+        return count if self.following is not None else self._allowance.own_begins(count)

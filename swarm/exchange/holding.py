@@ -12,7 +12,7 @@ from swarm.errors import NotHeld, Unavailable
 from swarm.exchange.leaves import Leaves, Watch
 from swarm.exchange.signal import Signal
 from swarm.interfaces import Offload
-from swarm.types import Digest, Leave, NodeId, SealedManifest, short
+from swarm.types import Digest, Leave, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weights.manifest import Manifest
 from swarm.weights.store import WeightStore
 
@@ -36,6 +36,7 @@ class Holding:
         leaves: what was given to whom.
         room: groups of our lineage that all followers together may have outstanding now.
         require_welcome: raises Unavailable for a peer that gets nothing now.
+        note: told of each version that certainly existed.
         changed: fires when there may be more to say; fired here when a watch ends.
         offload: for the disk.
     """
@@ -49,6 +50,7 @@ class Holding:
         leaves: Leaves,
         room: Callable[[], int],
         require_welcome: Callable[[NodeId], None],
+        note: Callable[[PolicyVersion], None],
         changed: Signal,
         offload: Offload,
     ) -> None:
@@ -58,6 +60,7 @@ class Holding:
         self._leaves = leaves
         self._room = room
         self._require_welcome = require_welcome
+        self._note = note
         self._changed = changed
         self._offload = offload
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
@@ -81,6 +84,7 @@ class Holding:
         lineage = self._held.setdefault(manifest.version.policy_id, {})
         if sealed.digest not in lineage:
             self._number += 1
+            self._note(manifest.version)
             lineage[sealed.digest] = _Held(self._number, manifest.version.step, sealed)
             self._changed.fire()
 

@@ -6,7 +6,7 @@ Invariant: every table is bounded, and a head never goes back.
 from collections.abc import Sequence
 from typing import TypeVar
 
-from swarm.types import Advert, NodeId, PolicyVersion, RolloutGroup
+from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
 
 Value = TypeVar("Value")
 
@@ -26,12 +26,19 @@ class Peers:
         self.heads: dict[NodeId, PolicyVersion] = {}  # newest signed head of each
         self.delivered_steps: dict[NodeId, int] = {}  # newest policy step among the admitted groups of each
         self.connected: set[NodeId] = set()
+        self._trains: dict[NodeId, bool] = {}  # whether it has a policy of its own, as its advert says
 
     def hear(self, adverts: Sequence[Advert]) -> None:
-        """Takes the newest signed head of each peer from the directory."""
+        """Takes the newest signed head of each peer from the directory.
+
+        A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
+        """
         for advert in adverts:
+            if advert.node_id == self._node_id:
+                continue
+            keep_newest(self._trains, advert.node_id, Role.TRAINER in advert.roles)
             known = self.heads.get(advert.node_id)
-            if advert.node_id != self._node_id and (known is None or advert.head.step > known.step):
+            if advert.head.policy_id == advert.node_id and (known is None or advert.head.step > known.step):
                 keep_newest(self.heads, advert.node_id, advert.head)
 
     def learn_head(self, group: RolloutGroup) -> None:
@@ -54,8 +61,10 @@ class Peers:
         keep_newest(self.delivered_steps, group.producer, delivered_step)
 
     def have_delivered(self, step: int) -> bool:
-        """Whether every connected peer has sent a group of that step or a later one."""
-        return all(self.delivered_steps.get(peer, -1) >= step for peer in self.connected)
+        """Whether every connected peer that trains has sent a group of that step or a later one."""
+        return all(
+            self.delivered_steps.get(peer, -1) >= step for peer in self.connected if self._trains.get(peer, True)
+        )
 
 
 def keep_newest(table: dict[NodeId, Value], peer: NodeId, value: Value, limit: int = MAX_PEERS) -> None:

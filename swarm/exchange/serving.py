@@ -1,4 +1,4 @@
-"""What a node gives to its peers: its log of groups as streams, and single groups by digest.
+"""What a node gives to its peers: its log of groups as streams, single groups by digest, and weights (`holding`).
 
 Invariant: a group is sent only after it was stored and is known to be worth sending; nobody gets what they made or
 sent us themselves, nor what is older than anyone may use.
@@ -12,9 +12,20 @@ from dataclasses import dataclass
 
 from swarm.config import ReplayConfig
 from swarm.errors import NotHeld
+from swarm.exchange.holding import Holding
 from swarm.exchange.signal import Signal
 from swarm.interfaces import GroupStore, StreamItem
-from swarm.types import Cursor, Digest, NodeId, PolicyVersion, ScoredGroup, SealedGroup, short
+from swarm.types import (
+    Cursor,
+    Digest,
+    Leave,
+    NodeId,
+    PolicyVersion,
+    ScoredGroup,
+    SealedGroup,
+    SealedManifest,
+    short,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +51,7 @@ class Serving:
         config: bounds of what is remembered and of the age of what is sent.
         head_of: newest known head of a lineage, ours included.
         require_welcome: raises Unavailable for a peer that gets nothing now.
+        holding: the weights.
     """
 
     def __init__(
@@ -49,12 +61,14 @@ class Serving:
         config: ReplayConfig,
         head_of: Callable[[NodeId], PolicyVersion | None],
         require_welcome: Callable[[NodeId], None],
+        holding: Holding,
     ) -> None:
         self._node_id = node_id
         self._store = store
         self._config = config
         self._head_of = head_of
         self._require_welcome = require_welcome
+        self._holding = holding
         self._grew = Signal()  # what relaying streams wait for
         self._own_grew = Signal()  # what all other streams wait for
         self._fresh: dict[Digest, _Fresh] = {}  # of the newest groups in the log
@@ -165,6 +179,14 @@ class Serving:
         self.bytes_sent += sealed.size_bytes
         return sealed
 
+    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """Held manifests of a lineage, then new ones, and leave to make groups for ours: see `Holding.watch`."""
+        return self._holding.watch(peer, policy_id, window)
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        """A held chunk of weights. Raises NotHeld; Unavailable for a peer that is not welcome."""
+        return await self._holding.chunk(peer, digest)
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> _Fresh:
@@ -189,8 +211,13 @@ class Serving:
         return self._newest is None or self._is_worth_sending(self._newest, peer)
 
     def _is_worth_sending(self, fresh: _Fresh, peer: NodeId) -> bool:
-        """Not what the peer made or sent us itself, nor what is older than anyone may use."""
+        """Not what the peer made or sent us itself, nor what is older than anyone may use.
+
+        The trainer whose policy made one of ours gets it however old: it gave leave for it, and waits for it.
+        """
         if peer == fresh.producer or peer == fresh.via:
             return False
+        if peer == fresh.policy_id and fresh.producer == self._node_id:
+            return True
         head = self._head_of(fresh.policy_id)
         return head is None or head.step - fresh.oldest_step <= self._config.max_age_steps
