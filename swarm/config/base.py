@@ -1,0 +1,24 @@
+"""What every section is made of.
+
+Invariant: a section is frozen and has no unknown keys.
+"""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from swarm.addresses import dialable_endpoint, dialable_multiaddress
+
+Positive = Annotated[int, Field(gt=0)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
+Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
+
+
+class Model(BaseModel):
+    """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

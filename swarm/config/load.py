@@ -1,0 +1,88 @@
+"""Reads a configuration: a TOML file, `--set a.b=value` on top, validated as a whole.
+
+Invariant: whatever is wrong is said with the file, the key and the fix, before anything starts.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from swarm.config.base import Model
+from swarm.config.process import NodeConfig
+from swarm.errors import ConfigError
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
+    """Reads a TOML file, applies `a.b=value` overrides, validates.
+
+    Args:
+        kind: NodeConfig or CoordinatorConfig.
+        path: TOML file; None starts from the defaults.
+        overrides: each `key.path=value`; the value is TOML, or plain text where it is not. `recipe=...` of a
+            node means `learner.recipe=...`.
+
+    Raises:
+        ConfigError: names the file, the key and the fix.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides or []:
+        _apply_override(data, _full_key(kind, override))
+    return parse_config(kind, data, str(path or "configuration"))
+
+
+def has_section(path: Path, name: str) -> bool:
+    """True where the file is TOML with that table."""
+    try:
+        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(name), dict)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False  # whoever loads it says what is wrong
+
+
+def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
+    """Validates plain data into a config model. Raises ConfigError with one line per wrong key."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(p) for p in e['loc']) or '(whole)'}: {_explain(e)}" for e in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    given = error.get("input")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{message} (got {given!r})" if isinstance(given, (str, int, float, bool)) else message
+
+
+def _full_key(kind: type[Model], override: str) -> str:
+    is_short = kind is NodeConfig and re.match(r"\s*recipe\s*=", override) is not None
+    return f"learner.{override.lstrip()}" if is_short else override
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override!r}: expected key.path=value")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        section: object = data.setdefault(parent, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
+        data = cast(dict[str, Any], section)
+    try:
+        data[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        data[last] = text
