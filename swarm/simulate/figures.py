@@ -4,7 +4,7 @@ Invariant: pure functions; an average over environments exists only where every 
 measured, so that no curve changes its meaning along the way.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -43,6 +43,7 @@ class NodeRow:
     num_local: int
     num_external: int
     age_mean_steps: float | None
+    age_in_flight_mean_steps: float | None  # the part of it that passed during generation
     ess_share: float | None  # mean over steps
     tokens_per_s: float
     overlap_share: float | None
@@ -123,7 +124,6 @@ def node_rows(swarm: SwarmResult) -> list[NodeRow]:
 
 def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
     others = never_asked(swarm, node)
-    num_consumed = sum(node.ages.values())
     shares = [row.ess_share for row in node.steps if row.ess_share is not None]
     return NodeRow(
         name=node.name,
@@ -133,11 +133,17 @@ def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
         never={split: change(node, others, split) for split in SPLITS},
         num_local=node.num_local,
         num_external=node.num_external,
-        age_mean_steps=sum(age * n for age, n in node.ages.items()) / num_consumed if num_consumed else None,
+        age_mean_steps=_mean_of(node.ages),
+        age_in_flight_mean_steps=_mean_of(node.ages_in_flight),
         ess_share=fmean(shares) if shares else None,
         tokens_per_s=node.tokens_generated / (60 * swarm.minutes) if swarm.minutes else 0.0,
         overlap_share=overlap_share(node.seconds),
     )
+
+
+def _mean_of(histogram: Mapping[int, int]) -> float | None:
+    count = sum(histogram.values())
+    return sum(value * n for value, n in histogram.items()) / count if count else None
 
 
 def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:

@@ -121,6 +121,7 @@ def render_html(result: SimulationResult) -> str:
         mismatch=_step_chart(swarm, "mismatch_kl", None),
         sources=_sources_chart(swarm),
         ages=_ages_chart(swarm),
+        age_parts=_age_parts_chart(swarm),
         refusals=_refusals(swarm),
         time=_time_chart(swarm),
         gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
@@ -205,6 +206,17 @@ def _ages_chart(swarm: SwarmResult) -> Markup:
     return svg.bar_chart(groups, x_label="steps old when used", names=names)
 
 
+def _age_parts_chart(swarm: SwarmResult) -> Markup:
+    """Groups of all nodes by each part of their age."""
+    parts = {"in flight": [n.ages_in_flight for n in swarm.nodes], "in queue": [n.ages_in_queue for n in swarm.nodes]}
+    longest = max((age for nodes in parts.values() for ages in nodes for age in ages), default=0)
+    groups = [
+        (str(age), [(name, float(sum(ages.get(age, 0) for ages in nodes))) for name, nodes in parts.items()])
+        for age in range(longest + 1)
+    ]
+    return svg.bar_chart(groups, x_label="steps", names=list(parts))
+
+
 def _time_names(swarm: SwarmResult) -> list[str]:
     used = {name for node in swarm.nodes for row in _lanes(node) for name, _ in row[1]}
     return [name for name in _PHASE_TITLES if name in used]
@@ -262,8 +274,9 @@ def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
             cards.append((f"{ahead:+.2f}", f"over {result.rival_kind}, {words}", f"at step {shared_step(result)}"))
     received = sum(node.bytes_received for node in swarm.nodes)
     useful = sum(node.bytes_useful for node in swarm.nodes)
-    groups = sum(node.num_external for node in swarm.nodes)
-    cards.append((f"{groups:,}", "groups learned from others", f"{sum(n.num_local for n in swarm.nodes):,} own"))
+    groups = sum(node.num_external + node.num_from_followers for node in swarm.nodes)
+    own = sum(node.num_local - node.num_from_followers for node in swarm.nodes)
+    cards.append((f"{groups:,}", "groups learned from others", f"{own:,} own"))
     remark = f"{result.rival_kind} {result.rival.tokens_generated:,}" if result.rival else "all nodes"
     cards.append((f"{swarm.tokens_generated:,}", "tokens generated", remark))
     if useful:

@@ -6,12 +6,13 @@ skipped step stands beside the one whose version it kept.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.simulate.invariants import Verdict
 from swarm.telemetry import count_refusals
+from swarm.telemetry.recorder import origin_of
 from swarm.types import JsonDict, NodeId
 
 RIVALS = {
@@ -73,11 +74,14 @@ class NodeResult:
     asks: tuple[str, ...]  # environments that it generates for
     steps: tuple[StepRow, ...]
     evaluations: tuple[EvaluationRow, ...]
-    num_local: int  # groups consumed
+    num_local: int  # groups of the own policy consumed
+    num_from_followers: int  # those of them that other nodes made
     num_external: int
     num_silent: int  # own groups without signal, used up by draws
     sources: dict[NodeId, int]  # producer -> groups consumed, own included
     ages: dict[int, int]  # age at consumption in steps -> groups
+    ages_in_flight: dict[int, int]  # the part of it that passed during generation
+    ages_in_queue: dict[int, int]  # the rest
     refusals: dict[str, int]  # reason -> groups
     seconds: dict[str, float]  # phase -> seconds
     tokens_generated: int
@@ -180,10 +184,13 @@ def node_result(
         steps=_steps(of.get("step", [])),
         evaluations=_evaluations(of.get("evaluation", [])),
         num_local=sum(1 for group in consumed if group["local"]),
+        num_from_followers=sum(origin_of(group) == "follower" for group in consumed),
         num_external=sum(1 for group in consumed if not group["local"]),
         num_silent=sum(draw["num_silent"] for draw in draws.values()),
         sources=dict(Counter(group["producer"] for group in consumed)),
-        ages=dict(sorted(Counter(int(group["age"]) for group in consumed).items())),
+        ages=_histogram(group["age"] for group in consumed),
+        ages_in_flight=_histogram(group.get("in_flight", 0) for group in consumed),
+        ages_in_queue=_histogram(group["age"] - group.get("in_flight", 0) for group in consumed),
         refusals=dict(count_refusals(events).most_common()),
         seconds=_seconds(of.get("step", [])),
         tokens_generated=sum(event["tokens"] for event in puts),
@@ -210,6 +217,10 @@ def node_result(
         num_failures=len(of.get("failure", [])) + len(of.get("worker_died", [])),
         marks=tuple((event["at_s"], event["kind"]) for event in events if event["kind"] in MARKS),
     )
+
+
+def _histogram(values: Iterable[int]) -> dict[int, int]:
+    return dict(sorted(Counter(map(int, values)).items()))
 
 
 def _steps(events: Sequence[JsonDict]) -> tuple[StepRow, ...]:

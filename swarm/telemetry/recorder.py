@@ -190,8 +190,10 @@ class Telemetry:
     def _on_draw(self, fields: JsonDict) -> None:
         self.count("learn/silent_groups_total", fields["num_silent"])
         for group in fields["groups"]:
-            self.count("learn/groups_total", origin="local" if group["local"] else "external")
+            self.count("learn/groups_total", origin=origin_of(group))
             self.observe("learn/reuse", group["use"])
+            self.observe("learn/age_in_flight_steps", group["in_flight"])
+            self.observe("learn/age_in_queue_steps", group["age"] - group["in_flight"])
 
     def _on_put(self, fields: JsonDict) -> None:
         self.count("rollout/groups_total", env=fields["env"])
@@ -249,6 +251,13 @@ class Telemetry:
             except (OSError, RuntimeError, ValueError):
                 logger.exception("curves are not written any more", extra={"sink": type(sink).__name__})
                 self._sinks.remove(sink)
+
+
+def origin_of(group: JsonDict) -> str:
+    """Of a drawn group as its event tells: `local`, `follower` (the own policy, on another node) or `external`."""
+    if not group["local"]:
+        return "external"
+    return "local" if group["producer"] == group.get("policy", group["producer"]) else "follower"
 
 
 def overlap_share(seconds: dict[str, float]) -> float | None:

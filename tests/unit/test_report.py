@@ -53,7 +53,7 @@ def step_event(step: int, at_s: float, reward: float = 0.5, **more: object) -> J
 def draw_event(step: int, producer: str = BELL) -> JsonDict:
     groups = [
         {"digest": f"l{step}", "producer": ADA, "age": 0, "use": 1, "local": True},
-        {"digest": f"f{step}", "producer": producer, "age": 2, "use": 1, "local": False},
+        {"digest": f"f{step}", "producer": producer, "age": 2, "in_flight": 1, "use": 1, "local": False},
     ]
     return {"kind": "draw", "at_s": 0.0, "step": step, "num_silent": 1, "groups": groups}
 
@@ -116,10 +116,17 @@ def test_a_node_is_read_from_its_events():
     assert (ada.num_local, ada.num_external, ada.num_silent) == (3, 3, 3)
     assert ada.sources == {ADA: 3, BELL: 3}
     assert ada.ages == {0: 3, 2: 3}
+    assert ada.ages_in_flight == ada.ages_in_queue == {0: 3, 1: 3}
     assert ada.refusals == {"too_old": 1}
     assert (ada.tokens_generated, ada.bytes_useful, ada.bytes_received) == (120, 1500, 2000)
     assert ada.seconds["backward"] == 6.0
     assert ada.edges_kl == {BELL: 0.03}
+
+
+def test_groups_that_followers_made_count_as_local_and_on_their_own():
+    group = {"digest": "x", "producer": BELL, "policy": ADA, "age": 1, "in_flight": 0, "use": 1, "local": True}
+    ada = node_result("ada", ADA, (), [{**draw_event(1), "groups": [group]}], {})
+    assert (ada.num_local, ada.num_from_followers, ada.num_external) == (1, 1, 0)
 
 
 def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():

@@ -85,7 +85,12 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     telemetry.record("refused", {"reason": "too_old", "producer": "x"})
     telemetry.record("put", {"env": "sums", "tokens": 12, "reward": 0.5})
     telemetry.record("admitted", {"age_s": -3.0})  # the producer's clock is ahead
-    telemetry.record("draw", {"num_silent": 2, "groups": [{"local": True, "use": 1}, {"local": False, "use": 2}]})
+    drawn = [
+        {"local": True, "producer": "us", "policy": "us", "use": 1, "age": 0, "in_flight": 0},
+        {"local": True, "producer": "them", "policy": "us", "use": 1, "age": 3, "in_flight": 1},
+        {"local": False, "producer": "them", "policy": "them", "use": 2, "age": 1, "in_flight": 0},
+    ]
+    telemetry.record("draw", {"num_silent": 2, "groups": drawn})
     telemetry.record("failure", {"loop": "follow 3fa1bc00", "error": "KeyError: 1"})
     telemetry.record("an event without metrics", {})
     telemetry.record("evaluation", {"step": 1, "env": "sums", "split": "all", "accuracy": 0.75})
@@ -93,7 +98,10 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 1
     assert figures['swarm_rollout_groups_total{env="sums"}'] == 1
     assert figures["swarm_exchange_arrival_s_sum"] == 0.0
-    assert figures['swarm_learn_groups_total{origin="external"}'] == 1
+    for origin in ("local", "follower", "external"):
+        assert figures[f'swarm_learn_groups_total{{origin="{origin}"}}'] == 1
+    assert figures["swarm_learn_age_in_flight_steps_sum"] == 1
+    assert figures["swarm_learn_age_in_queue_steps_sum"] == 3
     assert figures["swarm_learn_silent_groups_total"] == 2
     assert figures['swarm_node_failures_total{loop="follow"}'] == 1
     assert figures['swarm_evaluation_accuracy{env="sums",split="all"}'] == 0.75
