@@ -1,12 +1,15 @@
 """Making groups: when there is room for them, with the newest weights, and only whole ones leave the worker.
 
-Invariant: a group with a rollout that was cancelled is dropped; its question is asked again.
+Invariant: a group with a rollout that was cancelled never leaves the node, and every question up to the last one that
+was handed over was handed over once.
 """
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from swarm.loops.kit import Worker
-from swarm.types import FinishReason
+from swarm.types import FinishReason, RolloutGroup
 
 
 async def generate_loop(worker: Worker) -> None:
@@ -33,9 +36,17 @@ async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 
         else:
             groups = await worker.ask(first, count)
         await slow_down(worker, began_s)
-    for group in groups[num_stored:]:
-        if all(rollout.finish is not FinishReason.ABORTED for rollout in group.rollouts):
-            await worker.exchange.put(group)
+    for group in _before_the_cancelled(groups[num_stored:]):
+        await worker.exchange.put(group)
+
+
+def _before_the_cancelled(groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
+    """The groups up to the first with a cancelled rollout.
+
+    Questions are numbered by what was handed over, so that one and those after it are asked again, with the weights of
+    then. A whole group among them is no loss: a batch is cancelled where all of it would arrive too old.
+    """
+    return takewhile(lambda group: all(r.finish is not FinishReason.ABORTED for r in group.rollouts), groups)
 
 
 async def slow_down(worker: Worker, began_s: float) -> None:
