@@ -122,7 +122,7 @@ class GrpcCoordinatorClient:
         with calling(what):
             async for response in stub.WatchVersions(pb.WatchVersionsRequest(policy_id=policy_id), metadata=metadata):
                 version = version_or_none(response.version)
-                if version is None or version.policy_id != policy_id:
+                if version is None or version.policy_id != policy_id or not version.digest:
                     raise Unavailable(f"{what}: a version out of bounds or of another lineage")
                 yield version
         raise Unavailable(f"{what}: the coordinator ended it")

@@ -19,7 +19,7 @@ from swarm.errors import Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
 from swarm.wire.convert import is_endpoint
-from swarm.wire.status import error_of
+from swarm.wire.status import calling
 from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
@@ -64,6 +64,7 @@ class AuthenticatedChannel:
         self._token = b""
         self._renew_at_s = 0.0
         self._renewing = asyncio.Lock()
+        self._is_closed = False
 
     async def metadata(self, timeout_s: float) -> Metadata:
         """The session token to send with a call, renewed when most of its life is over.
@@ -72,14 +73,16 @@ class AuthenticatedChannel:
             Unavailable, Unauthenticated: the handshake failed.
         """
         async with self._renewing:
-            if self._clock.monotonic_s() >= self._renew_at_s:
+            if not self._is_closed and self._clock.monotonic_s() >= self._renew_at_s:
                 await self._handshake(timeout_s)
+        if self._is_closed:  # gRPC would raise an error of its own
+            raise Unavailable(f"the connection to {self.node_id[:8]} was closed")
         return ((SESSION_KEY, self._token),)
 
     async def _handshake(self, timeout_s: float) -> None:
         what = f"handshake with {self.node_id[:8]}"
         nonce = secrets.token_bytes(NONCE_BYTES)
-        try:
+        with calling(what, Unauthenticated):
             challenge = await self._stub.Challenge(pb.ChallengeRequest(client_nonce=nonce), timeout=timeout_s)
             self._check_server(challenge, nonce)
             message = hello_message(
@@ -93,8 +96,6 @@ class AuthenticatedChannel:
                 ),
                 timeout=timeout_s,
             )
-        except grpc.RpcError as error:
-            raise error_of(error, what) from None
         self._token = hello.session_token
         self._renew_at_s = self._clock.monotonic_s() + _RENEW_SHARE * hello.expires_in_s
 
@@ -110,6 +111,7 @@ class AuthenticatedChannel:
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""
+        self._is_closed = True
         await self.channel.close(grace=None)
 
 

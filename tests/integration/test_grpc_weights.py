@@ -286,6 +286,18 @@ async def test_closing_the_client_ends_a_chunk_on_its_way_with_unavailable(pair:
         await waiting
 
 
+async def test_closed_client_is_unavailable_for_every_call(pair: Pair):
+    await pair.peer.close()
+    for call in (
+        pair.peer.fetch_chunk(bytes(32), 5.0),
+        pair.peer.fetch(bytes(32), 100, 5.0),
+        anext(pair.peer.watch(LINEAGE, 0)),
+        anext(pair.peer.subscribe(Cursor(), False)),
+    ):
+        with pytest.raises(Unavailable):
+            await call
+
+
 # --- hostile watchers over gRPC ----------------------------------------------------------------
 
 
