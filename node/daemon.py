@@ -33,7 +33,8 @@ from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
-from swarm.types import Correction, JsonDict, short
+from swarm.types import Correction, JsonDict, Role, short
+from swarm.weights.store import WeightStore
 from swarm.wire.manifest import write_toml
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class Daemon(Service):
             tokenizer_digest=codec.digest,
             clock=self.clock,
             emit=self._emit,
+            weights=await asyncio.to_thread(_open_weights, config),
         )
 
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
@@ -206,7 +208,8 @@ class Daemon(Service):
                 if code == 0:
                     return
                 if code == EXIT_CONFIG:
-                    raise ConfigError(said.decode(errors="replace").strip())
+                    lines = said.decode(errors="replace").strip().splitlines()  # each rank says it
+                    raise ConfigError("\n".join(dict.fromkeys(lines)))
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit("worker_died", {"exit_code": code})
                 self.agent.num_failures += 1
@@ -264,6 +267,7 @@ class Daemon(Service):
                 "sandbox": max(0, self._verifier.num_started - 1),
             },
             "guard": agent.coordination.advice.guard,
+            **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
         }
 
@@ -282,6 +286,25 @@ async def run_daemon(config: NodeConfig) -> None:
 
     if await run_until_signal(run()):
         logger.info("node stopped")
+
+
+def _weights_status(agent: Agent) -> JsonDict:
+    """What the node serves of weights, to whom it gave leave, and what it follows."""
+    found: JsonDict = {"weights_sent_bytes": agent.holding.bytes_sent}
+    if agent.publishing is not None:
+        found["published_step"] = agent.holding.head_step(agent.node_id)
+        found["followers"] = agent.leaves.status()
+    if agent.following is not None:
+        found["following"] = agent.following.status()
+    return found
+
+
+def _open_weights(config: NodeConfig) -> WeightStore | None:
+    """Where a node that publishes or follows keeps weights; its worker opens the same directory."""
+    follows = Role.TRAINER not in config.roles and Role.GENERATOR in config.roles
+    if not config.weights.publish and not follows:
+        return None
+    return WeightStore(config.dir / "weights", config.weights.store_bytes)
 
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:

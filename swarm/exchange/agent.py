@@ -348,6 +348,10 @@ class Agent:
         """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
         return self.head if self.following is None else self.following.head
 
+    async def serves_another_lineage(self, told: PolicyVersion) -> None:
+        """Waits until `served` is of another lineage than was told: those who follow it should find us."""
+        await self._changed.until(lambda: self.served.policy_id != told.policy_id)
+
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
         """Newest known head of a lineage, ours included."""
         return self.head if policy_id == self.node_id else self.peers.heads.get(policy_id)

@@ -98,6 +98,11 @@ class Following:
         """The trainer whose lineage is followed; empty until it is known."""
         return self._ways.lineage.policy_id if self._ways is not None else self._config.follow.policy
 
+    @property
+    def is_found(self) -> bool:
+        """Whether it is known whom to follow."""
+        return self._ways is not None
+
     async def hear(self, adverts: Sequence[Advert]) -> None:
         """Looks for the trainer, where none is known, and for news of its head.
 

@@ -7,7 +7,7 @@ that only grows, and what a follower that vanished had outstanding is free again
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
-from swarm.types import Leave, NodeId
+from swarm.types import JsonDict, Leave, NodeId
 
 
 @dataclass(eq=False, slots=True)
@@ -106,6 +106,10 @@ class Leaves:
     def followers(self) -> frozenset[NodeId]:
         """Who watches for leave now."""
         return frozenset(self._watches)
+
+    def status(self) -> JsonDict:
+        """Of each follower: groups that it was given leave for since it came, and those of them that arrived."""
+        return {peer: {"limit": w.limit, "arrived": w.num_arrived} for peer, w in sorted(self._watches.items())}
 
     def _give_equal_shares(self, free: int) -> None:
         """The same for everyone, rounded up: each of them takes part in every round."""

@@ -1,4 +1,4 @@
-"""The agent's own loops: announce, repair, heartbeat, tidy up.
+"""The agent's own loops: announce, repair, heartbeat, tidy up, and whom it takes groups and weights from.
 
 Invariant: none of them holds up another, and each goes on after a failure.
 """
@@ -7,9 +7,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
+from swarm.errors import ConfigError
 from swarm.exchange.agent import Agent
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
+from swarm.loops.follow import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
 from swarm.loops.retry import supervise
 
@@ -38,14 +41,30 @@ async def run_agent(
             start("repair", lambda: repair_loop(agent, directory, rng))
         if coordinator is not None:
             start("heartbeat", lambda: heartbeat_loop(agent, coordinator))
+        following = agent.following
+        if following is not None:
+            if directory is None:
+                raise ConfigError(
+                    'directory.kind: a node without a trainer of its own finds one there; set it to "dht"'
+                )
+            start("follow", lambda: follow_loop(agent, following, transport, directory, rng))
+        if following is not None and coordinator is not None:
+            start("ledger", lambda: watch_ledger_loop(following, coordinator))
         start("tidy", lambda: tidy_loop(agent))
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory."""
+    """Keeps our advert in the directory; at once where it says for the first time that we serve a lineage."""
     while True:
-        await directory.announce(agent.advert())
-        await asyncio.sleep(agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0))
+        advert = agent.advert()
+        await directory.announce(advert)
+        pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
+        if agent.following is None:
+            await asyncio.sleep(pause_s)
+            continue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await agent.serves_another_lineage(advert.head)
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:

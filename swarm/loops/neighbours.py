@@ -1,4 +1,4 @@
-"""Whom a node follows, and what it takes from each of them.
+"""Whose groups a node takes, and what it takes from each of them.
 
 Invariant: everything that comes passes the door; a neighbour that moved, vanished or misbehaved is let go.
 """
@@ -6,6 +6,7 @@ Invariant: everything that comes passes the door; a neighbour that moved, vanish
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
@@ -13,7 +14,7 @@ from swarm.exchange.overlay import choose_neighbours
 from swarm.exchange.peers import keep_newest
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.retry import Backoff, supervise
-from swarm.types import Cursor, NodeId, SealedGroup, short
+from swarm.types import Advert, Cursor, NodeId, Role, SealedGroup, short
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     """Looks at the directory and follows a few peers; one that moved, vanished or misbehaved is let go."""
     cursors: dict[NodeId, Cursor] = {}
     followed: dict[tuple[PeerAddress, bool], asyncio.Task[None]] = {}  # (peer, with notices of others' groups)
-    limit = agent.config.exchange.max_neighbours
     async with asyncio.TaskGroup() as tasks:
         while True:
             try:
@@ -33,10 +33,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                 logger.info("directory lookup failed", extra={"error": str(error)})
             else:
                 agent.peers.hear(adverts)
-                welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
-                chosen = choose_neighbours(agent.node_id, welcome, limit)
-                relay = len(adverts) - 1 > limit
-                wanted = {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen}
+                wanted = whom_to_follow(agent, adverts)
                 for gone in [key for key in followed if key not in wanted]:
                     followed.pop(gone).cancel()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
@@ -45,6 +42,23 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                         supervise(f"follow {short(address.node_id)}", follow.run, agent, rng)
                     )
             await asyncio.sleep(agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2))
+
+
+def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAddress, bool]]:
+    """Peers whose groups are taken, and whether with notices of others' groups.
+
+    Everybody who has our leave to make groups, and of the rest as the overlay has it. A node that only generates takes
+    no groups of others, so where groups have to be handed on it is no station on the way.
+    """
+    if agent.following is not None and Role.RELAY not in agent.config.roles:
+        return set()
+    limit, followers = agent.config.exchange.max_neighbours, agent.leaves.followers
+    welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
+    relay = len(adverts) - 1 > limit
+    stations = [a for a in welcome if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else welcome
+    chosen = {a.node_id: a for a in choose_neighbours(agent.node_id, stations, limit)}
+    chosen |= {a.node_id: a for a in welcome if a.node_id in followers and a.endpoints}
+    return {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen.values()}
 
 
 class Follow:

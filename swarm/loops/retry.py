@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from swarm.errors import Unavailable
+from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.agent import Agent
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,18 @@ class Backoff:
 
 
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
-    """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again."""
+    """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again.
+
+    Raises:
+        ConfigError: from the loop; trying again would not help.
+    """
     backoff = Backoff(rng)
     while True:
         try:
             await loop()
             return
+        except ConfigError:
+            raise
         except Unavailable as error:
             logger.info("loop interrupted", extra={"loop": name, "error": str(error)})
         except Exception as error:
