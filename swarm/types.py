@@ -171,14 +171,14 @@ class RolloutGroup:
     @property
     def oldest_step(self) -> int:
         """Step of the oldest token in the group (0 when only text travelled)."""
-        steps = [rollout.oldest_step for rollout in self.rollouts]
-        return min((step for step in steps if step is not None), default=0)
+        traces = [rollout.trace for rollout in self.rollouts]
+        return min([span.version.step for trace in traces if trace is not None for span in trace.spans], default=0)
 
     @property
     def newest_step(self) -> int:
         """Step of the newest token in the group (0 when only text travelled)."""
         traces = [rollout.trace for rollout in self.rollouts]
-        return max((span.version.step for trace in traces if trace is not None for span in trace.spans), default=0)
+        return max([span.version.step for trace in traces if trace is not None for span in trace.spans], default=0)
 
     @property
     def num_tokens(self) -> int:

@@ -141,7 +141,7 @@ def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limi
 
 
 def _are_in_vocabulary(ids: IntArray, codec: TextCodec) -> bool:
-    return not ids.size or int(ids.view(np.uint32).max()) < codec.vocab_size  # a negative id is a huge one
+    return not ids.size or int(np.maximum.reduce(ids.view(np.uint32))) < codec.vocab_size  # a negative id is a huge one
 
 
 def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
@@ -159,7 +159,7 @@ def _check_logprobs(trace: TokenTrace) -> Finding:
     if trace.logprobs is None:
         return None
     values = trace.logprobs[trace.action_mask]
-    least, largest = float(values.min()), float(values.max())  # both NaN when one value is
+    least, largest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))  # both NaN when one value is
     if not (math.isfinite(least) and math.isfinite(largest)):
         return RefusalReason.BAD_LOGPROBS, "a log-prob that is not finite"
     if largest > _ROUNDING_NATS or least < _LEAST_LOGPROB:

@@ -337,14 +337,18 @@ class ReplayBuffer:
             return self._external
         return None if entry.scored.is_local else self._followers
 
+    @property
+    def fill(self) -> float:
+        """Of the tighter of the bounds of groups and bytes, in [0, 1]."""
+        return max(len(self._all) / self._config.max_groups, self._num_bytes / self._max_bytes)
+
     def statistics(self) -> ReplayStatistics:
         """How full the buffer is, and what happened to everything that came in."""
-        fill = max(len(self._all) / self._config.max_groups, self._num_bytes / self._max_bytes)
         return ReplayStatistics(
             num_local=len(self._local),
             num_external=len(self._all) - len(self._local),
             num_bytes=self._num_bytes,
-            fill=fill,
+            fill=self.fill,
             dropped=dict(self._dropped),
             consumed_ages=dict(sorted(self._consumed_ages.items())),
         )

@@ -33,17 +33,14 @@ class Signal:
 
     async def wait(self, holds: Callable[[], bool] | None = None) -> None:
         """Waits for the next `fire`, or for the next one at which `holds()`."""
-        await self._wait(holds)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
-        while not holds():
-            await self._wait(holds)
-
-    async def _wait(self, holds: Callable[[], bool] | None) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = holds
         try:
             await waiter
         finally:
             self._waiters.pop(waiter, None)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
+        while not holds():
+            await self.wait(holds)

@@ -173,7 +173,7 @@ class VirtualSwarm:
 
     def _check_bounds(self, agent: Agent) -> None:
         bounds = {
-            "replay fill": (agent.replay.statistics().fill, 1.0),
+            "replay fill": (agent.replay.fill, 1.0),
             "known heads": (len(agent.peers.heads), MAX_PEERS),
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.coordination.edges), MAX_EDGES),

@@ -127,7 +127,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _run_once(self) -> None:
-        """One turn, in place of asyncio's own: what is ready, else what is due after a jump to the next timer."""
+        """In place of asyncio's own, and many turns of it: until somebody stops the loop."""
+        ready, is_stopping = self._ready, False
+        while not is_stopping:
+            self._find_ready()
+            for _ in range(len(ready)):  # what these make ready belongs to the next turn
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)  # pyright: ignore[reportPrivateUsage]
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": "exception in a callback", "exception": error})
+            is_stopping = self._stopping
+
+    def _find_ready(self) -> None:
+        """What is due now comes behind what is ready; where nothing is, time jumps to the next timer."""
         ready, timers = self._ready, self._timers
         while timers and timers[0][2]._cancelled:
             heappop(timers)
@@ -140,16 +157,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             handle = heappop(timers)[2]
             if not handle._cancelled:
                 ready.append(handle)
-        for _ in range(len(ready)):  # what these make ready belongs to the next turn
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            try:
-                handle._context.run(handle._callback, *handle._args)  # pyright: ignore[reportPrivateUsage]
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     def describe(self) -> str:
         """The tasks that still wait, for the message of a deadlock."""
@@ -178,7 +185,7 @@ class LoopClock:
 
     def now_s(self) -> float:
         """Virtual wall clock, seconds since 1970."""
-        return self._start_wall_s + self.monotonic_s()
+        return self._start_wall_s + (self._loop.time() - self._origin_s)
 
     def monotonic_s(self) -> float:
         """Virtual seconds since this clock was made."""

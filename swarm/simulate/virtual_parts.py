@@ -16,10 +16,11 @@ import numpy as np
 from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.exchange.admit import Door
+from swarm.exchange.checks import DoorLimits, Finding, check_form
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.identity import Verify
-from swarm.interfaces import LocalExchange, Offload, Result
+from swarm.interfaces import LocalExchange, Offload, Result, TextCodec
 from swarm.loops import Worker
 from swarm.tasks.base import NumberedEnvironment
 from swarm.tasks.mixture import TaskMixture
@@ -147,16 +148,40 @@ class ScriptedGenerator:
 _opened = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
+class _Checked:
+    """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[RolloutGroup, TextCodec, DoorLimits, Finding]] = {}
+
+    def __call__(self, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+        """As `check_form`."""
+        kept = self._kept.get(id(group))
+        if kept is not None and kept[0] is group and kept[1] is codec and kept[2] == limits:
+            return kept[3]
+        finding = check_form(group, codec, limits)
+        self._kept[id(group)] = group, codec, limits, finding
+        if len(self._kept) > MAX_OPENED:
+            del self._kept[next(iter(self._kept))]
+        return finding
+
+
+_checked = _Checked()
+
+
 def offload_in_place(verify: Verify) -> Offload:
     """`Offload` of the nodes' doors: a plain call.
 
-    Several nodes of this one process open the same sealed group. What `open_group` says is a function of its bytes
-    alone, so it is asked once for each: the signature of a group is verified once in this process, not once per node.
+    Several nodes of this one process open and check the same sealed group. What `open_group` says is a function of its
+    bytes alone, and what `check_form` says one of group, vocabulary and limits, so each is asked once: the signature of
+    a group is verified once in this process, not once per node.
     """
 
     async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
         if function is open_group:
             return cast("Callable[..., Result]", _opened)(*arguments, verify)
+        if function is check_form:
+            return cast("Callable[..., Result]", _checked)(*arguments)
         return function(*arguments)
 
     return in_place

@@ -266,7 +266,7 @@ def _token_ids(values: Sequence[int], what: str) -> IntArray:
     if count > MAX_TOKENS:
         raise Malformed(RefusalReason.BAD_TOKENS, f"{count} {what} tokens exceed {MAX_TOKENS}")
     ids = np.fromiter(values, dtype=np.uint32, count=count)
-    largest = int(ids.max()) if count else 0
+    largest = int(np.maximum.reduce(ids)) if count else 0
     if largest >= MAX_ID:
         raise Malformed(RefusalReason.BAD_TOKENS, f"{what} token id {largest} not below {MAX_ID}")
     return ids.view(np.int32)
