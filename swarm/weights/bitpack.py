@@ -34,11 +34,18 @@ def pack_bits(numbers: Numbers, width: int) -> bytes:
     return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
 
 
-def unpack_bits(data: bytes, count: int, width: int) -> NDArray[np.uint32]:
-    """[count] numbers; `data` has packed_size(count, width) bytes."""
+def unpack_bits(data: bytes, count: int, width: int) -> Numbers:
+    """[count] numbers of the narrowest dtype; `data` has packed_size(count, width) bytes."""
+    packed = np.frombuffer(data, np.uint8)
     if width == 8:
-        return np.frombuffer(data, np.uint8).astype(np.uint32)
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width, bitorder="little").reshape(count, width)
+        return packed
+    if width in (1, 2, 4):
+        per_byte = 8 // width
+        columns = np.empty((len(packed), per_byte), np.uint8)
+        for place in range(per_byte):
+            columns[:, place] = (packed >> np.uint8(width * place)) & np.uint8((1 << width) - 1)
+        return columns.reshape(-1)[:count]
+    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
     numbers = np.zeros(count, np.uint32)
     for place in range(width):
         numbers |= bits[:, place].astype(np.uint32) << np.uint32(place)

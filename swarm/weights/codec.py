@@ -38,7 +38,7 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
 def decode(
     specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview], base: Weights | None
 ) -> Iterator[HostTensor]:
-    """The target's tensors, each in memory of its own.
+    """The target's tensors; none shares memory with `base`.
 
     Args:
         specs: of the target, in order of name.

@@ -1,31 +1,42 @@
 """The lossless patch between two versions of the same tensors.
 
-Invariant: memory is bounded by one tensor and one segment (about 2^21 changes) on both sides, whatever a patch claims.
+Invariant: memory is bounded by one group of tensors and one segment (about 2^21 changes) on both sides, whatever a
+patch claims.
 
-A tensor is cut into pieces of 2^20 weights, in order of dtype, then name; `segment` codes pieces.
+Tensors are taken in order of dtype, then name: small neighbours together as one piece, large ones in pieces of 2^20
+weights; `segment` codes pieces.
 
-Layout: for each dtype the thresholds of place classes and of value contexts (count u8, exponents u16 each), then its
-segments.
+Layout: for each dtype the thresholds of its classes (count u8, exponents u16), then its segments.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from swarm.weights.classes import Tables, choose_tables
+import numpy as np
+
+from swarm.weights.classes import MAX_CLASSES, Classes, choose_classes
 from swarm.weights.refuse import malformed
 from swarm.weights.segment import PIECE, SegmentReader, SegmentWriter
 from swarm.weights.streams import StreamReader
-from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, specs_of
+from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, part_of, specs_of
 
-_SAMPLE: Final = 1 << 14  # weights of a slice that tables are chosen by
-_SAMPLED: Final = 1 << 21  # and about how many in all
-_MAX_THRESHOLDS: Final = 63
+_SAMPLE: Final = 1 << 13  # weights of a slice that classes are chosen by
+_SAMPLED: Final = 1 << 20  # and about how many in all
 
 
-def encode_delta(base: Weights, target: Weights) -> Iterator[bytes]:
-    """The payload that turns `base` into `target`.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a sample told of a change."""
+
+    classes: tuple[Classes, ...]  # of each dtype, in order
+    num_bytes: float  # of the patch, about
+
+
+def sample_changes(base: Weights, target: Weights) -> Sampled:
+    """From slices at even distances over all tensors of each dtype.
 
     Raises:
         ValueError: names, dtypes or shapes differ.
@@ -33,44 +44,56 @@ def encode_delta(base: Weights, target: Weights) -> Iterator[bytes]:
     specs = specs_of(target)
     if specs_of(base) != specs:
         raise ValueError("a delta needs equal names, dtypes and shapes; publish the version in full")
-    for _, same in _by_dtype(specs):
-        tables = _sampled_tables(base, target, same)
-        yield _pack_thresholds(tables.place_thresholds, tables.info) + _pack_thresholds(
-            tables.value_thresholds, tables.info
-        )
-        segment = SegmentWriter(tables)
-        for spec in same:
-            old, new = base[spec.name].bits, target[spec.name].bits
-            for start in range(0, spec.num_elements, PIECE):
-                segment.add(old[start : start + PIECE], new[start : start + PIECE])
+    chosen = [_sampled(base, target, same) for _, same in _by_dtype(specs)]
+    return Sampled(tuple(classes for classes, _ in chosen), sum(bits for _, bits in chosen) / 8)
+
+
+def encode_delta(base: Weights, target: Weights, sampled: Sampled | None = None) -> Iterator[bytes]:
+    """The payload that turns `base` into `target`.
+
+    Args:
+        sampled: of the same two, where it is known already.
+
+    Raises:
+        ValueError: names, dtypes or shapes differ.
+    """
+    sampled = sampled or sample_changes(base, target)
+    for classes, (_, same) in zip(sampled.classes, _by_dtype(specs_of(target)), strict=True):
+        yield _pack_thresholds(classes)
+        segment = SegmentWriter(classes)
+        for group in _groups(same):
+            for part in _pieces(group):
+                segment.add(_bits_of(base, group, part), _bits_of(target, group, part))
                 if segment.is_full:
                     yield segment.packed()
-                    segment = SegmentWriter(tables)
+                    segment = SegmentWriter(classes)
         if segment.num_pieces:
             yield segment.packed()
 
 
 def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """The target's tensors, one by one in order of dtype and name; each is a copy, `base` stays as it is.
+    """The target's tensors, one by one in order of dtype and name; none shares memory with `base`, small ones may with
+    their neighbours.
 
     Raises:
         Malformed: the payload is none for these specs.
     """
     reader = StreamReader(buffers)
     for dtype, same in _by_dtype(specs_of(base)):
-        info = DTYPES[dtype]
-        tables = Tables(info, _read_thresholds(reader, info), _read_thresholds(reader, info))
-        left = sum(-(-spec.num_elements // PIECE) for spec in same)
+        classes = Classes(DTYPES[dtype], _read_thresholds(reader, DTYPES[dtype]))
+        groups = _groups(same)
+        left = sum(len(_pieces(group)) for group in groups)
         segment: SegmentReader | None = None
-        for spec in same:
-            old = base[spec.name].bits
-            new = old.copy()
-            for start in range(0, spec.num_elements, PIECE):
+        for group in groups:
+            new = np.empty(_num_elements(group), DTYPES[dtype].bits_dtype)
+            for part in _pieces(group):
                 if segment is None or not segment.num_pieces:
-                    segment = SegmentReader(reader, tables, left)
+                    segment = SegmentReader(reader, classes, left)
                     left -= segment.num_pieces
-                segment.apply(old[start : start + PIECE], new[start : start + PIECE])
-            yield HostTensor(spec=spec, bits=new)
+                piece = new[part]
+                _copy_bits(base, group, part, piece)
+                segment.apply(piece)
+            yield from _split(group, new)
     reader.end()
 
 
@@ -80,31 +103,84 @@ def _by_dtype(specs: Iterable[TensorSpec]) -> list[tuple[str, list[TensorSpec]]]
     return [(dtype, list(same)) for dtype, same in groupby(ordered, key=lambda spec: spec.dtype)]
 
 
-def _sampled_tables(base: Weights, target: Weights, specs: list[TensorSpec]) -> Tables:
-    """Chosen from slices at even distances over all tensors of a dtype."""
+# --- pieces ------------------------------------------------------------------------------------
+
+Group = list[TensorSpec]  # neighbours that fit a piece together, or one tensor of any size
+
+
+def _groups(specs: Sequence[TensorSpec]) -> list[Group]:
+    groups: list[Group] = []
+    room = 0
+    for spec in specs:
+        if not groups or spec.num_elements > room:
+            groups.append([])
+            room = PIECE
+        groups[-1].append(spec)
+        room -= spec.num_elements
+    return groups
+
+
+def _num_elements(group: Group) -> int:
+    return sum(spec.num_elements for spec in group)
+
+
+def _pieces(group: Group) -> list[slice]:
+    """Parts of at most PIECE weights; none of a group without weights."""
+    total = _num_elements(group)
+    return [slice(start, min(start + PIECE, total)) for start in range(0, total, PIECE)]
+
+
+def _bits_of(weights: Weights, group: Group, part: slice) -> Bits:
+    """One piece, without a copy where it lies in one tensor on the host."""
+    if len(group) == 1:
+        return part_of(weights, group[0].name, part)
+    return np.concatenate([weights[spec.name].bits for spec in group])
+
+
+def _copy_bits(weights: Weights, group: Group, part: slice, out: Bits) -> None:
+    if len(group) == 1:
+        out[:] = part_of(weights, group[0].name, part)
+    else:
+        np.concatenate([weights[spec.name].bits for spec in group], out=out)
+
+
+def _split(group: Group, bits: Bits) -> Iterator[HostTensor]:
+    start = 0
+    for spec in group:
+        yield HostTensor(spec=spec, bits=bits[start : start + spec.num_elements])
+        start += spec.num_elements
+
+
+# --- classes -----------------------------------------------------------------------------------
+
+
+def _sampled(base: Weights, target: Weights, specs: list[TensorSpec]) -> tuple[Classes, float]:
+    """Classes for the tensors of a dtype, and about how many bits their changes take."""
     total = sum(spec.num_elements for spec in specs)
     stride = max(1, total // _SAMPLED) * _SAMPLE
-    samples: list[tuple[Bits, Bits]] = []
-    passed, wanted, num_sampled = 0, 0, 0
+    old: list[Bits] = []
+    new: list[Bits] = []
+    passed, wanted = 0, 0
     for spec in specs:
         while wanted < passed + spec.num_elements:
-            start = wanted - passed
-            part = slice(start, min(start + _SAMPLE, spec.num_elements))
-            samples.append((base[spec.name].bits[part], target[spec.name].bits[part]))
-            num_sampled += len(samples[-1][0])
-            wanted += stride if part.stop - part.start == _SAMPLE else part.stop - part.start
+            part = slice(wanted - passed, min(wanted - passed + _SAMPLE, spec.num_elements))
+            old.append(part_of(base, spec.name, part))
+            new.append(part_of(target, spec.name, part))
+            wanted += stride if len(old[-1]) == _SAMPLE else len(old[-1])
         passed += spec.num_elements
-    return choose_tables(samples, specs[0].info, total / max(1, num_sampled))
+    info = specs[0].info
+    before, after = (np.concatenate([np.zeros(0, info.bits_dtype), *parts]) for parts in (old, new))
+    return choose_classes(before, after, info, total / max(1, len(before)))
 
 
-def _pack_thresholds(thresholds: tuple[int, ...], info: DtypeInfo) -> bytes:
-    exponents = [threshold >> (info.mantissa_bits or 0) for threshold in thresholds]
+def _pack_thresholds(classes: Classes) -> bytes:
+    exponents = [threshold >> (classes.info.mantissa_bits or 0) for threshold in classes.thresholds]
     return struct.pack(f"<B{len(exponents)}H", len(exponents), *exponents)
 
 
 def _read_thresholds(reader: StreamReader, info: DtypeInfo) -> tuple[int, ...]:
     (count,) = reader.take(1)
-    if count > _MAX_THRESHOLDS or (count and info.mantissa_bits is None):
+    if count >= MAX_CLASSES or (count and info.mantissa_bits is None):
         raise malformed(f"{count} thresholds")
     exponents = reader.numbers(struct.Struct(f"<{count}H"))
     mantissa_bits = info.mantissa_bits or 0

@@ -5,16 +5,19 @@ whatever an engine runs on are not touched by it.
 """
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.types import PolicyVersion, short
+from swarm.types import Digest, PolicyVersion, short
+from swarm.weights.check import verified
 from swarm.weights.chunks import checked, chunk_digest, chunked
 from swarm.weights.codec import Codec, decode, encode, is_adapter
+from swarm.weights.delta import encode_delta, sample_changes
 from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Canary, Manifest, layout_digest
 from swarm.weights.refuse import Malformed, Unusable, UnusableReason
-from swarm.weights.tensors import HostTensor, Weights, published_digest, specs_of
+from swarm.weights.tensors import TensorSpec, Weights, published_digest, specs_of
 
 DELTA_AT_MOST: Final = 0.5  # share of the full size from which a patch is not worth its decoding
 
@@ -45,67 +48,77 @@ def publish(
 ) -> Manifest:
     """Encodes a version, hands its chunks on, and describes them.
 
-    A patch that grows past `delta_at_most` of the full size is given up, and the version is published in full; then
-    chunks of the patch that were handed on belong to no manifest.
+    A version is published in full where a patch would exceed `delta_at_most` of the full size, by a sample or when it
+    is made. So a patch is held in memory until it is complete, and nothing of one that is given up is handed on.
 
     Args:
         base: what the payload should start from; None publishes in full.
         put: takes digest and content of each chunk, in order.
     """
     specs = specs_of(target.weights)
-    if base is not None and specs_of(base.weights) == specs and base.version.policy_id == target.version.policy_id:
-        codec = Codec.LORA if is_adapter(specs) else Codec.DELTA
-        budget = int(delta_at_most * full_bytes(specs))
-        chunks = _put_all(encode(codec, target.weights, base.weights), put, budget)
-        if chunks is not None:
-            return _manifest(target, base, codec, chunks, canaries)
-    codec = Codec.LORA if is_adapter(specs) else Codec.FULL
-    chunks = _put_all(encode(codec, target.weights, None), put, full_bytes(specs))
-    assert chunks is not None
-    return _manifest(target, None, codec, chunks, canaries)
+    with ThreadPoolExecutor(1, "weights-hash") as beside:  # costs no time where a second core is free
+        hashes = beside.submit(_hashes, target.weights, specs)
+        patch = _patch(target, base, delta_at_most)
+        start = None if patch is None else base
+        codec = Codec.LORA if is_adapter(specs) else Codec.FULL if start is None else Codec.DELTA
+        chunks = _put_all(patch if patch is not None else chunked(encode(codec, target.weights, None)), put)
+        return Manifest(
+            version=target.version,
+            base=start.version if start else None,
+            codec=codec,
+            layout=layout_digest(specs),
+            tensors=() if start else specs,
+            hashes=hashes.result(),
+            payload_bytes=chunks.num_bytes,
+            chunks=chunks.digests,
+            canaries=canaries,
+        )
+
+
+def _hashes(weights: Weights, specs: tuple[TensorSpec, ...]) -> tuple[Digest, ...]:
+    return tuple(weights[spec.name].blake3() for spec in specs)
+
+
+def _patch(target: Held, base: Held | None, at_most: float) -> list[bytes] | None:
+    """Its chunks; None where there can be no patch, or it exceeds a share of the full size."""
+    specs = specs_of(target.weights)
+    if base is None or specs_of(base.weights) != specs or base.version.policy_id != target.version.policy_id:
+        return None
+    max_bytes = int(at_most * full_bytes(specs))
+    sampled = sample_changes(base.weights, target.weights)
+    if sampled.num_bytes > max_bytes:
+        return None
+    chunks: list[bytes] = []
+    num_bytes = 0
+    for chunk in chunked(encode_delta(base.weights, target.weights, sampled)):
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            return None
+        chunks.append(chunk)
+    return chunks
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    digests: tuple[bytes, ...]
+    digests: tuple[Digest, ...]
     num_bytes: int
 
 
-def _put_all(
-    parts: Iterable[bytes | memoryview], put: Callable[[bytes, bytes], None], max_bytes: int
-) -> _Chunks | None:
-    """None as soon as the payload exceeds `max_bytes`."""
-    digests: list[bytes] = []
+def _put_all(chunks: Iterable[bytes], put: Callable[[Digest, bytes], None]) -> _Chunks:
+    digests: list[Digest] = []
     num_bytes = 0
-    for chunk in chunked(parts):
+    for chunk in chunks:
         num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            return None
         digests.append(chunk_digest(chunk))
         put(digests[-1], chunk)
     return _Chunks(tuple(digests), num_bytes)
-
-
-def _manifest(target: Held, base: Held | None, codec: Codec, chunks: _Chunks, canaries: tuple[Canary, ...]) -> Manifest:
-    specs = specs_of(target.weights)
-    return Manifest(
-        version=target.version,
-        base=base.version if base else None,
-        codec=codec,
-        layout=layout_digest(specs),
-        tensors=() if base else specs,
-        hashes=tuple(target.weights[spec.name].blake3() for spec in specs),
-        payload_bytes=chunks.num_bytes,
-        chunks=chunks.digests,
-        canaries=canaries,
-    )
 
 
 def stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Held | None) -> Held | Unusable:
     """A verified copy of the manifest's version.
 
     Checked in this order: base and its layout before anything is decoded, each chunk before it is read, each tensor
-    when it is decoded, the whole at the end.
+    after it was decoded, the whole at the end.
 
     Args:
         manifest: from `open_manifest`.
@@ -123,17 +136,10 @@ def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Held 
     specs = specs_of(start) if start is not None else manifest.tensors
     if layout_digest(specs) != manifest.layout or len(specs) != len(manifest.hashes):
         raise Malformed(UnusableReason.WRONG_LAYOUT, "names, dtypes or shapes are not those of the manifest")
-    hashes = {spec.name: digest for spec, digest in zip(specs, manifest.hashes, strict=True)}
-    staged: dict[str, HostTensor] = {}
+    hashes = dict(zip(specs, manifest.hashes, strict=True))
     payload = checked(chunks, manifest.chunks, manifest.payload_bytes)
-    for tensor in decode(specs, payload, start):
-        if tensor.blake3() != hashes[tensor.spec.name]:
-            raise Malformed(UnusableReason.WRONG_TENSOR, tensor.spec.name)
-        staged[tensor.spec.name] = tensor
-    held = Held.of({name: staged[name] for name in sorted(staged)}, manifest.version)
-    if isinstance(held, Unusable):
-        raise Malformed(held.reason, held.detail)
-    return held
+    weights = verified(decode(specs, payload, start), hashes, manifest.version.digest)
+    return Held(version=manifest.version, weights=weights)
 
 
 def _checked_base(manifest: Manifest, base: Held | None) -> Weights | None:

@@ -136,6 +136,13 @@ def specs_of(weights: Weights) -> tuple[TensorSpec, ...]:
     return tuple(weights[name].spec for name in sorted(weights))
 
 
+def part_of(weights: Weights, name: str, part: slice) -> Bits:
+    """Some patterns of a tensor; of one that is on a device, only these are brought to the host."""
+    if isinstance(weights, TorchWeights):
+        return weights.part(name, part)
+    return weights[name].bits[part]
+
+
 class PublishedDigest:
     """SHA-256 as `swarm.model.weights_digest` defines it, tensor by tensor in order of name.
 
@@ -172,20 +179,33 @@ def published_digest(weights: Weights) -> Digest:
 
 
 class TorchWeights(Mapping[str, HostTensor]):
-    """Published torch tensors; each is brought to the host when it is asked for, without a copy where it is there."""
+    """Published torch tensors on any device.
+
+    Each is brought to the host when it is asked for; one that is there and contiguous is not copied.
+    """
 
     def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ValueError for a name, dtype or shape that cannot be published."""
         self._state = state
         self.specs = tuple(_spec_of(name, state[name]) for name in sorted(state))
         self._specs = {spec.name: spec for spec in self.specs}
+        self._on_host: dict[str, Bits] = {}  # views
 
     def __getitem__(self, name: str) -> HostTensor:
+        return HostTensor(spec=self._specs[name], bits=self.part(name, slice(None)))
+
+    def part(self, name: str, part: slice) -> Bits:
+        """[part] patterns of a tensor, in the memory of the tensor where that is possible."""
         import torch
 
-        tensor = self._state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        spec = self._specs[name]
-        return HostTensor(spec=spec, bits=tensor.numpy().view(spec.info.bits_dtype))
+        host = self._on_host.get(name)
+        if host is None:
+            tensor, dtype = self._state[name].detach(), self._specs[name].info.bits_dtype
+            flat = tensor.reshape(-1)
+            if tensor.device.type != "cpu" or not tensor.is_contiguous():
+                return flat[part].cpu().view(torch.uint8).numpy().view(dtype)
+            host = self._on_host[name] = flat.view(torch.uint8).numpy().view(dtype)
+        return host[part]
 
     def __iter__(self) -> Iterator[str]:
         return (spec.name for spec in self.specs)

@@ -1,90 +1,60 @@
 """By how much changed weights changed: few bits each, and byte planes for what does not fit.
 
-A number's context is its weight's exponent in the base: how many ulps an optimizer step makes follows from that.
+How many ulps an optimizer step makes follows from a weight's exponent, so the numbers of each class are written apart.
 
 Invariant: the width is chosen from the numbers alone and said in front of them; every number comes back.
 """
 
-import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swarm.weights.bitpack import Numbers, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
-from swarm.weights.members import ClassTable, classes_of
 from swarm.weights.refuse import malformed
 from swarm.weights.streams import StreamReader, pack
-from swarm.weights.tensors import Bits, DtypeInfo
 
-_U32: Final = struct.Struct("<I")
 _WIDTHS: Final = (1, 2, 4, 8)
 _PLANES: Final = 0
 _WITH_ESCAPES: Final = 0x80
-_TRIED: Final = 1 << 15  # numbers that the width is chosen by
+_TRIED: Final = 1 << 13  # numbers that the width is chosen by
 
 
 class ValueWriter:
-    """Collects the numbers of a segment, by context."""
+    """Collects the numbers of a segment, by class."""
 
-    def __init__(self, info: DtypeInfo, table: ClassTable, num_contexts: int) -> None:
-        self._info = info
-        self._table = table
-        self._numbers: list[list[Numbers]] = [[] for _ in range(num_contexts)]
+    def __init__(self, num_classes: int) -> None:
+        self._numbers: list[list[Numbers]] = [[] for _ in range(num_classes)]
 
-    def add(self, base: Bits, numbers: Numbers) -> None:
-        """Those of some weights, with the patterns that they have in the base."""
-        context = classes_of(base, self._info, self._table)
-        ends = np.cumsum(np.bincount(context, minlength=len(self._numbers)))
-        ordered = numbers[np.argsort(context, kind="stable")]
-        for mine, part in zip(self._numbers, np.split(ordered, ends[:-1]), strict=True):
-            if len(part):
-                mine.append(part)
+    def add(self, numbers: Numbers, counts: Sequence[int]) -> None:
+        """Those of a piece: so many of each class, one after the other."""
+        start = 0
+        for mine, count in zip(self._numbers, counts, strict=True):
+            if count:
+                mine.append(numbers[start : start + count])
+                start += count
 
     def packed(self) -> bytes:
-        """Count (u32) and numbers of each context."""
-        parts: list[bytes] = []
-        for mine in self._numbers:
-            count = sum(map(len, mine))
-            parts.append(_U32.pack(count))
-            if count:
-                parts.append(pack_values(np.concatenate(mine)))
-        return b"".join(parts)
+        """The numbers of each class that has some."""
+        return b"".join(pack_values(np.concatenate(mine)) for mine in self._numbers if mine)
 
 
 class ValueReader:
     """Gives the numbers of a segment back."""
 
-    def __init__(
-        self, reader: StreamReader, info: DtypeInfo, table: ClassTable, num_contexts: int, num_changes: int
-    ) -> None:
-        """Reads all of them; there must be `num_changes`. Raises Malformed."""
-        self._info = info
-        self._table = table
-        self._numbers: list[Numbers] = []
-        left = num_changes
-        for _ in range(num_contexts):
-            (count,) = reader.numbers(_U32)
-            left -= count
-            if left < 0:
-                raise malformed(f"values of more than {num_changes} changes")
-            self._numbers.append(read_values(reader, count, info.bits_dtype) if count else np.zeros(0, info.bits_dtype))
-        if left:
-            raise malformed(f"values of {num_changes - left} changes, expected {num_changes}")
+    def __init__(self, reader: StreamReader, counts: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Reads all of them: so many of each class. Raises Malformed."""
+        self._numbers = [read_values(reader, count, dtype) if count else np.zeros(0, dtype) for count in counts]
 
-    def take(self, base: Bits) -> Numbers:
-        """The numbers of the next weights, which have those patterns in the base. Raises Malformed."""
-        context = classes_of(base, self._info, self._table)
+    def take(self, counts: Sequence[int]) -> Numbers:
+        """Those of the next piece, class by class; in all no more of a class than there are."""
         parts: list[Numbers] = []
-        for number, count in enumerate(np.bincount(context, minlength=len(self._numbers)).tolist()):
-            mine = self._numbers[number]
-            if count > len(mine):
-                raise malformed(f"context {number} lacks {count - len(mine)} values")
-            parts.append(mine[:count])
-            self._numbers[number] = mine[count:]
-        numbers = np.empty(len(base), base.dtype)
-        numbers[np.argsort(context, kind="stable")] = np.concatenate(parts)
-        return numbers
+        for number, count in enumerate(counts):
+            if count:
+                mine = self._numbers[number]
+                parts.append(mine[:count])
+                self._numbers[number] = mine[count:]
+        return np.concatenate(parts)
 
 
 def pack_values(numbers: Numbers) -> bytes:
@@ -122,7 +92,7 @@ def _packed(numbers: Numbers, way: int) -> bytes:
     return bytes([way]) + pack(narrow) + b"".join(pack(plane) for plane in pack_planes(rest))
 
 
-def read_values(reader: StreamReader, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def read_values(reader: StreamReader, count: int, dtype: np.dtype[Any]) -> Numbers:
     """[count] numbers of an unsigned dtype. Raises Malformed."""
     way = reader.take(1)[0]
     if way == _PLANES:
@@ -134,7 +104,7 @@ def read_values(reader: StreamReader, count: int, dtype: np.dtype[Any]) -> NDArr
     numbers = unpack_bits(reader.stream(size, size), count, width).astype(dtype)
     if way & _WITH_ESCAPES:
         is_wide = numbers == (1 << width) - 1
-        num_wide = int(is_wide.sum())
+        num_wide = int(np.count_nonzero(is_wide))
         planes = [reader.stream(num_wide, num_wide) for _ in range(dtype.itemsize)]
         numbers[is_wide] = unpack_planes(planes, dtype)
     return numbers

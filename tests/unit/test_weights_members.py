@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from swarm.weights.bitpack import pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
-from swarm.weights.members import Scratch, class_table, members_by_class, places_of
+from swarm.weights.classes import Classes
+from swarm.weights.members import Members, Scratch, places_of
 from swarm.weights.steps import stepped, steps
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import DTYPES
@@ -20,26 +21,25 @@ def test_places_of_a_mask_are_those_that_numpy_finds(size: int, density: float) 
     assert places_of(mask).tolist() == np.flatnonzero(mask).tolist()
 
 
-@pytest.mark.parametrize("num_chosen", [1, 30, 3000])
-@pytest.mark.parametrize("size", [70, 4096, 200_001])
-def test_ranks_and_places_are_those_of_a_list_of_members(size: int, num_chosen: int) -> None:
-    rng = np.random.default_rng(size + num_chosen)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.03, 0.4, 1.0])
+@pytest.mark.parametrize("size", [1, 70, 4096, 200_001])
+@pytest.mark.parametrize("exponents", [(), (-2,), (-14, -10, -6, -5), (-60, -50, -40), (-9, 0, 20)])
+def test_ranks_are_the_order_of_class_then_place(size: int, share: float, exponents: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(size)
     base = ((0.05 * rng.standard_normal(size)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     magnitude = base & 0x7FFF
-    thresholds = tuple((127 + exponent) << 7 for exponent in (-14, -10, -6, -5))
-    classes = members_by_class(base, BF16, thresholds, class_table(BF16, thresholds), Scratch(BF16))
-    assert len(classes) == 5 and sum(one.count for one in classes) == size
-    limits = [0, *thresholds, 1 << 15]
-    for number, members in enumerate(classes):
-        expected = np.flatnonzero((magnitude >= limits[number]) & (magnitude < limits[number + 1]))
-        assert members.count == len(expected)
-        ranks = np.unique(rng.integers(0, max(1, len(expected)), min(num_chosen, len(expected))))
-        places = expected[ranks]
-        is_changed = np.zeros(size, np.bool_)
-        is_changed[places] = True
-        assert members.ranks(places, is_changed).tolist() == ranks.tolist()
-        if len(ranks):
-            assert members.places(ranks).tolist() == places.tolist()
+    limits = [(127 + exponent) << 7 for exponent in exponents]
+    class_of = np.searchsorted(limits, magnitude, side="right")
+    expected = np.argsort(class_of, kind="stable")
+    members = Members(base, Classes(BF16, tuple(limits)), Scratch(BF16))
+    assert members.starts == [0, *np.cumsum(np.bincount(class_of, minlength=len(limits) + 1)).tolist()]
+    is_changed = rng.random(size) < share
+    places = np.flatnonzero(is_changed)
+    order, ranks, flags = members.ranks(places, base[places], is_changed)
+    assert ranks.tolist() == np.flatnonzero(is_changed[expected]).tolist()
+    assert places[order].tolist() == expected[ranks].tolist()
+    assert flags.tolist() == is_changed[expected[: len(flags)]].tolist()
+    assert members.places(ranks).tolist() == expected[ranks].tolist()
 
 
 def test_a_step_is_one_neighbour_and_small_numbers_mean_few_of_them() -> None:

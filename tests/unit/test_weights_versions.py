@@ -14,6 +14,7 @@ import zstandard
 from swarm.identity import Identity
 from swarm.model import weights_digest
 from swarm.types import Canary, PolicyVersion, SealedManifest
+from swarm.weights import delta
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, chunked
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
@@ -21,7 +22,7 @@ from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifes
 from swarm.weights.publish import Held, publish, stage
 from swarm.weights.refuse import Malformed, Unusable, UnusableReason
 from swarm.weights.streams import StreamReader, pack
-from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, published_digest, specs_of, to_torch
+from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, part_of, published_digest, specs_of, to_torch
 
 OWNER = Identity.from_seed(b"o" * 32)
 LIMITS = Limits()
@@ -134,12 +135,56 @@ def test_a_staged_version_is_the_published_one_and_a_base_for_the_next() -> None
     assert isinstance(again, Held) and again.version.step == 3
 
 
-def test_a_dense_change_falls_back_to_full() -> None:
-    old = held({"w": torch.randn(5000)}, 1)
-    new = held({"w": torch.randn(5000)}, 2)
+@pytest.mark.parametrize(("share", "codec"), [(0.01, Codec.DELTA), (0.2, Codec.DELTA), (1.0, Codec.FULL)])
+def test_a_version_is_published_in_full_where_much_of_it_changed(share: float, codec: Codec) -> None:
+    first, noise = torch.randn(5000), torch.randn(5000)
+    second = torch.where(torch.arange(5000) < share * 5000, noise, first)
+    old, new = held({"w": first}, 1), held({"w": second}, 2)
     manifest, chunks = published(new, old)
-    assert manifest.codec is Codec.FULL and manifest.base is None and manifest.payload_bytes == sum(map(len, chunks))
-    assert isinstance(stage(manifest, chunks, None), Held)
+    assert manifest.codec is codec and (manifest.base is None) == (codec is Codec.FULL)
+    assert manifest.payload_bytes == sum(map(len, chunks))
+    assert isinstance(stage(manifest, chunks, old), Held)
+
+
+@pytest.mark.parametrize("is_seen_by_the_sample", [True, False])
+def test_no_chunk_of_a_patch_that_is_given_up_is_handed_on(
+    is_seen_by_the_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_seen_by_the_sample:  # two slices, one at the start and one in the middle
+        monkeypatch.setattr(delta, "_SAMPLE", 1 << 10)
+        monkeypatch.setattr(delta, "_SAMPLED", 1 << 11)
+    size = 1 << 21
+    first, noise = torch.randn(size), torch.randn(size)
+    is_changed = torch.ones(size, dtype=torch.bool)
+    if not is_seen_by_the_sample:
+        is_changed[: 1 << 10] = is_changed[size // 2 : size // 2 + (1 << 10)] = False
+    old, new = held({"w": first}, 1), held({"w": torch.where(is_changed, noise, first)}, 2)
+    seen = delta.sample_changes(old.weights, new.weights).num_bytes
+    assert (seen > 0.5 * 4 * size) == is_seen_by_the_sample
+    put: list[bytes] = []
+    manifest = publish(new, old, lambda digest, chunk: put.append(digest))
+    assert manifest.codec is Codec.FULL and manifest.base is None
+    assert tuple(put) == manifest.chunks
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_a_patch_takes_is_known_from_a_sample(dtype: torch.dtype) -> None:
+    base = {"w": (0.05 * torch.randn(1 << 20)).to(dtype)}
+    for size in (1e-6, 1e-4, 1e-2):
+        target = {"w": (base["w"].float() + size * torch.randn(1 << 20)).to(dtype)}
+        old, new = TorchWeights(base), TorchWeights(target)
+        taken = sum(map(len, encode_delta(old, new)))
+        assert delta.sample_changes(old, new).num_bytes == pytest.approx(taken, rel=0.1, abs=1000)
+
+
+def test_tensors_of_the_host_are_read_where_they_are() -> None:
+    state = {"a": torch.randn(1000).bfloat16(), "b": torch.randn(10, 10).T}
+    weights = TorchWeights(state)
+    for _ in range(2):
+        assert weights["a"].bits.ctypes.data == state["a"].data_ptr()
+    assert part_of(weights, "a", slice(3, 8)).ctypes.data == state["a"].data_ptr() + 6
+    assert part_of(weights, "b", slice(3, 8)).tolist() == weights["b"].bits[3:8].tolist()
+    assert weights["b"].bits.view(np.float32).tolist() == state["b"].contiguous().reshape(-1).tolist()
 
 
 def test_a_patch_is_refused_on_another_base() -> None:
@@ -166,6 +211,8 @@ def test_a_manifest_that_lies_about_its_content_is_found_out() -> None:
     assert refusal(stage(wrong_target, chunks, old)) is UnusableReason.WRONG_TARGET
     wrong_tensor = replace(manifest, hashes=(manifest.hashes[0], bytes(32)))
     assert refusal(stage(wrong_tensor, chunks, old)) is UnusableReason.WRONG_TENSOR
+    first_wrong = replace(manifest, hashes=(bytes(32), manifest.hashes[1]))
+    assert refusal(stage(first_wrong, chunks, old)) is UnusableReason.WRONG_TENSOR
     wrong_layout = replace(manifest, layout=bytes(32))
     assert refusal(stage(wrong_layout, chunks, old)) is UnusableReason.WRONG_LAYOUT
 
@@ -305,7 +352,7 @@ def test_a_segment_that_claims_many_changes_is_refused_before_it_is_read() -> No
     base = TorchWeights({"w": torch.zeros(1 << 22, dtype=torch.uint8)})
     headers = np.array([(1 << 26) - 1 | 31 << 26] * 4, "<u4").view(np.uint8).reshape(4, 4)
     planes = b"".join(pack(headers[:, place].tobytes()) for place in range(4))
-    payload = b"\0\0" + struct.pack("<I", 4) + planes
+    payload = b"\0" + struct.pack("<I", 4) + planes
     with pytest.raises(Malformed, match="changes exceeds") as caught:
         list(decode_delta(base, [payload]))
     assert caught.value.reason is UnusableReason.TOO_LARGE
