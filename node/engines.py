@@ -4,9 +4,11 @@ Invariant: a node either trains a policy or follows one; what generates has weig
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from node.ranks import join, open_policy
 from swarm.config import NodeConfig
 from swarm.interfaces import Generator, TaskOf, TextCodec
 from swarm.loops import Encode
@@ -20,6 +22,8 @@ from swarm.weights.tensors import TorchWeights
 if TYPE_CHECKING:
     from swarm.learn.guarded import GuardedLearner
     from swarm.learn.kinds import RecipesByKind
+    from swarm.learn.learner import PolicyLearner
+    from swarm.learn.sharded import ShardedRanks
     from swarm.model import LoadedModel, PublishedTensors
     from swarm.rollout.transformers_engine import TransformersGenerator
 
@@ -33,7 +37,7 @@ class Engines:
     codec: TextCodec
     learner: "GuardedLearner | None"
     generator: Generator  # can run while the learner steps; on a node that only trains the evaluator
-    evaluator: "TransformersGenerator | None"  # on the learner's network: always the newest weights
+    evaluator: "TransformersGenerator | None"  # always has the learner's newest weights
     encode: Encode | None
     applier: Applier | None
     close: Callable[[], None]
@@ -67,27 +71,24 @@ def _training(
     canaries: Sequence[Task],
 ) -> Engines:
     from swarm.learn.guarded import GuardedLearner
-    from swarm.learn.learner import PolicyLearner
     from swarm.recipes import load_recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
 
-    policy = PolicyLearner(
-        network=loaded.network,
-        codec=loaded.codec,
-        recipe=recipes,
-        config=config.learner,
-        replay=config.replay,
-        policy_id=node_id,
-        dir=config.dir / "checkpoints",
-        task_of=task_of,
-    ).resumed()
+    ranks = join(config)
+    policy = open_policy(config, node_id, loaded, recipes, task_of, ranks)
     safe = load_recipe(config.guard.safe_recipe)
     learner = GuardedLearner(policy, safe, config.guard, config.replay.max_age_steps)
-    evaluator = TransformersGenerator(loaded.network, loaded.codec, learner.version, config.seed)
+    ending = ExitStack()
+    if ranks is None:
+        evaluator = TransformersGenerator(loaded.network, loaded.codec, learner.version, config.seed)
+    else:
+        evaluator = _evaluator_beside(ranks, policy, config)
+        ending.callback(ranks.stop)
+        ending.callback(policy.stop)
     generator: Generator = evaluator
-    close: Callable[[], None] = _nothing
     if Role.GENERATOR in config.roles:
         generator, close = _start_engine(config, None, loaded.codec, learner.version)
+        ending.callback(close)
         generator.load(*learner.snapshot())
     encode = _encoder(config, evaluator, canaries, loaded.codec) if config.weights.publish else None
     return Engines(
@@ -97,8 +98,17 @@ def _training(
         evaluator=evaluator,
         encode=encode,
         applier=None,
-        close=close,
+        close=ending.close,
     )
+
+
+def _evaluator_beside(ranks: "ShardedRanks", policy: "PolicyLearner", config: NodeConfig) -> "TransformersGenerator":
+    """On a network of its own: that of the learner is spread over its processes."""
+    from node.evaluator import NewestWeights
+    from swarm.model import load_model
+
+    loaded = load_model(config.model)
+    return NewestWeights(loaded.network.to(ranks.device), loaded.codec, policy, config.seed)
 
 
 def _following(config: NodeConfig, loaded: "LoadedModel") -> Engines:

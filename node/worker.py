@@ -1,7 +1,8 @@
 """The worker process of a node: model, generator and learner, driven through a `LocalExchange`.
 
 Invariant: nothing here touches the network; the agent is the only one the worker talks to. It runs
-in a process of its own (`python -m node.worker`) or inside the agent's (`worker = "inline"`).
+in a process of its own (`python -m node.worker`), in several that share the learner (`learner.num_processes`), or
+inside the agent's (`worker = "inline"`).
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 from node.assemble import build_worker
+from node.ranks import follow_leader, launch, num_ranks, own_rank
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -71,8 +73,14 @@ def main() -> None:
     die_with(arguments.parent)
     config = load_config(NodeConfig, arguments.config)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+    if num_ranks(config) > 1 and own_rank() is None:
+        ranks = ["--config", str(arguments.config), "--socket", str(arguments.socket), "--parent", str(os.getpid())]
+        sys.exit(launch(num_ranks(config), ["-m", "node.worker", *ranks]))
     try:
-        asyncio.run(work(config, arguments.socket))
+        if own_rank():
+            follow_leader(config)
+        else:
+            asyncio.run(work(config, arguments.socket))
     except (ConfigError, BaseExceptionGroup) as error:
         cause = only_cause(error)
         if not isinstance(cause, ConfigError):

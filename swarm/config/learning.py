@@ -70,6 +70,8 @@ class LearnerConfig(Model):
     """Tokens (padding included) of one forward pass."""
     share_prompt: bool = True
     """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
+    num_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
     num_steps: NotNegative = 0
     """Stop after this many steps; 0 runs until stopped."""
     checkpoint_every: NotNegative = 10

@@ -96,6 +96,8 @@ class NodeConfig(Model):
     def _roles_can_work(self) -> "NodeConfig":
         if Role.TRAINER not in self.roles and self.weights.publish:
             raise ValueError("weights.publish: a node without the trainer role has no versions; set it to false")
+        if self.learner.num_processes > 1 and self.worker == "inline":
+            raise ValueError('learner.num_processes: threads of the agent are one process; set worker = "process"')
         if Role.TRAINER not in self.roles and self.learner.deterministic:
             raise ValueError("learner.deterministic: needs the trainer role")
         alone = Role.TRAINER in self.roles and Role.GENERATOR not in self.roles and not self.weights.publish

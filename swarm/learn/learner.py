@@ -158,6 +158,9 @@ class PolicyLearner:
         }
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=tensors, state=state))
 
+    def stop(self) -> None:
+        """Ends whatever else takes part in its steps: nothing."""
+
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:

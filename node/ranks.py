@@ -1,0 +1,128 @@
+"""The policy in training: in one process, or shared by several where a model is too large for one GPU.
+
+Invariant: only the first rank talks to the agent; the others follow its learner, and all end with the process that
+started them.
+"""
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from swarm.config import NodeConfig
+from swarm.identity import Identity
+from swarm.interfaces import TaskOf
+from swarm.types import NodeId, Role, Task
+
+if TYPE_CHECKING:
+    from swarm.learn.kinds import RecipesByKind
+    from swarm.learn.learner import PolicyLearner
+    from swarm.learn.sharded import ShardedRanks
+    from swarm.model import LoadedModel
+
+
+def num_ranks(config: NodeConfig) -> int:
+    """Processes that the worker of this node consists of."""
+    return config.learner.num_processes if Role.TRAINER in config.roles else 1
+
+
+def own_rank() -> int | None:
+    """Which of several processes this is; None where it was not started as one of them."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+
+
+def launch(count: int, arguments: Sequence[str]) -> int:
+    """Runs `python ARGUMENTS` in `count` processes of this machine, as `torchrun --standalone` does (blocking).
+
+    Returns:
+        0, or the exit code of the one that failed first; the others are ended with it.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,  # the agent starts the whole worker again
+    )
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        return error.get_first_failure()[1].exitcode
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+def join(config: NodeConfig) -> "ShardedRanks | None":
+    """The processes that share the learner; None for one alone. Raises ConfigError."""
+    if num_ranks(config) == 1:
+        return None
+    from swarm.learn.sharded import ShardedRanks
+
+    return ShardedRanks.start()
+
+
+def open_policy(
+    config: NodeConfig,
+    node_id: NodeId,
+    loaded: "LoadedModel",
+    recipes: "RecipesByKind",
+    task_of: TaskOf,
+    ranks: "ShardedRanks | None",
+) -> "PolicyLearner":
+    """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
+    from swarm.learn.learner import PolicyLearner
+
+    kind = PolicyLearner
+    if ranks is not None and ranks.index == 0:
+        from swarm.learn.orders import LeadingLearner as kind
+    return kind(
+        network=loaded.network,
+        codec=loaded.codec,
+        recipe=recipes,
+        config=config.learner,
+        replay=config.replay,
+        policy_id=node_id,
+        dir=config.dir / "checkpoints",
+        ranks=ranks,
+        task_of=task_of,
+    ).resumed()
+
+
+def follow_leader(config: NodeConfig) -> None:
+    """Every rank but the first: makes the steps that the first one makes, until that is to stop (blocking).
+
+    Raises:
+        ConfigError: as on the first rank.
+    """
+    import torch
+
+    from swarm.learn.orders import follow
+    from swarm.model import load_model
+    from swarm.recipes import load_recipe, recipes_of
+    from swarm.tasks.build import build_environments
+
+    torch.set_num_threads(config.num_threads)
+    environments = build_environments(config.environments)
+
+    def task_of(env: str, task_id: int) -> Task:
+        return environments[env].task(task_id)
+
+    node_id = Identity.load(config.dir / "identity.key").node_id
+    loaded = load_model(config.model)
+    ranks = join(config)
+    assert ranks is not None
+    policy = open_policy(config, node_id, loaded, recipes_of(config), task_of, ranks)
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
+        signal.signal(number, signal.SIG_IGN)
+    follow(policy, ranks, load_recipe(config.guard.safe_recipe))
+    ranks.stop()

@@ -1,0 +1,115 @@
+"""A node whose worker consists of two processes that share the learner."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from node.daemon import Daemon
+from swarm.config import (
+    DirectoryConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    GeneratorConfig,
+    LearnerConfig,
+    ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+    WeightsConfig,
+)
+from swarm.errors import ConfigError
+from swarm.learn.checkpoint import read_checkpoint
+from swarm.learn.learner import PolicyLearner
+from swarm.model import load_model
+from swarm.recipes import load_recipe
+
+pytestmark = pytest.mark.timeout(150)  # two processes import torch, twice
+MODEL = ModelConfig(source="tiny", dtype="float32")
+
+
+def node_config(directory: Path, **learner: Any) -> NodeConfig:
+    return NodeConfig(
+        dir=directory,
+        run_id="test",
+        environments=(EnvironmentConfig(name="reverse", kind="char", dataset="reverse"),),
+        model=MODEL,
+        generator=GeneratorConfig(group_size=4, groups_per_batch=4, max_new_tokens=6),
+        replay=ReplayConfig(local_groups=2, external_groups=0, keep_silent=True),
+        learner=LearnerConfig(num_processes=2, learning_rate=1e-3, checkpoint_every=1, **learner),
+        weights=WeightsConfig(publish=True),
+        directory=DirectoryConfig(kind="none"),
+        evaluation=EvaluationConfig(num_problems=2, every_steps=1),
+    )
+
+
+@asynccontextmanager
+async def running(config: NodeConfig) -> AsyncIterator[tuple[Daemon, "asyncio.Task[None]"]]:
+    async with Daemon(config) as daemon:
+        task = asyncio.create_task(daemon.run())
+        try:
+            yield daemon, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], task: "asyncio.Task[None]") -> None:
+    async with asyncio.timeout(100):
+        while not condition():
+            assert not task.done(), task
+            await asyncio.sleep(0.1)
+
+
+def ranks() -> dict[int, psutil.Process]:
+    """The worker's processes by rank."""
+    found: dict[int, psutil.Process] = {}
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "node.worker" in child.cmdline() and "RANK" in (environment := child.environ()):
+                found[int(environment["RANK"])] = child
+        except psutil.Error:
+            continue
+    return found
+
+
+async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    config = node_config(tmp_path / "node", num_steps=500)
+    async with running(config) as (daemon, task):
+        await until(lambda: daemon.agent.head.step >= 2, task)
+        before = ranks()
+        assert sorted(before) == [0, 1]
+        os.kill(before[1].pid, signal.SIGKILL)
+        reached = daemon.agent.head.step
+        await until(lambda: daemon.status()["restarts"]["worker"] == 1 and not before[0].is_running(), task)
+        await until(lambda: daemon.agent.head.step > reached + 2, task)
+        after = ranks()
+        assert sorted(after) == [0, 1] and {p.pid for p in after.values()}.isdisjoint(p.pid for p in before.values())
+        evaluations = daemon.agent.coordination.evaluations
+        assert set(evaluations) >= {"reverse/all", "reverse/held_out"}
+    _, alive = psutil.wait_procs(list(after.values()), timeout=10)
+    assert not alive
+    saved = read_checkpoint(config.dir / "checkpoints")
+    alone = PolicyLearner(
+        load_model(MODEL).network,
+        load_model(MODEL).codec,
+        load_recipe(config.learner.recipe),
+        config.learner,
+        config.replay,
+        saved.state["policy_id"],
+        config.dir / "checkpoints",
+    ).resumed()
+    assert alone.version.step == saved.step > reached
+
+
+async def test_what_no_rank_can_work_with_is_said_once(tmp_path: Path) -> None:
+    config = node_config(tmp_path / "node")
+    wrong = config.model_copy(update={"model": MODEL.model_copy(update={"digest": "0" * 64})})
+    async with running(wrong) as (_, task):
+        with pytest.raises(ConfigError, match=r"^model\.digest: [^\n]*$"):
+            await asyncio.wait_for(asyncio.shield(task), 100)
