@@ -1,0 +1,147 @@
+"""JSON over HTTP to one server, from many threads: deadlines, retries, and an end on demand.
+
+Invariant: a call ends within its deadlines, or at once when it is cancelled, with a reply or one of the project's
+errors; the key travels in a header and stands in no message.
+"""
+
+import http.client
+import json
+import random
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from swarm.errors import ConfigError, TooLarge, Unavailable
+
+MAX_REPLY_BYTES: Final = 256 * 2**20
+ATTEMPTS: Final = 5
+FIRST_BACKOFF_S: Final = 0.2
+_PASSING: Final = frozenset({408, 425, 429})  # besides 5xx
+_SHOWN: Final = 300  # characters of a server's explanation
+
+
+class Refusal(ConfigError):
+    """The server understood a request and refuses it; the same one would be refused again."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Cancelled(Exception):
+    """The call was cancelled from another thread."""
+
+
+class _Passing(Exception):
+    """Worth another attempt."""
+
+
+class JsonClient:
+    """Talks to the server at a base address.
+
+    Args:
+        url: http or https address; its path stands before every request's.
+        api_key: sent as a bearer token where not empty.
+        timeout_s: longest silence of the server while it answers.
+
+    Example:
+        reply = JsonClient("http://127.0.0.1:8000").call("POST", "/v1/completions", {"prompt": [1, 2]})
+    """
+
+    def __init__(self, url: str, api_key: str = "", timeout_s: float = 600.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"engine.url {url!r}: expected an address such as http://127.0.0.1:8000/v1")
+        self.url = url.rstrip("/")
+        self._parts = parts
+        self._path = parts.path.rstrip("/")
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._live: set[http.client.HTTPConnection] = set()
+
+    def call(self, method: str, path: str, body: object = None, *, attempts: int = ATTEMPTS) -> Any:
+        """The decoded reply (blocking); a server that fails is asked again after a growing pause.
+
+        Raises:
+            Unavailable: no answer, or a failing server, at every attempt.
+            Refusal: a status of 4xx.
+            TooLarge: the reply is larger than MAX_REPLY_BYTES.
+            Cancelled: by `cancel`.
+        """
+        for attempt in range(attempts):
+            if attempt and self._cancelled.wait(FIRST_BACKOFF_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)):
+                raise Cancelled
+            if self._cancelled.is_set():
+                raise Cancelled
+            try:
+                return self._once(method, path, body)
+            except (_Passing, OSError, http.client.HTTPException) as error:
+                if self._cancelled.is_set():
+                    raise Cancelled from None
+                if attempt + 1 == attempts:
+                    raise Unavailable(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
+        raise AssertionError("at least one attempt")
+
+    def cancel(self) -> None:
+        """Ends the calls in progress (the server sees their connections close); later ones too, until `resume`."""
+        self._cancelled.set()
+        with self._lock:
+            live = list(self._live)
+        for connection in live:
+            _close(connection)
+
+    def resume(self) -> None:
+        """Calls are made again."""
+        self._cancelled.clear()
+
+    def _once(self, method: str, path: str, body: object) -> Any:
+        connection = self._connection()
+        with self._lock:
+            self._live.add(connection)
+        try:
+            connection.connect()
+            if self._cancelled.is_set():  # it may have come before there was anything to close
+                raise Cancelled
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._path + path, content, self._headers)
+            response = connection.getresponse()
+            reply = response.read(MAX_REPLY_BYTES + 1)
+            return self._decoded(f"{method} {self.url}{path}", response.status, reply)
+        finally:
+            with self._lock:
+                self._live.discard(connection)
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        assert self._parts.hostname is not None
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+
+    def _decoded(self, request: str, status: int, reply: bytes) -> Any:
+        if len(reply) > MAX_REPLY_BYTES:
+            raise TooLarge(f"{request}: reply exceeds {MAX_REPLY_BYTES} bytes")
+        if status >= 500 or status in _PASSING:
+            raise _Passing(f"status {status}: {_shown(reply)}")
+        if status >= 300:
+            raise Refusal(f"{request}: status {status}: {_shown(reply)}", status)
+        try:
+            return json.loads(reply) if reply.strip() else None
+        except ValueError:
+            return reply.decode(errors="replace")  # some control requests are answered in plain text
+
+
+def _close(connection: http.client.HTTPConnection) -> None:
+    found = connection.sock
+    if isinstance(found, socket.socket):
+        with suppress(OSError):  # it may have ended meanwhile
+            found.shutdown(socket.SHUT_RDWR)
+
+
+def _shown(reply: bytes) -> str:
+    return reply[:_SHOWN].decode(errors="replace").strip()
