@@ -1,4 +1,4 @@
-"""The command line `swarm`: simulate, join, status, doctor, keys, recipes, check, bench.
+"""The command line `swarm`: simulate, plan, join, status, doctor, keys, recipes, check, bench.
 
 Invariant: importing this file is cheap (no torch, no gRPC); each command imports what it needs.
 """
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.bench_cli import bench
 from swarm.errors import SwarmError
+from swarm.plan_cli import plan_command
 from swarm.recipes_cli import recipes_app
 from swarm.simulate.cli import simulate
 from swarm.types import Correction, Role
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
+app.command("plan")(plan_command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
