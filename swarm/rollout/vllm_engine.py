@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
+
+import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.interfaces import TextCodec
 from swarm.model import PublishedTensors, resolve_source, weights_digest
-from swarm.model.network import load_model, save_tensors
+from swarm.model.network import save_tensors
+from swarm.model.source import TINY
 from swarm.rollout.seeds import SampleSeeds
 from swarm.rollout.tolerances import tolerance_nats
 from swarm.rollout.vllm_process import EngineProcess, vllm_python
@@ -82,6 +85,8 @@ class VllmGenerator:
             ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
             Unavailable: the process ended while it started.
         """
+        if config.model.source == TINY:
+            raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")
         if config.model.lora_rank:
             raise ConfigError("engine.kind vllm: adapters cannot be loaded; set model.lora_rank to 0")
         directory = config.dir / FOLDER
@@ -89,7 +94,7 @@ class VllmGenerator:
         for old in directory.glob("*.safetensors"):
             old.unlink()
         settings = {
-            "model": str(_model_folder(config, directory)),
+            "model": str(resolve_source(config.model, None, with_weights=True)),
             "dtype": config.model.dtype,
             "max_rows": config.engine.max_rows,
             "eos_ids": sorted(codec.eos_ids),
@@ -218,9 +223,11 @@ class VllmGenerator:
 
     def _finished(self, rollout: Rollout, sampling: Sampling) -> Rollout:
         assert rollout.trace is not None
-        spans = tuple(VersionSpan(start=span.start, version=self._named(span.version)) for span in rollout.trace.spans)
-        text = self._codec.decode(rollout.trace.token_ids.tolist())
-        return replace(rollout, text=text, sampling=sampling, trace=replace(rollout.trace, spans=spans))
+        trace, ids = rollout.trace, rollout.trace.token_ids.tolist()
+        spans = tuple(VersionSpan(start=span.start, version=self._named(span.version)) for span in trace.spans)
+        logprobs = np.empty(0, np.float32) if not ids else trace.logprobs  # none at all look like none known
+        trace = replace(trace, spans=spans, logprobs=logprobs)
+        return replace(rollout, text=self._codec.decode(ids), sampling=sampling, trace=trace)
 
     def _named(self, version: PolicyVersion) -> PolicyVersion:
         return version if version.policy_id != _NAMELESS else replace(version, policy_id="")
@@ -297,13 +304,3 @@ class VllmGenerator:
             process.close()
             raise
         return process
-
-
-def _model_folder(config: NodeConfig, directory: Path) -> Path:
-    """The run's base model in Hugging Face layout; the tiny model, which has none, is written to one."""
-    if config.model.source != "tiny":
-        return resolve_source(config.model, None, with_weights=True)
-    folder = directory / "model"
-    network: Any = load_model(config.model).network
-    network.save_pretrained(folder)
-    return folder

@@ -153,17 +153,17 @@ class EngineProcess:
         if "ready" in said:
             logger.info("the engine is ready", extra={"engine": said["ready"], "seconds": round(waited_s, 1)})
             return said["ready"]
-        raise self._failure(said.get("error", ""))
+        raise self._failure(said)
 
-    def _failure(self, said: str) -> ConfigError | Unavailable:
+    def _failure(self, said: Mapping[str, str]) -> ConfigError | Unavailable:
         """Why the process ended instead of becoming ready."""
         self._ended.wait(STOP_S)
+        if "error" in said:
+            return ConfigError(said["error"])
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = lines[-1] if lines else "it printed nothing"
-        if said.startswith("ImportError") or "ModuleNotFoundError" in said + last or "No module named" in last:
-            return ConfigError(f"engine.python {self._python!r}: {said or last}; {_MISSING}")
-        if said:
-            return ConfigError(said)
+        if "missing" in said or "No module named" in last:  # the latter: our own package, before it can say anything
+            return ConfigError(f"engine.python {self._python!r}: {said.get('missing', last)}; {_MISSING}")
         return Unavailable(f"vllm: its process ended while it started: {last[:200]} (see {self._log})")
 
 

@@ -239,7 +239,8 @@ def main() -> None:
     try:
         adapter = _start(settings)
     except (ConfigError, ImportError) as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answer, flush=True)
+        kind = "missing" if isinstance(error, ImportError) else "error"
+        print(json.dumps({kind: str(error)}), file=answer, flush=True)
         sys.exit(EXIT_CONFIG)
     version = settings["version"]
     start = PolicyVersion(policy_id=version["policy_id"], step=version["step"], digest=bytes.fromhex(version["digest"]))
