@@ -26,8 +26,11 @@ from swarm.tasks.base import NumberedEnvironment
 from swarm.tasks.mixture import TaskMixture
 from swarm.testing import ToyCodec
 from swarm.types import (
+    Canary,
     Draw,
     FinishReason,
+    FloatArray,
+    LoadReport,
     NodeId,
     PolicyVersion,
     Rollout,
@@ -100,9 +103,19 @@ class ScriptedGenerator:
         self._environments = environments
         self._rng = random.Random(seed)
 
-    def load(self, version: PolicyVersion, weights: object) -> None:
-        """Takes the version."""
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        """Takes the version, at no cost."""
         self.version = version
+        return LoadReport()
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Never called: the virtual swarm has no weights to compare."""
+        raise AssertionError("the scripted generator has no model")
+
+    def cancel(self) -> None:
+        """Nothing is ever under way: an answer is made at once."""
 
     def generate(
         self,
