@@ -65,7 +65,9 @@ def draw(step: int, num_groups: int = 6, reward: float = 1.0) -> Draw:
     rng = np.random.default_rng(step)
     groups = [
         make_scored(
-            make_group("a" * 64, task_id=index, codec=CODEC, texts=[text(rng) for _ in range(4)]),
+            make_group(
+                ("a" if index < 3 else "b") * 64, task_id=index, codec=CODEC, texts=[text(rng) for _ in range(4)]
+            ),
             rewards=[reward, 0.0, 0.0, float(rng.integers(0, 2))],
             is_local=index < 3,
         )
