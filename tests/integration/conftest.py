@@ -14,6 +14,8 @@ from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.simulate.processes import Process, wait_for_file, wait_until
 from swarm.types import JsonDict
 
+sys.path.append(str(Path(__file__).parent))  # for what several tests share
+
 START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machine this takes seconds
 
 
