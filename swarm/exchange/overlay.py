@@ -7,6 +7,8 @@ a peer that comes or goes changes at most one neighbour of any node.
 import hashlib
 import heapq
 from collections.abc import Sequence
+from functools import lru_cache
+from operator import attrgetter
 
 from swarm.types import Advert, NodeId
 
@@ -27,10 +29,11 @@ def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> lis
     peers = [advert for advert in adverts if advert.node_id != own and advert.endpoints]
     if limit <= 0 or not peers:
         return []
-    following = min(peers, key=lambda advert: (advert.node_id < own, advert.node_id))
+    following = min([advert for advert in peers if advert.node_id > own] or peers, key=attrgetter("node_id"))
     others = (advert for advert in peers if advert is not following)
     return [following, *heapq.nsmallest(limit - 1, others, key=lambda advert: _rank(own, advert.node_id))]
 
 
+@lru_cache(maxsize=2**16)  # a node looks at the same peers again and again
 def _rank(own: NodeId, peer: NodeId) -> bytes:
     return hashlib.sha256((own + peer).encode()).digest()

@@ -77,7 +77,7 @@ class VirtualSwarm:
         self.codec = ToyCodec()
         self.invariants = Invariants(repeats_exactly=True)
         self.agents: dict[int, Agent] = {}
-        self._num_rounds = num_rounds
+        self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
         self._disks = {
@@ -111,7 +111,7 @@ class VirtualSwarm:
 
     async def _until_time_is_over(self) -> None:
         """The last quarter is free of faults; where it is long enough, every node has to make a step in it."""
-        duration_s = self._num_rounds * SECONDS_PER_STEP
+        duration_s = self.num_rounds * SECONDS_PER_STEP
         for quarter in range(4):
             if quarter == 3 and 0.25 * duration_s >= LONGEST_STEP_S:
                 self.invariants.healed()
@@ -121,12 +121,12 @@ class VirtualSwarm:
     async def _until_all_finished(self) -> None:
         """Every node has to make all its steps; one that cannot is a failure of the run."""
         try:
-            async with asyncio.timeout(self._num_rounds * LONGEST_STEP_S + 10 * LONGEST_STEP_S):
+            async with asyncio.timeout(self.num_rounds * LONGEST_STEP_S + 10 * LONGEST_STEP_S):
                 await self._all_finished.wait()
         except TimeoutError:
             for index in sorted(self._unfinished):
                 made = self.agents[index].head.step
-                self._note(index, "failure", {"loop": "run", "error": f"{made} of {self._num_rounds} steps made"})
+                self._note(index, "failure", {"loop": "run", "error": f"{made} of {self.num_rounds} steps made"})
 
     def _start(self, index: int) -> None:
         self._tasks[index] = asyncio.create_task(self._node(index))
@@ -167,7 +167,7 @@ class VirtualSwarm:
             self._check_bounds(self.agents[index])
         elif kind == "step" and self.scale.ends_by_steps:
             self._num_steps += 1
-            total = len(self.identities) * self._num_rounds
+            total = len(self.identities) * self.num_rounds
             if self._num_steps * 100 // total != (self._num_steps - 1) * 100 // total:
                 self._on_progress(min(1.0, self._num_steps / total))
 
@@ -219,7 +219,7 @@ class VirtualSwarm:
             await transport.stop()
 
     def _config(self, index: int) -> NodeConfig:
-        num_steps = self._num_rounds if self.scale.ends_by_steps else 0
+        num_steps = self.num_rounds if self.scale.ends_by_steps else 0
         return virtual_config(index, self.seed, self.scale, num_steps)
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:

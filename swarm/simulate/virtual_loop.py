@@ -141,7 +141,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     raise
                 except BaseException as error:
                     self.call_exception_handler({"message": "exception in a callback", "exception": error})
-            is_stopping = self._stopping
+            is_stopping = self._stopping  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def _find_ready(self) -> None:
         """What is due now comes behind what is ready; where nothing is, time jumps to the next timer."""

@@ -68,16 +68,21 @@ def run_seed(
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     chosen = FaultPlan.random(seed, num_nodes, num_rounds * SECONDS_PER_STEP) if plan is None else plan
 
-    async def main() -> tuple[VirtualSwarm, float]:
+    async def main() -> VirtualRun:
         clock = LoopClock(asyncio.get_running_loop())
         swarm = VirtualSwarm(num_nodes, seed, num_rounds, chosen, clock, parts, on_progress)
         await swarm.run()
-        return swarm, clock.monotonic_s()
+        return _told(swarm, clock.monotonic_s())
 
-    swarm, virtual_s = run_virtual(main())
+    run = run_virtual(main())  # the swarm itself is gone before the run is searched for what nobody took
+    return replace(run, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s)
+
+
+def _told(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
+    """What a finished swarm did; its seconds are not known yet."""
     return VirtualRun(
-        seed=seed,
-        num_rounds=num_rounds,
+        seed=swarm.seed,
+        num_rounds=swarm.num_rounds,
         scale=swarm.scale,
         invariants=swarm.invariants,
         steps={f"n{index}": agent.head.step for index, agent in sorted(swarm.agents.items())},
@@ -86,9 +91,9 @@ def run_seed(
         network=dict(swarm.network.counts),
         refusals=dict(swarm.log.refusals),
         virtual_s=virtual_s,
-        wall_s=time.perf_counter() - began_s,
-        cpu_s=time.process_time() - began_cpu_s,
-        plan=chosen,
+        wall_s=0.0,
+        cpu_s=0.0,
+        plan=swarm.plan,
     )
 
 
