@@ -181,7 +181,7 @@ class Agent:
         for scored in groups:
             if not scored.is_local:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
-        self.versions.restore(scored.group for scored in groups)
+        self.versions.restore([scored.group for scored in groups])
         self._num_asked = self.serving.log_head.sequence  # exact alone; groups of others only make it skip numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again

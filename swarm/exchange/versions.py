@@ -5,7 +5,7 @@ checkpoint the versions beyond it are no more, since a step of the old branch sa
 new head. Every table is bounded, and what is forgotten is older than anyone may use.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -46,6 +46,14 @@ class Branch:
             self._abandon_from(version.step)
         self._set(version)
 
+    def recall(self, version: PolicyVersion) -> None:
+        """A version that existed, perhaps on a branch that was abandoned: what is known of its step already holds."""
+        if version.step not in self._steps:
+            self._set(version)
+        elif self._steps[version.step] != version.digest:
+            self._abandoned[version.step, version.digest] = None
+            self._bound()
+
     def publish(self, version: PolicyVersion) -> None:
         """The owner's newest version; what was beyond it, or in its place, is abandoned."""
         self.is_published = True
@@ -77,6 +85,9 @@ class Branch:
         for each in sorted(known for known in self._steps if known >= step):
             self._abandoned[each, self._steps.pop(each)] = None
         self._newest_step = max(self._steps, default=-1)
+        self._bound()
+
+    def _bound(self) -> None:
         while len(self._abandoned) > MAX_VERSIONS:
             del self._abandoned[next(iter(self._abandoned))]
 
@@ -109,12 +120,17 @@ class Versions:
                 del self._branches[next(name for name in self._branches if name != self._own)]
         branch.note(version)
 
-    def restore(self, groups: Iterable[RolloutGroup]) -> None:
-        """After a restart: stored groups of our own lineage name versions that were checked when they came."""
-        for group in groups:
+    def restore(self, groups: Sequence[RolloutGroup]) -> None:
+        """After a restart: stored groups of our own lineage name versions that were checked when they came.
+
+        Args:
+            groups: oldest first; of two versions of a step the one that came last is taken for the branch that goes on,
+                unless a manifest said otherwise.
+        """
+        for group in reversed(groups):
             if group.policy_id == self._own:
-                for version in _named(group):
-                    self.note(version)
+                for version in reversed(_named(group)):
+                    self._branches[self._own].recall(version)
 
     def check(self, group: RolloutGroup) -> tuple[RefusalReason, str] | None:
         """What is wrong with the versions that a group of somebody else names; None where nothing is.

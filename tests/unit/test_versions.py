@@ -88,6 +88,17 @@ def test_what_is_known_after_a_restart_comes_from_the_store_and_the_rest_is_no_l
     assert RefusalReason.FROM_THE_FUTURE not in COSTS
 
 
+def test_after_a_restart_manifests_say_which_branch_goes_on_and_then_what_came_last() -> None:
+    versions = Versions(TRAINER.node_id)
+    for known in (version(3), version(4, "again"), version(5, "again")):
+        versions.note(known)  # of the manifests on the disk
+    old, new = made_by(version(4), version(5)), made_by(version(6, "again"))
+    versions.restore([old, made_by(version(6)), new])
+    versions.publish(version(6, "again"))
+    assert reason(versions, version(4, "again"), version(5, "again"), version(6, "again")) is None
+    assert reason(versions, version(4)) is reason(versions, version(6)) is RefusalReason.TOO_OLD
+
+
 def test_of_a_followed_lineage_every_version_with_a_manifest_existed_whatever_its_branch() -> None:
     versions, other = Versions(TRAINER.node_id), "ab" * 32
     assert reason(versions, version(3, policy_id=other)) is None, "of a lineage of which nothing is known it is a claim"
