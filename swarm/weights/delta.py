@@ -1,7 +1,7 @@
 """The lossless patch between two versions of the same tensors.
 
-Invariant: memory is bounded by one group of tensors and one segment (about 2^21 changes) on both sides, whatever a
-patch claims.
+Invariant: memory is bounded by one segment (about 2^21 changes), and in decoding by one tensor or block of them that is
+not taken yet, whatever a patch claims.
 
 Tensors are taken in order of dtype, then name: small neighbours together as one piece, large ones in pieces of 2^20
 weights; `segment` codes pieces.
@@ -25,6 +25,7 @@ from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpe
 
 _SAMPLE: Final = 1 << 13  # weights of a slice that classes are chosen by
 _SAMPLED: Final = 1 << 20  # and about how many in all
+_BLOCK: Final = 1 << 24  # weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def encode_delta(base: Weights, target: Weights, sampled: Sampled | None = None)
 
 
 def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """The target's tensors, one by one in order of dtype and name; none shares memory with `base`, small ones may with
-    their neighbours.
+    """The target's tensors, one by one in order of dtype and name; none shares memory with `base`, but neighbours may
+    lie in one block of memory.
 
     Raises:
         Malformed: the payload is none for these specs.
@@ -83,9 +84,10 @@ def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterat
         classes = Classes(DTYPES[dtype], _read_thresholds(reader, DTYPES[dtype]))
         groups = _groups(same)
         left = sum(len(_pieces(group)) for group in groups)
+        memory = _Memory(DTYPES[dtype], _num_elements(same))
         segment: SegmentReader | None = None
         for group in groups:
-            new = np.empty(_num_elements(group), DTYPES[dtype].bits_dtype)
+            new = memory.take(_num_elements(group))
             for part in _pieces(group):
                 if segment is None or not segment.num_pieces:
                     segment = SegmentReader(reader, classes, left)
@@ -149,6 +151,22 @@ def _split(group: Group, bits: Bits) -> Iterator[HostTensor]:
     for spec in group:
         yield HostTensor(spec=spec, bits=bits[start : start + spec.num_elements])
         start += spec.num_elements
+
+
+class _Memory:
+    """For all tensors of a dtype, in blocks: large ones get large pages, and a page fault costs more than its copy."""
+
+    def __init__(self, info: DtypeInfo, num_elements: int) -> None:
+        self._block = np.empty(0, info.bits_dtype)
+        self._left = num_elements  # that are asked for from now on
+
+    def take(self, count: int) -> Bits:
+        """[count] unsigned integers of any content."""
+        if count > len(self._block):
+            self._block = np.empty(max(count, min(_BLOCK, self._left)), self._block.dtype)
+        taken, self._block = self._block[:count], self._block[count:]
+        self._left -= count
+        return taken
 
 
 # --- classes -----------------------------------------------------------------------------------
