@@ -1,0 +1,181 @@
+"""Groups of our own lineage that another node made: through the door, into a draw, over a restart, and as told."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
+from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.standing import Standing
+from swarm.simulate.invariants import Invariants
+from swarm.simulate.virtual_loop import LoopClock, run_virtual
+from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.types import (
+    Advert,
+    Draw,
+    JsonDict,
+    PolicyVersion,
+    RefusalReason,
+    Refused,
+    RolloutGroup,
+    ScoredGroup,
+    VersionSpan,
+)
+
+TRAINER, FOLLOWER = make_identity(1), make_identity(2)
+CONFIG = NodeConfig(
+    replay=ReplayConfig(local_groups=2, external_groups=2, max_age_steps=3), weights=WeightsConfig(publish=True)
+)
+
+
+async def inline(function: Callable[..., Any], *arguments: object) -> Any:
+    return function(*arguments)
+
+
+def version(step: int) -> PolicyVersion:
+    return PolicyVersion(policy_id=TRAINER.node_id, step=step, digest=bytes([step]) * 32)
+
+
+def by_follower(task_id: int, *steps: int) -> RolloutGroup:
+    """A group of the follower made in flight over those versions of the trainer."""
+    group = make_group(FOLLOWER.node_id, task_id=task_id)  # two tokens each, the end one of them
+    spans = tuple(VersionSpan(start=start, version=version(step)) for start, step in enumerate(steps))
+    rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace is not None)
+    return replace(group, policy_id=TRAINER.node_id, rollouts=rollouts)
+
+
+class Bench:
+    """The trainer's agent over one disk, and what it told."""
+
+    def __init__(self) -> None:
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.store = MemoryGroupStore(self.clock, 2**24)
+        self.events: list[tuple[str, JsonDict]] = []
+        self.agent = self.start()
+
+    def start(self) -> Agent:
+        verifier = ScriptedVerifier()
+        door = Door(
+            run_id=TOY_RUN_ID,
+            node_id=TRAINER.node_id,
+            codec=ToyCodec(),
+            verifier=verifier,
+            store=self.store,
+            clock=self.clock,
+            limits=DoorLimits.from_config(CONFIG),
+            head_of=lambda policy_id: self.agent.head_of(policy_id),
+            environments=frozenset({TOY_ENV}),
+            standing=Standing(self.clock, 6000),
+            offload=inline,
+        )
+        return Agent(
+            config=CONFIG,
+            identity=TRAINER,
+            store=self.store,
+            replay=ReplayBuffer(CONFIG.replay, TRAINER.node_id, 0, self.clock),
+            door=door,
+            verifier=verifier,
+            tokenizer_digest=ToyCodec().digest,
+            clock=self.clock,
+            emit=lambda kind, fields: self.events.append((kind, fields)),
+        )
+
+    async def receive(self, group: RolloutGroup) -> ScoredGroup | Refused:
+        now = replace(group, created_at_s=self.clock.now_s())
+        return await self.agent.receive(make_sealed(now, FOLLOWER), via=FOLLOWER.node_id)
+
+    async def draw_two(self) -> Draw:
+        """Of versions 0 to 2 that were published: one group in flight over two of them, one of the newest."""
+        for step in range(3):
+            await self.agent.publish(version(step))
+        for group in (by_follower(7, 0, 1), by_follower(8, 2)):
+            assert isinstance(await self.receive(group), ScoredGroup)
+        return await self.agent.draw(version(2))
+
+    def told(self, kind: str) -> list[JsonDict]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> None:
+    async def run() -> None:
+        bench = Bench()
+        draw = await bench.draw_two()
+        assert [(d.age_steps, d.in_flight_steps, d.in_queue_steps) for d in draw.groups] == [(2, 1, 1), (0, 0, 0)]
+        assert (bench.agent.drawing.num_local, bench.agent.drawing.num_external) == (2, 0)
+        told = bench.told("draw")[0]["groups"]
+        assert [(g["local"], g["producer"], g["in_flight"]) for g in told] == [
+            (True, FOLLOWER.node_id, 1),
+            (True, FOLLOWER.node_id, 0),
+        ]
+        assert bench.told("admitted")[0]["versions"] == [[0, "00" * 8], [1, "01" * 8]]
+
+    run_virtual(run())
+
+
+def test_after_a_restart_the_draw_is_made_again_and_followers_are_known_as_such() -> None:
+    async def run() -> None:
+        bench = Bench()
+        draw = await bench.draw_two()
+        await bench.receive(by_follower(9, 1))
+        bench.agent = bench.start()
+        await bench.agent.restore()
+        assert bench.agent.replay.num_local == 1 and bench.agent.replay.num_external == 0
+        await bench.agent.publish(version(2))
+        again = await bench.agent.redraw(1)
+        assert [d.scored.digest for d in again[0].groups] == [d.scored.digest for d in draw.groups]
+        assert isinstance(await bench.receive(by_follower(17, 1, 2)), ScoredGroup), "named by a stored group"
+
+    run_virtual(run())
+
+
+def test_the_invariants_accept_the_run_and_not_one_with_a_version_that_was_not_published() -> None:
+    async def run() -> None:
+        bench = Bench()
+        await bench.draw_two()
+        for unpublished in ((), (1,)):
+            invariants = Invariants()
+            for kind, fields in bench.events:
+                if not (kind == "published" and fields["step"] in unpublished):
+                    invariants.check(TRAINER.node_id, kind, fields)
+            invariants.finish({})
+            assert invariants.hold == (not unpublished), invariants.violations
+
+    run_virtual(run())
+
+
+def test_a_follower_cannot_make_the_groups_of_others_look_old() -> None:
+    async def run() -> None:
+        bench = Bench()
+        await bench.agent.publish(version(0))
+        refused = await bench.receive(by_follower(7, 200))
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
+        assert bench.agent.head_of(TRAINER.node_id) == version(0) and bench.agent.peers.heads == {}
+
+    run_virtual(run())
+
+
+def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
+    async def run() -> None:
+        bench = Bench()
+        other = "cd" * 32
+        group = replace(by_follower(7, 3), policy_id=other)
+        spans = (VersionSpan(start=0, version=replace(version(3), policy_id=other)),)
+        rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
+        group = replace(group, rollouts=rollouts)
+        refused = await bench.receive(group)
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
+        bench.agent.peers.hear([_advert(other, 4)])
+        scored = await bench.receive(group)
+        assert isinstance(scored, ScoredGroup) and not scored.is_own_policy(TRAINER.node_id)
+        assert bench.agent.peers.heads[other].step == 4 and bench.agent.replay.num_external == 1
+
+    run_virtual(run())
+
+
+def _advert(node_id: str, step: int) -> Advert:
+    own = Bench().agent.advert()
+    return replace(own, node_id=node_id, head=PolicyVersion(policy_id=node_id, step=step, digest=bytes(32)))
