@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swarm.model import LoadedModel, PublishedTensors
     from swarm.rollout.transformers_engine import TransformersGenerator
 
-UNKNOWN_POLICY: Final = ""  # of the run's base model, before the first manifest says whose lineage it is followed in
+BASE_MODEL: Final = "base model"  # lineage of what an engine starts with, until a manifest says whose versions follow it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ def _following(config: NodeConfig, loaded: "LoadedModel") -> Engines:
     from swarm.model import snapshot, weights_digest
 
     weights = snapshot(loaded.network)
-    version = PolicyVersion(policy_id=UNKNOWN_POLICY, step=0, digest=weights_digest(weights))
+    version = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
     generator, close = _start_engine(config, loaded, loaded.codec, version)
     applier = Applier(
         generator,
