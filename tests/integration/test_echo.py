@@ -1,0 +1,60 @@
+"""A trainer that only trains and generators that follow it: real processes, sockets, DHT and weights on the wire."""
+
+from pathlib import Path
+
+import pytest
+
+from swarm.simulate.command import judge, swarm_result
+from swarm.simulate.figures import follow_rows, mean_change
+from swarm.simulate.presets import Mode, SimulationOptions
+from swarm.simulate.run import SwarmRun, run_swarm
+
+ROUNDS = 12
+
+
+async def run(options: SimulationOptions, directory: Path) -> SwarmRun:
+    return await run_swarm(options, directory, lambda name, event: None, lambda: None)
+
+
+def holds(run: SwarmRun) -> bool:
+    verdicts = judge([run]).verdicts()
+    assert all(verdict.holds for verdict in verdicts), verdicts
+    return True
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", ["push", "pull", "synchronous"])
+async def test_generators_follow_and_the_trainer_learns_from_them(mode: Mode, tmp_path: Path) -> None:
+    options = SimulationOptions(preset="echo-tiny", nodes=3, rounds=ROUNDS, mode=mode, minutes=2.0)
+    done = await run(options, tmp_path)
+    assert holds(done)
+    trainer, *generators = swarm_result(done).nodes
+    assert trainer.steps[-1].step == ROUNDS and trainer.num_generated == 0
+    assert {node.node_id for node in generators} == set(trainer.sources)
+    rows = follow_rows(swarm_result(done))
+    assert [row.name for row in rows] == ["bell", "curie"]
+    assert all(row.num_versions >= 3 and row.num_not_taken == 0 for row in rows)
+    assert all(row.first_bytes < 20_000 for row in rows), "the base model itself does not travel"
+    if mode == "synchronous":
+        assert set(trainer.ages) == {0}
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_trainer_is_followed_again_and_a_killed_generator_comes_back(tmp_path: Path) -> None:
+    options = SimulationOptions(
+        preset="echo-tiny",
+        nodes=3,
+        rounds=40,
+        kill=(("ada", 3.0), ("bell", 5.0)),
+        restart=True,
+        minutes=2.5,
+        overrides=("learner.checkpoint_every=3",),
+    )
+    done = await run(options, tmp_path)
+    assert holds(done)
+    change = mean_change(swarm_result(done), "all", own=True)
+    assert change is not None
+    trainer, bell, _ = swarm_result(done).nodes
+    assert trainer.num_starts == 2 and bell.num_starts == 2
+    restarted_s = [at_s for at_s, kind in bell.marks if kind == "restarted"]
+    assert any(row.at_s > restarted_s[0] for row in bell.versions), "it follows again after its restart"
