@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swarm.model import LoadedModel, PublishedTensors
     from swarm.rollout.transformers_engine import TransformersGenerator
 
-BASE_MODEL: Final = "base model"  # lineage of what an engine starts with, until a manifest says whose versions follow it
+BASE_MODEL: Final = "base model"  # lineage of what an engine starts with, until a manifest says whom it follows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
