@@ -50,12 +50,12 @@ def check_every_token_names_its_version(bench: EngineBench) -> None:
     """Spans begin at 0 and name the weights; after a load they name the new ones."""
     engine = bench.make()
     assert engine.version == bench.start
-    for rollout in _flat(engine.generate(bench.prompts, _EACH, _sampling())):
-        assert [(span.start, span.version) for span in _trace(rollout).spans] == [(0, bench.start)]
+    before = _flat(engine.generate(bench.prompts, _EACH, _sampling()))
+    assert {(span.start, span.version) for rollout in before for span in _trace(rollout).spans} == {(0, bench.start)}
     engine.load(bench.next, bench.newer)
     assert engine.version == bench.next
-    for rollout in _flat(engine.generate(bench.prompts, _EACH, _sampling())):
-        assert [(span.start, span.version) for span in _trace(rollout).spans] == [(0, bench.next)]
+    after = _flat(engine.generate(bench.prompts, _EACH, _sampling()))
+    assert {(span.start, span.version) for rollout in after for span in _trace(rollout).spans} == {(0, bench.next)}
 
 
 def check_the_end_token_is_kept(bench: EngineBench) -> None:
@@ -64,10 +64,9 @@ def check_the_end_token_is_kept(bench: EngineBench) -> None:
     for rollout in rollouts:
         ids = _trace(rollout).token_ids.tolist()
         ends = [place for place, token in enumerate(ids) if token in bench.eos_ids]
-        if rollout.finish is FinishReason.STOP:
-            assert ends == [len(ids) - 1]
-        else:
-            assert rollout.finish is FinishReason.LENGTH and not ends and len(ids) == 24
+        length = len(ids) if rollout.finish is FinishReason.STOP else 24
+        assert ends == ([length - 1] if rollout.finish is FinishReason.STOP else []) and len(ids) == length
+        assert rollout.finish in (FinishReason.STOP, FinishReason.LENGTH)
         assert _trace(rollout).action_mask.all() and np.isnan(rollout.claimed_reward)
     assert any(rollout.finish is FinishReason.STOP for rollout in rollouts), "no prompt of the bench ever stops"
 
@@ -93,7 +92,7 @@ def check_score_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
 
 def check_a_rollout_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
     """With numbers, a group depends on no other prompt of the call."""
-    numbers = list(range(len(bench.prompts)))
+    numbers = range(len(bench.prompts))
     together = bench.make().generate(bench.prompts, _EACH, _sampling(), numbers)
     assert [len(group) for group in together] == [_EACH] * len(bench.prompts)
     if bench.is_reproducible:
@@ -115,8 +114,7 @@ def check_numbers_make_samples_again(bench: EngineBench) -> None:
 
 def check_a_group_may_be_larger_than_the_batch(bench: EngineBench) -> None:
     """More samples of a prompt than rows fit: all of them come, each with its own randomness."""
-    count = 2 * bench.max_rows + 1
-    engine = bench.make()
+    count, engine = 2 * bench.max_rows + 1, bench.make()
     groups = engine.generate(bench.prompts[:2], count, _sampling())
     assert [len(group) for group in groups] == [count, count]
     assert all(rollout.finish is not FinishReason.ABORTED for rollout in _flat(groups))
@@ -137,10 +135,9 @@ def check_weights_are_taken_as_a_whole_or_not_at_all(bench: EngineBench) -> None
     engine = bench.make()
     sequences = [list(prompt) for prompt in bench.prompts]
     before = engine.score(sequences), engine.greedy(bench.prompts, 8)
-    wrong = [replace(canary, logprobs=canary.logprobs - np.float32(3.0)) for canary in bench.canaries]
     strange = [Canary(token_ids=np.array([1, 2**30], np.int32), logprobs=np.array([np.nan, -1.0], np.float32))]
     empty = [replace(canary, logprobs=np.full_like(canary.logprobs, np.nan)) for canary in bench.canaries]
-    bad = [(bench.misfit, []), (None, []), *((bench.newer, canaries) for canaries in (wrong, strange, empty))]
+    bad = [(bench.misfit, []), (None, []), *((bench.newer, canaries) for canaries in (_wrong(bench), strange, empty))]
     for weights, canaries in bad:
         try:
             engine.load(bench.next, weights, canaries=canaries)
@@ -187,16 +184,15 @@ def check_spans_tell_where_new_weights_began(bench: EngineBench) -> None:
 def check_a_refusal_in_flight_disturbs_nothing(bench: EngineBench) -> None:
     """Every token of the call is of the old weights, as if nobody had tried."""
     engine = bench.make()
-    wrong = [replace(canary, logprobs=canary.logprobs - np.float32(3.0)) for canary in bench.canaries]
     refused: list[Exception] = []
 
     def load() -> None:
         try:
-            engine.load(bench.next, bench.newer, canaries=wrong, in_flight=True)
+            engine.load(bench.next, bench.newer, canaries=_wrong(bench), in_flight=True)
         except WeightsRefused as error:
             refused.append(error)
 
-    numbers = list(range(len(bench.prompts)))
+    numbers = range(len(bench.prompts))
     with _meanwhile(bench, engine, load):
         groups = engine.generate(bench.prompts, bench.max_rows, _sampling(tokens=_LONG), numbers)
     assert len(refused) == 1 and engine.version == bench.start
@@ -282,6 +278,10 @@ def _same(bench: EngineBench, ours: Sequence[Rollout], theirs: Sequence[Rollout]
 
 def _close(bench: EngineBench, ours: FloatArray, theirs: FloatArray) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=bench.tolerance_nats)
+
+
+def _wrong(bench: EngineBench) -> list[Canary]:
+    return [replace(canary, logprobs=canary.logprobs - np.float32(3.0)) for canary in bench.canaries]
 
 
 def _sampling(temperature: float = 1.0, tokens: int = 12) -> Sampling:

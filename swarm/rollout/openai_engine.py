@@ -239,11 +239,10 @@ class OpenAIGenerator:
             raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
         asked = [sequence for sequence in sequences if len(sequence) > 1]
         made = iter(self._each(asked, lambda sequence: self._server.score(model, sequence), []))
-        scores: list[FloatArray] = []
-        for sequence in sequences:
-            scores.append(np.full(len(sequence), np.nan, np.float32))
-            if len(sequence) > 1:
-                scores[-1][1:] = next(made)
+        scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
+        for score in scores:
+            if len(score) > 1:
+                score[1:] = next(made)
         return scores
 
     def _each(self, asked: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
@@ -255,13 +254,7 @@ class OpenAIGenerator:
             except Cancelled:
                 return otherwise
 
-        futures = [self._pool.submit(one, given) for given in asked]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        return list(self._pool.map(one, asked))  # the first error ends those that have not begun
 
     def _rollout(self, completion: Completion, sampling: Sampling) -> Rollout:
         num_tokens = len(completion.token_ids)
