@@ -7,8 +7,8 @@ they were. A step uses no random numbers, so checkpoint and draws reproduce the 
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,7 +21,7 @@ from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, TextCodec
 from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from swarm.learn.diagnostics import Offness, edge_reports, offness_by_source, step_diagnostics
+from swarm.learn.diagnostics import Offness, offness_by_source
 from swarm.learn.fused import Head
 from swarm.learn.kinds import MAIN, RecipesByKind, Share, merged
 from swarm.learn.objective import scored, with_advantages
@@ -30,6 +30,7 @@ from swarm.learn.part import Need, Scope
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
+from swarm.learn.report import Update, step_report
 from swarm.learn.score import check_head
 from swarm.learn.update import Gradient, Measured, minibatches, score_batch
 from swarm.model import published_state, weights_digest
@@ -199,33 +200,8 @@ class PolicyLearner:
             self._published = self._publish(self.version.policy_id, self.version.step + 1)
             found.add_seconds("optimizer", self._clock.monotonic_s() - start)
         self._next_draw = draw.step + 1
-        return self._report(draw, batch, found, updates)
-
-    def _report(self, draw: Draw, batch: Batch, found: Measured, updates: Sequence["_Update"]) -> StepReport:
-        figures = step_diagnostics(batch, found.logprobs, found.entropy, found.bounded, found.factor)
         self.offness = offness_by_source(batch, found.logprobs)
-        figures["padding_share"] = found.num_padding / max(1, found.num_inputs)
-        figures["num_micro_batches"] = float(found.num_micro_batches)
-        made = [update for update in updates if not update.was_skipped]
-        counted = made or updates
-        figures["num_updates"] = float(len(made))
-        figures["age_in_flight_mean_steps"] = sum(drawn.in_flight_steps for drawn in draw.groups) / len(draw.groups)
-        local = [drawn.scored for drawn in draw.groups if drawn.scored.is_own_policy(self.version.policy_id)]
-        return StepReport(
-            version=self.version,
-            loss=sum(update.loss for update in counted) / len(counted),
-            grad_norm=sum(update.norm for update in counted) / len(counted),
-            num_tokens=batch.num_tokens,
-            was_skipped=not made,
-            diagnostics=figures,
-            seconds=found.seconds,
-            edges=edge_reports(batch, found.logprobs),
-            ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
-            num_local=len(local),
-            num_external=len(draw.groups) - len(local),
-            num_from_followers=sum(not scored.is_local for scored in local),
-            draw_step=draw.step,
-        )
+        return step_report(self.version, draw, batch, found, updates)
 
     def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
@@ -278,13 +254,13 @@ class PolicyLearner:
         kept: dict[str, Any] = self._memory.get(share.name, {})
         self._memory |= memory if share.name == MAIN else {share.name: kept | memory}
 
-    def _measure(self, batch: Batch, found: Measured) -> "_Update":
+    def _measure(self, batch: Batch, found: Measured) -> Update:
         """No update, only its figures."""
         measured = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN), ranks=self._ranks)
         found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), measured)
-        return _Update(0.0, 0.0, True)
+        return Update()
 
-    def _update(self, recipes: RecipesByKind, batch: Batch, places: Tensor, found: Measured) -> "_Update":
+    def _update(self, recipes: RecipesByKind, batch: Batch, places: Tensor, found: Measured) -> Update:
         """One optimizer update; what it measured goes to its places in `found`."""
         loss, parts = 0.0, list[tuple[Share, Measured]]()
         for share in recipes.shares(batch):
@@ -296,7 +272,7 @@ class PolicyLearner:
                 parts.append((share, part))
         if not parts:
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
-            return _Update(0.0, 0.0, True)
+            return Update()
         start = self._clock.monotonic_s()
         try:
             norm, was_skipped = self._optimize(loss), False
@@ -309,7 +285,7 @@ class PolicyLearner:
         found.add_seconds("optimizer", self._clock.monotonic_s() - start)
         for share, part in parts:
             found.put(places[share.places], part)
-        return _Update(loss, norm, was_skipped)
+        return Update(loss=loss, norm=norm, was_skipped=was_skipped)
 
     def _gradient(self, recipe: Recipe) -> Gradient:
         return Gradient(
@@ -329,15 +305,6 @@ class PolicyLearner:
         tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts.items()}
         digest = self._ranks.agreed(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
         return PolicyVersion(policy_id=policy_id, step=step, digest=digest.numpy().tobytes()), tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """What became of one optimizer update."""
-
-    loss: float
-    norm: float  # of the gradient before clipping
-    was_skipped: bool
 
 
 def plain_data(memory: Mapping[str, Any]) -> dict[str, Any]:
