@@ -12,8 +12,11 @@ g      groups that a generator makes together
 A group is begun with the newest version its generator has. That version is T_encode + T_fetch + T_apply old when it
 serves, and up to one T older when its successor comes. The group takes T_generate and T_transfer, then waits for the
 rest of its step's groups and for the step before: `queue` steps, one as long as supply covers demand. In the worst case
-this is ceil(sum / T) + queue steps between its oldest token and its use, on average sum / T + queue. Generators beyond
-the number needed make no group older than the bound: leave to begin one is given only while it can still be used.
+this is ceil(sum / T) + queue steps between its oldest token and its use, on average sum / T + queue.
+
+That is the lag of a swarm in balance, and the smallest bound that it can keep. Where supply exceeds demand, groups wait:
+leave to begin one is given as long as it can still be used, and the oldest are used first, so that ages settle at the
+bound and never beyond it. Whoever wants younger data lowers the bound, not the number of generators.
 """
 
 import math

@@ -18,6 +18,7 @@ from swarm.types import JsonDict
 
 EVENTS: Final = "events.jsonl"
 CONFIG: Final = "node.toml"
+SWARM: Final = "swarm"  # where `swarm simulate` puts its nodes, beside their rival
 _WINDOWS: Final = 5  # a generator's speed is that of its fastest fifth: in the others it may have waited for leave
 _LEAST_BATCHES: Final = 2  # in a fifth
 _SAME_BATCH: Final = 0.25  # of the mean time between two groups: what comes sooner is of the same batch
@@ -42,12 +43,14 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
     """Reads the directory that `swarm simulate` wrote, or any with one directory for each node.
 
     Args:
-        directory: has `<node>/events.jsonl` and `<node>/node.toml`.
+        directory: has `<node>/events.jsonl` and `<node>/node.toml`, or a folder `swarm` with them.
         trainer: name of the node whose steps count; empty: the only one that made any.
 
     Raises:
         ConfigError: there is no run, or no such trainer, or several.
     """
+    if not any(directory.glob(f"*/{EVENTS}")):
+        directory /= SWARM
     nodes = {path.parent.name: read_events(path) for path in sorted(directory.glob(f"*/{EVENTS}"))}
     if not nodes:
         raise ConfigError(f"--run {directory}: no <node>/{EVENTS} in it; give the directory of a finished run")

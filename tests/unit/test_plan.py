@@ -118,8 +118,8 @@ def run(tmp_path: Path) -> Path:
         trainer.append({"kind": "draw", "at_s": step, "step": step, "num_silent": 1, "groups": groups})
         trainer.append({"kind": "step", "at_s": step, "step": step, "seconds": seconds})
     made = [put(at_s + 0.01 * n) for at_s in [*range(0, 80, 8), *range(80, 120, 4)] for n in range(2)]
-    write(tmp_path, "ada", trainer, batch=4)
-    write(tmp_path, "bell", [applied(10**6), applied(1000), applied(3000), *made], batch=2)
+    write(tmp_path / "swarm", "ada", trainer, batch=4)
+    write(tmp_path / "swarm", "bell", [applied(10**6), applied(1000), applied(3000), *made], batch=2)
     return tmp_path
 
 
@@ -181,9 +181,9 @@ def test_errors_name_the_option(arguments: list[str], named: str) -> None:
 
 def test_a_run_with_several_trainers_asks_which(run: Path) -> None:
     step = {"kind": "step", "at_s": 1.0, "step": 1, "seconds": {"score": 1.0, "backward": 2.0, "optimizer": 1.0}}
-    write(run, "curie", [step], batch=1)
+    write(run / "swarm", "curie", [step], batch=1)
     with pytest.raises(ConfigError, match="--trainer"):
         read_run(run)
     with pytest.raises(ConfigError, match="--trainer nobody"):
         read_run(run, "nobody")
-    assert read_run(run, "curie").step_s == 4.0
+    assert read_run(run, "curie").step_s == read_run(run / "swarm", "curie").step_s == 4.0
