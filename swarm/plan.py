@@ -14,9 +14,9 @@ serves, and up to one T older when its successor comes. The group takes T_genera
 rest of its step's groups and for the step before: `queue` steps, one as long as supply covers demand. In the worst case
 this is ceil(sum / T) + queue steps between its oldest token and its use, on average sum / T + queue.
 
-That is the lag of a swarm in balance, and the smallest bound that it can keep. Where supply exceeds demand, groups wait:
-leave to begin one is given as long as it can still be used, and the oldest are used first, so that ages settle at the
-bound and never beyond it. Whoever wants younger data lowers the bound, not the number of generators.
+That is the lag of a swarm in balance, and the smallest bound that it can keep. Where supply exceeds demand, groups
+wait: leave to begin one is given as long as it can still be used, and the oldest are used first, so that ages settle at
+the bound and never beyond it. Whoever wants younger data lowers the bound, not the number of generators.
 """
 
 import math

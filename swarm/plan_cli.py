@@ -165,8 +165,8 @@ def _print(console: Console, learner: LearnerFigures, plans: list[Plan], togethe
         )
     console.print(table)
     console.print(
-        "Lag: of a swarm in balance, and so the smallest bound to configure. Supply beyond demand waits until ages are at "
-        "the bound, never beyond: for younger data lower --max-age and replay.max_age_steps to it.",
+        "Lag: of a swarm in balance, and so the smallest bound to configure. Supply beyond demand waits until ages are "
+        "at the bound, never beyond: for younger data lower --max-age and replay.max_age_steps to it.",
         soft_wrap=True,
     )
     for each in plans:
