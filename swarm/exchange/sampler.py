@@ -4,12 +4,13 @@ Invariant: the order depends on the candidates, the seed and the step alone, nev
 or how often a draw was asked for.
 """
 
+import hashlib
+import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
-
-import numpy as np
 
 from swarm.types import Digest, NodeId
 
@@ -78,19 +79,24 @@ def sample(
     ordered = sorted(candidates, key=attrgetter("digest"))
     if sampler == "fresh":
         return sorted(ordered, key=lambda candidate: (candidate.age_steps, -candidate.first_seen_s))[:count]
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, step])))
+    numbers = _numbers(seed, step, len(ordered))
     if sampler == "uniform":
-        return [ordered[index] for index in rng.permutation(len(ordered))[:count]]
-    weights = np.array([source_weights.get(candidate.source, 1.0) for candidate in ordered])
-    return [ordered[index] for index in _weighted_order(weights, rng)[:count]]
+        order = sorted(range(len(ordered)), key=numbers.__getitem__)
+    else:
+        order = _weighted_order([source_weights.get(candidate.source, 1.0) for candidate in ordered], numbers)
+    return [ordered[index] for index in order[:count]]
 
 
-def _weighted_order(weights: np.ndarray, rng: np.random.Generator) -> list[int]:
+def _numbers(seed: int, step: int, count: int) -> list[float]:
+    """Uniform in (0, 1), as many as asked for; hashed, which for a draw's few costs less than seeding a generator."""
+    data = hashlib.shake_256(f"draw {seed} {step}".encode()).digest(8 * count)
+    return [(number + 0.5) / 2**53 for number in (word >> 11 for word in struct.unpack(f"<{count}Q", data))]
+
+
+def _weighted_order(weights: Sequence[float], numbers: Sequence[float]) -> list[int]:
     """Indices in the order of weighted sampling without replacement; weights of 0 or NaN are left out.
 
     Source: Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003 (keys u ** (1 / w), in logs).
     """
-    keys = np.log(rng.random(len(weights)))  # drawn for all, so that one weight does not shift the others
-    usable = np.flatnonzero(weights > 0)
-    order = usable[np.argsort(-(keys[usable] / weights[usable]), kind="stable")]
-    return [int(index) for index in order]
+    usable = [index for index, weight in enumerate(weights) if weight > 0]  # numbers are for all: no weight shifts them
+    return sorted(usable, key=lambda index: -math.log(numbers[index]) / weights[index])

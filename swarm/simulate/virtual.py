@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -80,6 +81,7 @@ class VirtualSwarm:
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
+        self._names = [f"n{index}" for index in range(num_nodes)]
         self._disks = {
             index: Disk(store=self.parts.store(clock, max_bytes=self.scale.disk_bytes, epoch=f"disk {index}"))
             for index in range(num_nodes)
@@ -161,7 +163,7 @@ class VirtualSwarm:
         await node.run(transport, directory)
 
     def _note(self, index: int, kind: str, fields: JsonDict) -> None:
-        self.log.add(self.clock.monotonic_s(), f"n{index}", kind, fields)
+        self.log.add(self.clock.monotonic_s(), self._names[index], kind, fields)
         self.invariants.check(self.identities[index].node_id, kind, fields)
         if kind == "draw":
             self._check_bounds(self.agents[index])
@@ -246,7 +248,7 @@ class VirtualSwarm:
             verifier=verifier,
             tokenizer_digest=self.codec.digest,
             clock=self.clock,
-            emit=lambda kind, fields: self._note(index, kind, fields),
+            emit=partial(self._note, index),
         )
         self.agents[index] = agent
         return agent
