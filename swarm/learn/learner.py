@@ -302,7 +302,7 @@ class PolicyLearner:
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
         parts = self._ranks.whole(published_state(self._network))
-        tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts.items()}
+        tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts}
         digest = self._ranks.agreed(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
         return PolicyVersion(policy_id=policy_id, step=step, digest=digest.numpy().tobytes()), tensors
 

@@ -4,7 +4,7 @@ Invariant: every rank calls every method in the same order; what they return in 
 so that all decide alike.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -59,8 +59,8 @@ class Ranks(Protocol):
         """The first rank's values."""
         ...
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters or optimizer state of an adopted network, put together; on the first rank only, else empty."""
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        """Parameters or optimizer state of an adopted network, put together one by one; none but on the first rank."""
         ...
 
 
@@ -108,6 +108,6 @@ class OneProcess:
         """As they are."""
         return values
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
         """As they are."""
-        return dict(tensors)
+        return tensors.items()

@@ -8,7 +8,7 @@ Invariant: outside `run` every parameter is sharded, so that nothing reads weigh
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import MethodType
 from typing import TypeVar, cast
@@ -98,13 +98,13 @@ class ShardedRanks:
             raise ConfigError(f"model: parameters of several dtypes {sorted(map(str, dtypes))} cannot be sharded")
         (dtype,) = dtypes
         wide = torch.promote_types(dtype, torch.float32)
-        for param in network.parameters():
-            if param.requires_grad:
-                param.data = param.data.to(wide)
         policy = MixedPrecisionPolicy() if dtype == wide else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide)
         layers: Sequence[str] = list(getattr(network, "_no_split_modules", None) or ())
         blocks = [module for module in network.modules() if type(module).__name__ in layers]
         for module in (*blocks, network):
+            for param in module.parameters():
+                if param.requires_grad and not isinstance(param, DTensor):
+                    param.data = param.data.to(wide)
             # Freed after each forward pass, the root too: see the invariant.
             sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
             sharded.set_gradient_divide_factor(1.0)  # ranks add up, as micro-batches do
@@ -120,14 +120,12 @@ class ShardedRanks:
         """Gathers each layer's weights as the pass comes to it, and frees them behind it."""
         return cast(Result, getattr(network, _PASS)(work))  # no tensors among the arguments: they would be cast
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """On the CPU of the first rank, gathered one after the other; the others keep nothing."""
-        found: dict[str, Tensor] = {}
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """On the CPU of the first rank."""
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.index == 0:
-                found[name] = full.cpu()
-        return found
+                yield name, full.cpu()
 
     def share(self, whole: Tensor) -> DTensor:
         """This rank's share of a tensor that every rank has as a whole."""
@@ -220,7 +218,7 @@ class ShardedAdamW(MasterAdamW):
 
     def state(self) -> dict[str, Tensor]:
         """As that of one process, so that a run may go on with another number of them; on the first rank only."""
-        return self._ranks.whole(super().state())
+        return dict(self._ranks.whole(super().state()))
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Takes this rank's shares of a whole state."""
