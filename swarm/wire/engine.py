@@ -26,6 +26,7 @@ from swarm.wire.body import (
 from swarm.wire.status import Context, answering, error_of
 from swarm.wire.v1 import engine_service_pb2 as pb
 from swarm.wire.v1 import engine_service_pb2_grpc as pb_grpc
+from swarm.wire.weights import canary_from_message, canary_to_message
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 QUICK_CALL_S: Final = 60.0  # State and Cancel; the others last as long as their work
@@ -166,7 +167,7 @@ class _EngineServicer(pb_grpc.EngineServiceServicer):
                 version=version_from_message(request.version),
                 path=Path(request.path),
                 digest=request.digest,
-                canaries=[_canary_from_message(message) for message in request.canaries],
+                canaries=[canary_from_message(message) for message in request.canaries],
                 tolerance_nats=request.tolerance_nats,
                 in_flight=request.in_flight,
             )
@@ -176,13 +177,6 @@ class _EngineServicer(pb_grpc.EngineServiceServicer):
                 return pb.LoadResponse(error=str(error) or "refused")
             return pb.LoadResponse(mismatch_nats=report.mismatch_nats, pause_seconds=report.pause_s)
         raise AssertionError("answering() ends the call")
-
-
-def _canary_from_message(message: pb.Canary) -> Canary:
-    return Canary(
-        token_ids=np.asarray(message.token_ids, np.int32),
-        logprobs=np.frombuffer(message.logprobs, "<f4").astype(np.float32),
-    )
 
 
 # --- in the worker's process -------------------------------------------------------------------
@@ -241,10 +235,7 @@ class EngineClient:
             version=version_to_message(new.version),
             path=str(new.path),
             digest=new.digest,
-            canaries=[
-                pb.Canary(token_ids=each.token_ids.tolist(), logprobs=each.logprobs.astype("<f4").tobytes())
-                for each in new.canaries
-            ],
+            canaries=[canary_to_message(each) for each in new.canaries],
             tolerance_nats=new.tolerance_nats,
             in_flight=new.in_flight,
         )
