@@ -33,7 +33,7 @@ _U8, _U16, _U32, _U64 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
 class Limits:
     """What a receiver accepts."""
 
-    manifest_bytes: int = 16 << 20
+    manifest_bytes: int = 4 << 20  # what travels between nodes (swarm.wire.weights): a version of 120 GiB in full
     payload_bytes: int = 1 << 40
     weights_bytes: int = 1 << 40
     tensors: int = 1 << 17

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from swarm.errors import TooLarge
 from swarm.types import ApplyReport, Canary, Leave, PolicyVersion, SealedManifest
+from swarm.weights import chunks
+from swarm.weights import manifest as weights_manifest
+from swarm.weights.manifest import Limits
 from swarm.wire.body import MAX_STEP, Malformed
 from swarm.wire.local import apply_report_from_json, apply_report_to_json
+from swarm.wire.session import MAX_MESSAGE_BYTES
 from swarm.wire.v1 import engine_service_pb2, policy_pb2
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.weights import (
     MAX_CANARY_TOKENS,
+    MAX_CHUNK_BYTES,
     MAX_LOCAL_MANIFEST_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_PUBLISHED_MANIFESTS,
@@ -166,6 +171,11 @@ def test_manifests_beyond_their_bounds_are_neither_sent_nor_taken() -> None:
         bounded_bodies([b"x"] * (MAX_PUBLISHED_MANIFESTS + 1))
     with pytest.raises(TooLarge):
         bounded_bodies([bytes(MAX_LOCAL_MANIFEST_BYTES + 1)])
+
+
+def test_bounds_of_the_wire_are_those_of_the_manifests_and_chunks_it_carries() -> None:
+    assert Limits().manifest_bytes == MAX_MANIFEST_BYTES < MAX_MESSAGE_BYTES
+    assert (MAX_CHUNK_BYTES, MAX_CANARY_TOKENS) == (chunks.CHUNK_BYTES, weights_manifest.MAX_CANARY_TOKENS)
 
 
 @given(st.binary(max_size=40))
