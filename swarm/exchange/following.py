@@ -221,7 +221,7 @@ class Following:
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
         """A chunk to be fetched now, and whom to ask."""
-        for digest in () if self._ways is None else self._ways.wanted():
+        for digest in self._ways.wanted() if self._ways is not None and self._is_told else ():
             peer = None if digest in self._fetching else self.holders.choose(digest)
             if peer is not None:
                 return digest, peer
@@ -282,8 +282,8 @@ class Following:
         if self._ways is not None and self._ways.starts_from(held):
             self.changed.fire()  # there may be something to fetch
         if wait:
-            await self.changed.until(lambda: self._ways is not None and bool(self._ways.ready()))
-        self._handed = () if self._ways is None else self._ways.ready()
+            await self.changed.until(lambda: bool(self._ready()))
+        self._handed = self._ready()
         return tuple(leg.sealed for leg in self._handed) or None
 
     async def applied(self, report: ApplyReport) -> None:
@@ -356,6 +356,14 @@ class Following:
         }
 
     # --- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_told(self) -> bool:
+        """False while the trainer still lists what it holds, oldest first: the best way may come last."""
+        return self.leave.head_step is not None or self.policy_id not in self.holders.connected
+
+    def _ready(self) -> tuple[Leg, ...]:
+        return self._ways.ready() if self._ways is not None and self._is_told else ()
 
     def _require(self) -> Ways:
         assert self._ways is not None, "nobody is watched, fetched from or applied before the trainer is known"

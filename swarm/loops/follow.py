@@ -195,13 +195,11 @@ class Fetcher:
             following.lacked(digest)
         except (Forged, ValueError) as error:
             logger.error("a holder sent a forged chunk", extra={"peer": short(peer), "error": str(error)})
-            following.holders.failed(peer)
             following.holders.forged(peer)
-            await client.close()
+            await self._let_go(peer, client)
         except Unavailable as error:
             logger.info("a chunk did not come", extra={"peer": short(peer), "error": str(error)})
-            following.holders.failed(peer)
-            await client.close()  # its watcher connects again, after a while
+            await self._let_go(peer, client)
         except StorageFull:
             following.holders.gave_up(peer)
             await asyncio.sleep(STORAGE_RETRY_S)
@@ -210,6 +208,13 @@ class Fetcher:
             raise
         finally:
             following.fetched(digest)
+
+    async def _let_go(self, peer: NodeId, client: PeerClient) -> None:
+        """Ends the connection, and asks no more on it; its watcher connects again after a while."""
+        self._following.holders.failed(peer)
+        if self._clients.get(peer) is client:
+            self._following.holders.disconnect(peer)
+        await client.close()
 
     async def _fetch_from(self, client: PeerClient, digest: Digest) -> None:
         loop = asyncio.get_running_loop()
