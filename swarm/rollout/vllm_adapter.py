@@ -62,6 +62,9 @@ class VllmAdapter:
         own: dict[str, Any] = {"max_num_seqs": max_rows, "enable_prefix_caching": True}
         if current_platform.is_cpu():
             own["enforce_eager"] = True  # compiling needs a C++ compiler and minutes
+            # A prompt in parts ends the engine there: it rewinds the random numbers of a seeded request, which a
+            # generator of the CPU cannot ("CPU Generator does not use offset", seen with 0.32.0).
+            own["enable_chunked_prefill"] = False
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
         try:

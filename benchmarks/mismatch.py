@@ -1,0 +1,268 @@
+"""How far the log-probs of a generator are from the learner's at equal weights, and what new weights cost it.
+
+    python -m benchmarks.mismatch                              # SmolLM2-135M, about 4 minutes on 2 cores
+    python -m benchmarks.mismatch --engines vllm --dtypes bfloat16 --python /path/to/vllm/env/bin/python
+
+Every token is sampled by the engine and scored by the learner's own path (packed rows, chunked output layer) in the
+same dtype. KL is the k3 estimate of KL(generator || learner) in nats per token, as the learner's diagnostics have it.
+Canaries: the prompts, as `Generator.score` sees them against transformers. Loads: the same weights again and again,
+with canaries, each with its digest verified; pause is how long generation stood still.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal, cast
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+if not __package__:  # started as a file: let `benchmarks` be found as with -m
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from swarm.clock import SystemClock  # noqa: E402
+from swarm.config import EngineConfig, ModelConfig, NodeConfig  # noqa: E402
+from swarm.interfaces import Generator  # noqa: E402
+from swarm.learn.batch import make_batch  # noqa: E402
+from swarm.learn.packing import pack  # noqa: E402
+from swarm.learn.score import score_tokens  # noqa: E402
+from swarm.model import LoadedModel, load_model, snapshot, weights_digest  # noqa: E402
+from swarm.rollout.produce import produce  # noqa: E402
+from swarm.rollout.transformers_engine import TransformersGenerator  # noqa: E402
+from swarm.rollout.vllm_engine import VllmGenerator  # noqa: E402
+from swarm.types import (  # noqa: E402
+    Canary,
+    Correction,
+    Draw,
+    DrawnGroup,
+    Message,
+    PolicyVersion,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    Task,
+)
+
+QUESTIONS: Final = (
+    "What is 7 + 5?",
+    "State the final answer to the following arithmetic problem: 8 * 6 =",
+    "Say something nice about cats.",
+    "Name three colours of the rainbow and a thing that has each of them.",
+    "Why is the sky blue? Answer in one sentence.",
+    "Write a short poem about a river.",
+    "A train leaves at 9:40 and arrives at 11:15. How long does it take?",
+    "Translate to French: The weather is good today.",
+)
+PRODUCER: Final = "0" * 64
+TOKEN_BUDGET: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Of one engine, dtype and temperature."""
+
+    engine: str
+    dtype: str
+    temperature: float
+    num_tokens: int
+    kl: float  # k3, nats per token
+    mean: float  # |difference of log-prob|, nats
+    most: float
+    canary: float  # mean |difference| of the prompts' log-probs
+    tokens_per_s: float
+    load_s: float  # median, all of it
+    pause_s: float  # median
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description="Mismatch of generator and learner at equal weights.")
+    parser.add_argument("--engines", default="transformers,vllm")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--temperatures", default="1.0,0.7")
+    parser.add_argument("--model", default="smollm2", help="as model.source")
+    parser.add_argument("--python", default="", help="interpreter of vLLM's environment, as engine.python")
+    parser.add_argument("--samples", type=int, default=8, help="of each of the 8 questions")
+    parser.add_argument("--tokens", type=int, default=32, help="longest response")
+    parser.add_argument("--loads", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="figures instead of a table")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(stderr=True)
+    found: list[Figures] = []
+    for dtype in arguments.dtypes.split(","):
+        for engine in arguments.engines.split(","):
+            console.print(f"{engine} {dtype}")
+            found += measure(engine, dtype, arguments)
+    if arguments.json:
+        print(json.dumps([asdict(figures) for figures in found], indent=1))
+    else:
+        Console().print(table(found))
+
+
+def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) -> list[Figures]:
+    """Starts the engine, compares it with the learner at each temperature, and loads weights into it."""
+    model = load_model(ModelConfig(source=arguments.model, dtype=dtype))
+    weights = snapshot(model.network)
+    version = PolicyVersion(policy_id=PRODUCER, step=0, digest=weights_digest(weights))
+    tasks = [Task(env="q", task_id=i, messages=(Message(role="user", content=q),)) for i, q in enumerate(QUESTIONS)]
+    prompts = [model.codec.encode_prompt(task) for task in tasks]
+    reference = TransformersGenerator(model.network, model.codec, version, 0)
+    canaries = [
+        Canary(token_ids=np.asarray(prompt, np.int32), logprobs=scores)
+        for prompt, scores in zip(prompts, reference.score(prompts), strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        generator, close = start(engine, dtype, model, version, Path(directory), arguments)
+        try:
+            generator.greedy(prompts, 2)  # the first call of an engine is slower than the others
+            canary = _canary_difference(canaries, generator)
+            made = [_made(generator, model, tasks, float(t), arguments) for t in arguments.temperatures.split(",")]
+            loads = [_load(generator, version, weights, canaries) for _ in range(arguments.loads)]
+        finally:
+            close()
+    load_s, pause_s = (median(values) for values in zip(*loads, strict=True))
+    return [
+        Figures(
+            engine=engine,
+            dtype=dtype,
+            temperature=temperature,
+            num_tokens=differences.size,
+            kl=float((np.exp(differences) - 1 - differences).mean()),
+            mean=float(np.abs(differences).mean()),
+            most=float(np.abs(differences).max()),
+            canary=canary,
+            tokens_per_s=rate,
+            load_s=load_s,
+            pause_s=pause_s,
+        )
+        for temperature, differences, rate in made
+    ]
+
+
+def start(
+    engine: str,
+    dtype: Literal["float32", "bfloat16"],
+    model: LoadedModel,
+    version: PolicyVersion,
+    directory: Path,
+    arguments: Any,
+) -> tuple[Generator, Callable[[], None]]:
+    """An engine with the model's weights, and what ends it."""
+    if engine == "vllm":
+        config = NodeConfig(
+            dir=directory,
+            model=ModelConfig(source=arguments.model, dtype=dtype),
+            engine=EngineConfig(kind="vllm", python=arguments.python),
+        )
+        vllm = VllmGenerator.start(config, model.codec, version, 0)
+        return vllm, vllm.close
+    own = load_model(ModelConfig(source=arguments.model, dtype=dtype))
+    return TransformersGenerator(own.network, model.codec, version, 0), lambda: None
+
+
+def _made(
+    generator: Generator, model: LoadedModel, tasks: Sequence[Task], temperature: float, arguments: Any
+) -> tuple[float, "np.ndarray[Any, Any]", float]:
+    """Temperature, learner's minus generator's log-prob of each sampled token [n], tokens per second."""
+    sampling = Sampling(temperature=temperature, max_new_tokens=arguments.tokens)
+    began_s = time.monotonic()
+    groups = produce(
+        generator,
+        model.codec,
+        tasks,
+        arguments.samples,
+        sampling,
+        run_id="benchmark",
+        producer=PRODUCER,
+        clock=SystemClock(),
+    )
+    rate = sum(group.num_tokens for group in groups) / (time.monotonic() - began_s)
+    return temperature, learner_difference(groups, model), rate
+
+
+def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "np.ndarray[Any, Any]":
+    """[n] nats: the learner's log-prob minus the generator's, of every token of some groups."""
+    drawn = [
+        DrawnGroup(
+            scored=ScoredGroup(
+                digest=index.to_bytes(32, "big"),
+                group=group,
+                rewards=np.zeros(len(group.rollouts), np.float32),
+                correction=Correction.EXACT,
+                is_local=True,
+                first_seen_s=0.0,
+                size_bytes=0,
+            ),
+            age_steps=0,
+            use=1,
+        )
+        for index, group in enumerate(groups)
+    ]
+    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_silent=0), model.codec)
+    found: list[torch.Tensor] = []
+    for packed in pack(batch, TOKEN_BUDGET):
+        ours = score_tokens(model.network, packed).logprobs
+        found.append(ours - batch.behavior_logprobs[packed.rollouts, packed.positions])
+    return cast("np.ndarray[Any, Any]", torch.cat(found).double().numpy())
+
+
+def _canary_difference(canaries: Sequence[Canary], generator: Generator) -> float:
+    scores = generator.score([canary.token_ids.tolist() for canary in canaries])
+    differences = [np.abs(own - canary.logprobs)[1:] for own, canary in zip(scores, canaries, strict=True)]
+    return float(np.concatenate(differences).mean())
+
+
+def _load(
+    generator: Generator, version: PolicyVersion, weights: object, canaries: Sequence[Canary]
+) -> tuple[float, float]:
+    began_s = time.monotonic()
+    report = generator.load(version, weights, canaries=canaries)
+    return time.monotonic() - began_s, report.pause_s
+
+
+def table(found: Sequence[Figures]) -> Table:
+    """One row for each engine, dtype and temperature."""
+    made = Table(title="generator against learner, equal weights (nats)")
+    for name in (
+        "engine",
+        "dtype",
+        "T",
+        "tokens",
+        "KL (k3)",
+        "mean |d|",
+        "max |d|",
+        "canary",
+        "tok/s",
+        "load",
+        "pause",
+    ):
+        made.add_column(name, justify="left" if name in ("engine", "dtype") else "right")
+    for each in found:
+        made.add_row(
+            each.engine,
+            each.dtype,
+            f"{each.temperature:g}",
+            str(each.num_tokens),
+            f"{each.kl:.1e}",
+            f"{each.mean:.1e}",
+            f"{each.most:.1e}",
+            f"{each.canary:.1e}",
+            f"{each.tokens_per_s:.0f}",
+            f"{each.load_s:.2f} s",
+            f"{each.pause_s:.2f} s",
+        )
+    return made
+
+
+if __name__ == "__main__":
+    main()
