@@ -243,7 +243,7 @@ class Daemon(Service):
             "run_id": self.config.run_id,
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
-            "step": agent.head.step,
+            "step": agent.served.step,
             "last_step_at_s": agent.last_step_at_s,
             "endpoints": list(agent.endpoints),
             "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],

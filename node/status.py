@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from swarm.errors import ConfigError
-from swarm.types import JsonDict
+from swarm.types import JsonDict, short
 
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
 
@@ -44,12 +44,28 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     elif silent_s > STALE_AFTER_S:
         found.append(f"the node wrote nothing for {silent_s:.0f} s: it hangs (pid {status['pid']})")
     idle_s = now_s - status["last_step_at_s"]
+    following = status.get("following")
     if idle_s > max_idle_s:
-        found.append(f"no optimizer step for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
+        what = "optimizer step" if following is None else "group"
+        found.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
+    if following is not None:
+        found += _following_problems(following)
     if status["num_failures"]:
         found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
     if status.get("num_events_lost"):
         found.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
     if status["guard"] == "frozen":
         found.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
+    return found
+
+
+def _following_problems(following: JsonDict) -> list[str]:
+    found: list[str] = []
+    if not following["policy"]:
+        found.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
+    elif not following["is_trainer_connected"]:
+        found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its leave")
+    if following["last_error"]:
+        served = following["served_step"]
+        found.append(f"the engine did not take a version and serves step {served} on: {following['last_error']}")
     return found

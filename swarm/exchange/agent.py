@@ -206,7 +206,12 @@ class Agent:
     async def put(self, group: RolloutGroup) -> float:
         """Scores, seals, stores and publishes one of our groups; returns its mean reward."""
         self._num_asked += 1  # also when it cannot be stored: it is not asked again
-        self._allowance.own_made()
+        try:
+            return await self._put(group)
+        finally:
+            self._allowance.own_made()
+
+    async def _put(self, group: RolloutGroup) -> float:
         try:
             with self.serving.putting():
                 scored, _ = await self._door.own(group, self.identity)
@@ -227,6 +232,7 @@ class Agent:
         self._reward_std = decay * self._reward_std + (1 - decay) * std
         if self.following is not None:
             self.following.leave.made()
+            self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
         self._add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
         return mean
@@ -317,10 +323,10 @@ class Agent:
                 self._arrived(result.producer)
             return result
         self.counters.num_admitted += 1
-        if result.is_own_policy(self.node_id):
-            self._arrived(result.group.producer)
         self.peers.learn_head(result.group)
         self._add(result, via)
+        if result.is_own_policy(self.node_id):
+            self._arrived(result.group.producer)  # after it was added: room that it takes up is not given away
         self._emit(
             "admitted",
             {
