@@ -50,7 +50,7 @@ def python() -> str:
 
 
 def _config(directory: Path, python: str, model: ModelConfig, max_rows: int = 64) -> NodeConfig:
-    options = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 256}
+    options = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 256, "max_num_batched_tokens": 256}
     engine = EngineConfig(kind="vllm", python=python, max_rows=max_rows, options=options)
     return NodeConfig(dir=directory, model=model, engine=engine)
 
@@ -155,6 +155,16 @@ def test_numbers_make_the_same_samples_in_any_company(small: EngineBench) -> Non
     for number, prompt, group in zip([1, 2, 3], PROMPTS, together, strict=True):
         alone = small.make().generate([prompt], 4, Sampling(max_new_tokens=12), [number])[0]
         assert [rollout.text for rollout in alone] == [rollout.text for rollout in group]
+
+
+def test_prompts_that_do_not_fit_one_step_are_read_in_several(small: EngineBench) -> None:
+    prompts = [[2 + (start + place) % 40 for place in range(150)] for start in range(6)]
+    engine = small.make()
+    for prompt, group in zip(prompts, engine.generate(prompts, 3, Sampling(max_new_tokens=8)), strict=True):
+        for rollout in group:
+            assert rollout.trace is not None and rollout.trace.logprobs is not None
+            score = engine.score([[*prompt, *rollout.trace.token_ids.tolist()]])[0]
+            np.testing.assert_allclose(rollout.trace.logprobs, score[len(prompt) :], atol=small.tolerance_nats)
 
 
 def test_what_the_engine_cannot_do_is_said(small: EngineBench) -> None:

@@ -1,0 +1,73 @@
+"""What a vLLM engine that cannot be started says, without vLLM."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.config import EngineConfig, ModelConfig, NodeConfig
+from swarm.errors import ConfigError, Unavailable
+from swarm.model import CharCodec
+from swarm.rollout.tolerances import TOLERANCE_NATS, tolerance_nats
+from swarm.rollout.vllm_engine import VllmGenerator
+from swarm.rollout.vllm_process import EngineProcess, vllm_python
+from swarm.types import PolicyVersion
+
+
+def started(python: str, directory: Path) -> EngineProcess:
+    settings = {"model": str(directory), "dtype": "float32", "max_rows": 1, "eos_ids": [1], "options": {}}
+    return EngineProcess(python, settings, directory, 1)
+
+
+def test_a_missing_interpreter_is_told_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine.python.*make vllm"):
+        started(str(tmp_path / "python"), tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_without_vllm_is_told_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No module named 'vllm'.*make vllm"):
+        started(sys.executable, tmp_path)
+
+
+def test_a_process_that_ends_while_it_starts_may_be_tried_again(tmp_path: Path) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\necho it broke >&2\nexit 3\n", encoding="utf-8")
+    silent.chmod(0o755)
+    with pytest.raises(Unavailable, match="it broke"):
+        started(str(silent), tmp_path)
+    assert not list(tmp_path.glob("*.sock"))
+
+
+def test_a_directory_too_long_for_a_socket_is_told_before_anything_starts(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * 100)
+    directory.mkdir()
+    with pytest.raises(ConfigError, match="too long"):
+        started("/bin/false", directory)
+
+
+@pytest.mark.parametrize(
+    ("model", "word"), [(ModelConfig(source="tiny"), "tiny"), (ModelConfig(lora_rank=4), "lora_rank")]
+)
+def test_models_that_it_cannot_run_are_refused_at_once(tmp_path: Path, model: ModelConfig, word: str) -> None:
+    config = NodeConfig(dir=tmp_path, model=model, engine=EngineConfig(kind="vllm"))
+    with pytest.raises(ConfigError, match=word):
+        VllmGenerator.start(config, CharCodec(), PolicyVersion(policy_id="a", step=0), 0)
+
+
+def test_the_interpreter_is_the_named_one_then_that_of_the_environment_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert vllm_python(EngineConfig(python="/opt/python")) == "/opt/python"
+    assert vllm_python(EngineConfig()) == sys.executable
+    own = tmp_path / ".venv-vllm" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert vllm_python(EngineConfig()) == str(own)
+
+
+def test_a_configured_tolerance_comes_before_the_measured_one() -> None:
+    assert tolerance_nats("vllm", "bfloat16", 0.3) == 0.3
+    for engine, by_dtype in TOLERANCE_NATS.items():
+        assert 0 < tolerance_nats(engine, "float32") < tolerance_nats(engine, "bfloat16") == by_dtype["bfloat16"]
