@@ -17,7 +17,7 @@ from swarm.config import ReplayConfig
 from swarm.exchange.admit import Door
 from swarm.exchange.faults import Crash, FaultPlan, Partition
 from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer, ReplayStatistics
+from swarm.exchange.replay import ReplayBuffer
 from swarm.interfaces import Verdict
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual_parts import Parts
@@ -147,8 +147,9 @@ class ForgetfulStore(MemoryGroupStore):
 class OverfullBuffer(ReplayBuffer):
     """Holds twice what it may, as its own figures say."""
 
-    def statistics(self) -> ReplayStatistics:
-        return replace(super().statistics(), fill=2.0)
+    @property
+    def fill(self) -> float:
+        return 2.0
 
 
 def _ignoring(**bounds: float) -> Callable[[ReplayConfig, str, int, Clock], ReplayBuffer]:
