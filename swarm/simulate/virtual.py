@@ -18,7 +18,8 @@ from swarm.exchange.checks import DoorLimits
 from swarm.exchange.coordination import MAX_PENDING_VERSIONS
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import Crash, FaultPlan
-from swarm.exchange.memory import MemoryNetwork, MemoryTransport
+from swarm.exchange.memory import MemoryTransport
+from swarm.exchange.memory_network import MemoryNetwork
 from swarm.exchange.peers import MAX_PEERS
 from swarm.exchange.standing import Standing
 from swarm.identity import Identity, Verify, verify

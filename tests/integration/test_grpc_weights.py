@@ -18,7 +18,8 @@ from swarm.exchange.chunk_places import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.exchange.faults import FaultPlan
 from swarm.exchange.grpc_serving import STREAMS_PER_PEER
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.memory import MemoryNetwork, MemoryTransport
+from swarm.exchange.memory import MemoryTransport
+from swarm.exchange.memory_network import MemoryNetwork
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
 from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest

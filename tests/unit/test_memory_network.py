@@ -9,7 +9,8 @@ import pytest
 
 from swarm.errors import NotHeld, StorageFull, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.faults import FaultPlan, Partition
-from swarm.exchange.memory import MemoryNetwork, MemoryTransport
+from swarm.exchange.memory import MemoryTransport
+from swarm.exchange.memory_network import MemoryNetwork
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.simulate.virtual_loop import run_virtual
 from swarm.types import Cursor, Digest, NodeId, SealedGroup

@@ -10,7 +10,8 @@ import pytest
 
 from swarm.errors import Forged, NotHeld, StorageFull, Unavailable
 from swarm.exchange.faults import FaultPlan, Partition
-from swarm.exchange.memory import MemoryNetwork, MemoryTransport
+from swarm.exchange.memory import MemoryTransport
+from swarm.exchange.memory_network import MemoryNetwork
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.simulate.virtual_loop import run_virtual
 from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest
