@@ -10,7 +10,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.model import CharCodec
 from swarm.rollout.tolerances import TOLERANCE_NATS, tolerance_nats
 from swarm.rollout.vllm_engine import VllmGenerator
-from swarm.rollout.vllm_process import EngineProcess, vllm_python
+from swarm.rollout.vllm_process import EngineProcess, has_vllm, vllm_python
 from swarm.types import PolicyVersion
 
 
@@ -65,6 +65,11 @@ def test_the_interpreter_is_the_named_one_then_that_of_the_environment_here(
     own.parent.mkdir(parents=True)
     own.touch()
     assert vllm_python(EngineConfig()) == str(own)
+
+
+def test_only_an_interpreter_that_finds_vllm_has_it(tmp_path: Path) -> None:
+    assert not has_vllm(EngineConfig(python=str(tmp_path / "python")))
+    assert not has_vllm(EngineConfig(python=sys.executable))
 
 
 def test_a_configured_tolerance_comes_before_the_measured_one() -> None:
