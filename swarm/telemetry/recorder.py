@@ -126,9 +126,25 @@ class Telemetry:
         self.gauge("node/guard", _GUARDS.get(status["guard"], 0))
         if "is_coordinator_reachable" in status:
             self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
+        self._weights(status)
         for process, count in status["restarts"].items():
             self.total("node/restarts_total", count, process=process)
         self._rate(status["tokens_generated"], status["at_s"])
+
+    def _weights(self, status: JsonDict) -> None:
+        """What is published, served and followed, on nodes that do."""
+        self.total("weights/sent_bytes_total", status.get("weights_sent_bytes", 0))
+        if status.get("published_step") is not None:
+            self.gauge("weights/published_step", status["published_step"])
+            self.gauge("weights/followers", len(status["followers"]))
+        following = status.get("following")
+        if following is None:
+            return
+        self.total("weights/fetched_bytes_total", following["bytes_fetched"])
+        self.gauge("weights/leave_groups", following["leave"])
+        if following["served_step"] is not None:
+            self.gauge("weights/served_step", following["served_step"])
+            self.gauge("weights/behind_steps", max(0, following["head_step"] - following["served_step"]))
 
     def _rate(self, tokens: float, at_s: float) -> None:
         """Exponential mean of the generation rate with a time constant of 30 s."""
@@ -210,6 +226,16 @@ class Telemetry:
     def _on_evaluation(self, fields: JsonDict) -> None:
         self.gauge("evaluation/accuracy", fields["accuracy"], env=fields["env"], split=fields["split"])
         self._draw_curves(fields["step"], {f"evaluation/{fields['env']}/{fields['split']}": fields["accuracy"]})
+
+    def _on_applied(self, fields: JsonDict) -> None:
+        self.count("weights/applied_total")
+        self.count("weights/applied_bytes_total", fields["bytes"])
+        for phase in ("stage", "pause"):
+            if phase in fields["seconds"]:
+                self.observe(f"weights/{phase}_s", fields["seconds"][phase])
+
+    def _on_apply_failed(self, fields: JsonDict) -> None:
+        self.count("weights/apply_failed_total")
 
     def _on_failure(self, fields: JsonDict) -> None:
         # "follow 3fa1..." is one loop per peer: the peer is in the log, not in a label

@@ -349,3 +349,13 @@ def test_logging_is_set_up_once_and_names_the_node(capsys: pytest.CaptureFixture
 def test_unknown_level_or_format_is_a_configuration_error(level: str, format: str):
     with pytest.raises(ConfigError, match=r"telemetry\.log_"):
         setup_logging(level, format)
+
+
+def test_a_version_that_was_not_taken_is_counted_and_what_is_followed_is_shown() -> None:
+    telemetry = Telemetry(node="gen")
+    taken = {"step": 3, "bytes": 700, "seconds": {"stage": 0.5, "load": 0.2, "pause": 0.1}, "mismatch": 0.0}
+    telemetry.record("applied", taken)
+    telemetry.record("apply_failed", {**taken, "error": "canary differs"})
+    value = telemetry.registry.get_sample_value
+    assert value("swarm_weights_applied_total") == 1 and value("swarm_weights_apply_failed_total") == 1
+    assert value("swarm_weights_applied_bytes_total") == 700 and value("swarm_weights_pause_s_sum") == 0.1
