@@ -113,7 +113,7 @@ def pack(
         share_prompt: False gives one row per rollout.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
             a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
-        num_ranks: processes that share the work; where there are rows enough, each gets a micro-batch.
+        num_ranks: processes that share the work: no micro-batch has more rows than one's share of them.
     """
     rows = sorted(_rows(batch, token_budget, share_prompt, break_even), key=lambda row: -len(row.token_ids))
     most_rows = math.ceil(len(rows) / num_ranks)
