@@ -40,6 +40,7 @@ from swarm.types import (
     LoadReport,
     NodeId,
     PolicyVersion,
+    Refused,
     Role,
     RolloutGroup,
     SealedGroup,
@@ -54,6 +55,7 @@ from swarm.weights.publish import Held
 from swarm.weights.publisher import Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+from swarm.wire.convert import seal_group
 
 NUM_ELEMENTS = 1_300_000  # 2.6 MB of bf16: three chunks in full
 FULL_BYTES = 2 * NUM_ELEMENTS
@@ -408,6 +410,51 @@ def test_who_comes_later_is_served_by_those_who_came_before(tmp_path: Path) -> N
         assert sum(node.agent.holding.bytes_sent for node in others) > 0
         assert late.agent.following is not None
         assert trainer.agent.holding.bytes_sent - before < 3 * late.agent.following.bytes_fetched
+
+    play(tmp_path, scene)
+
+
+def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay_says(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        few = ExchangeConfig(lookup_every_s=0.5, advert_every_s=5.0, max_neighbours=1)
+        trainer = Trainer(world, exchange=few)
+        generators = [Generator(world, number, exchange=few) for number in (1, 2, 3, 4)]
+        await trainer.start()
+        await trainer.publish()
+        for generator in generators:
+            await generator.start()
+        await trainer.learn(12)
+        drawn = Counter(group["producer"] for draw in trainer.told("draw") for group in draw["groups"])
+        assert drawn.keys() == {generator.node_id for generator in generators}
+        assert all(not generator.agent.peers.connected for generator in generators), "they take nobody's groups"
+
+    play(tmp_path, scene)
+
+
+def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        leaves = trainer.agent.leaves
+        await until(lambda: leaves.num_outstanding > 0, "it has leave")
+        [watch] = leaves.status().values()
+        given = watch["limit"]
+        stranger = make_identity(300)
+        forged = seal_group(made_by(generator, trainer.version, task_id=5), generator.identity)
+        await trainer.agent.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
+        assert leaves.status()[generator.node_id]["arrived"] == 0
+        old = replace(trainer.version, digest=bytes(32))  # never existed
+        refused = await trainer.agent.receive(
+            seal_group(made_by(generator, old, task_id=6), generator.identity), via=generator.node_id
+        )
+        assert isinstance(refused, Refused) and leaves.status()[generator.node_id]["arrived"] == 1
+        await trainer.agent.receive(forged, via=stranger.node_id)  # the true one, handed on
+        again = await trainer.agent.receive(forged, via=generator.node_id)
+        assert isinstance(again, Refused) and leaves.status()[generator.node_id]["arrived"] == 2
+        await until(lambda: leaves.status()[generator.node_id]["limit"] > given, "it gets more")
 
     play(tmp_path, scene)
 

@@ -1,6 +1,6 @@
 """Leave to make groups, against whatever order of followers coming, delivering, hanging and going."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -66,8 +66,10 @@ class LeaveMachine(RuleBasedStateMachine):
 
 
 TestLeaveMachine = LeaveMachine.TestCase
+TestLeaveMachine.settings = settings(deadline=None)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 40), st.lists(st.integers(0, 3), max_size=60))
 def test_leave_differs_by_at_most_one_among_followers_that_want_enough(
     count: int, room: int, deliveries: list[int]
@@ -83,6 +85,7 @@ def test_leave_differs_by_at_most_one_among_followers_that_want_enough(
         assert leaves.num_outstanding == room
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 30))
 def test_in_rounds_everybody_gets_the_same_whatever_its_window(count: int, room: int) -> None:
     leaves = Leaves(ManualClock(), PATIENCE_S, in_rounds=True)
@@ -151,6 +154,7 @@ def test_who_asks_for_none_gets_none() -> None:
     assert watch.limit == 0 and not leaves.followers
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(0, 30))
 def test_what_is_left_is_the_greatest_total_less_what_was_made(limits: list[int], num_made: int) -> None:
     left = LeaveLeft()

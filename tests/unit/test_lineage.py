@@ -1,0 +1,216 @@
+"""What a follower knows of a lineage, which way it plans, and whom it asks."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.clock import ManualClock
+from swarm.exchange.holders import BANNED_S, MAX_PER_HOLDER, Holders
+from swarm.exchange.lineage import Heard, Leg, Lineage
+from swarm.exchange.ways import MAX_REFUSALS, Ways
+from swarm.testing import make_identity
+from swarm.types import PolicyVersion
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+from swarm.weights.codec import Codec
+from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
+from swarm.weights.tensors import TensorSpec
+
+OWNER = make_identity(1)
+SPECS = (TensorSpec(name="w", dtype="bfloat16", shape=(2,)),)
+
+
+def version(step: int, branch: str = "") -> PolicyVersion:
+    return PolicyVersion(policy_id=OWNER.node_id, step=step, digest=chunk_digest(f"{step} {branch}".encode()))
+
+
+def leg(step: int, base: int | None, num_chunks: int = 1, branch: str = "", base_branch: str | None = None) -> Leg:
+    on = branch if base_branch is None else base_branch
+    manifest = Manifest(
+        version=version(step, branch),
+        base=None if base is None else version(base, on),
+        codec=Codec.FULL if base is None else Codec.DELTA,
+        layout=layout_digest(SPECS),
+        tensors=SPECS if base is None else (),
+        hashes=(bytes(32),),
+        payload_bytes=num_chunks * CHUNK_BYTES,
+        chunks=tuple(chunk_digest(f"{branch}{on} {base}-{step} {at}".encode()) for at in range(num_chunks)),
+    )
+    return Leg(manifest=manifest, sealed=seal_manifest(manifest, OWNER))
+
+
+def ways_of(*legs: Leg, held: PolicyVersion | None = None) -> Ways:
+    """Nothing of it is on the disk."""
+    ways = Ways(Lineage(OWNER.node_id))
+    for each in legs:
+        assert ways.lineage.add(each, is_from_owner=True)[0] is Heard.NEW
+        ways.lacks(each, each.manifest.chunks)
+    ways.starts_from(held)
+    return ways
+
+
+def steps(legs: tuple[Leg, ...] | None) -> list[tuple[int | None, int]] | None:
+    if legs is None:
+        return None
+    return [(None if each.manifest.base is None else each.manifest.base.step, each.version.step) for each in legs]
+
+
+def test_the_owner_replaces_a_branch_from_its_first_differing_step_and_nobody_else_does() -> None:
+    lineage = Lineage(OWNER.node_id)
+    for each in (leg(0, None), leg(1, 0), leg(2, 1), leg(3, 2)):
+        lineage.add(each, is_from_owner=True)
+    other = leg(2, 1, branch="b", base_branch="")
+    assert lineage.add(other, is_from_owner=False) == (Heard.ANOTHER_BRANCH, [])
+    assert lineage.head == version(3)
+    heard, gone = lineage.add(other, is_from_owner=True)
+    assert heard is Heard.NEW and [each.version.step for each in gone] == [2, 3]
+    assert lineage.head == version(2, "b") and len(lineage.legs) == 3
+
+
+def test_a_patch_from_an_abandoned_base_is_of_another_branch() -> None:
+    lineage = Lineage(OWNER.node_id)
+    lineage.add(leg(2, None, branch="b"), is_from_owner=True)
+    assert lineage.add(leg(3, 2), is_from_owner=False)[0] is Heard.ANOTHER_BRANCH
+
+
+def test_a_rewind_forgets_what_was_beyond_it() -> None:
+    lineage = Lineage(OWNER.node_id)
+    for each in (leg(0, None), leg(1, 0), leg(2, 1)):
+        lineage.add(each, is_from_owner=True)
+    assert [each.version.step for each in lineage.rewind(1)] == [2]
+    assert lineage.head == version(1) and lineage.rewind(1) == []
+
+
+def test_a_rewound_follower_takes_the_anchor_since_nothing_starts_from_what_it_holds() -> None:
+    ways = ways_of(leg(4, None, 9), leg(5, 4), held=version(6, "abandoned"))
+    assert steps(ways.plan) == [(None, 4), (4, 5)]
+
+
+def test_the_cheapest_way_is_planned_and_what_lies_on_the_disk_costs_next_to_nothing() -> None:
+    patches = [leg(step, step - 1, 3) for step in range(1, 5)]
+    catch_up, anchor = leg(4, 0, 5), leg(4, None, 40)
+    ways = ways_of(leg(0, None, 40), *patches, catch_up, anchor, held=version(0))
+    assert steps(ways.plan) == [(0, 4)]
+    for patch in patches[:3]:  # fetched before the catch-up patch was heard of
+        for chunk in patch.manifest.chunks:
+            ways.came(chunk)
+    ways.replan()
+    assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert list(ways.wanted()) == list(patches[3].manifest.chunks)
+    assert steps(ways.ready()) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
+    unnamed = PolicyVersion(policy_id="", step=0, digest=version(0).digest)
+    ways = ways_of(leg(0, None, 9), held=unnamed)
+    assert steps(ways.ready()) == [(None, 0)]
+    ways.taken(version(0))
+    assert ways.plan == () and ways.is_at_hand
+
+
+def test_a_refused_version_is_tried_again_and_then_passed_by() -> None:
+    ways = ways_of(leg(0, None), leg(1, 0), leg(2, 1), leg(2, 0, 2), held=version(0))
+    for _ in range(MAX_REFUSALS):
+        assert steps(ways.plan) == [(0, 1), (1, 2)] or steps(ways.plan) == [(0, 2)]
+        ways.refused(version(2))
+        ways.replan()
+    assert steps(ways.plan) == [(0, 1)]
+    newest = leg(3, 2)
+    ways.lineage.add(newest, is_from_owner=True)
+    ways.lacks(newest, newest.manifest.chunks)
+    around = leg(3, 0, 4)
+    ways.lineage.add(around, is_from_owner=True)
+    ways.lacks(around, around.manifest.chunks)
+    ways.replan()
+    assert steps(ways.plan) == [(0, 3)], "not through the weights that were refused"
+
+
+def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
+    short_way, long_way = leg(1, 0), leg(1, None, 9)
+    ways = ways_of(short_way, long_way, held=version(0))
+    ways.lost(short_way.manifest.chunks[0])
+    assert steps(ways.plan) == [(None, 1)]
+    ways.found(short_way.manifest.chunks)
+    assert steps(ways.plan) == [(0, 1)]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_leg_where_the_last_one_ended(seed: int) -> None:
+    rng = random.Random(seed)
+    legs = [leg(0, None, 5)]
+    for step in range(1, rng.randrange(2, 8)):
+        legs += [leg(step, base, rng.randrange(1, 4)) for base in {step - 1, rng.randrange(step)}]
+        legs += [leg(step, None, 5)] if rng.random() < 0.3 else []
+    held = rng.choice([None, version(rng.randrange(4)), version(99, "gone")])
+    ways = ways_of(*legs, held=held)
+    for each in legs:
+        if rng.random() < 0.4:
+            ways.lacks(each, [])
+    ways.replan()
+    at = None if held is None else held.digest
+    for number, each in enumerate(ways.plan or ()):
+        base = each.manifest.base
+        assert (base is None and number == 0) or (base is not None and base.digest == at)
+        at = each.version.digest
+    if ways.plan:
+        assert ways.plan[-1].version == ways.lineage.head
+
+
+# --- holders ---------------------------------------------------------------------------------------
+
+
+def test_a_holder_is_asked_before_the_origin_unless_it_is_much_slower() -> None:
+    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders.connect("origin", is_origin=True)
+    holders.connect("holder", is_origin=False)
+    assert holders.choose(chunk) == "origin", "nobody else said that it has it"
+    holders.announced("holder", [chunk])
+    assert holders.choose(chunk) == "holder"
+    for peer, seconds in (("origin", 1.0), ("holder", 1.5)):
+        holders.asked(peer)
+        holders.served(peer, 1000, seconds)
+    assert holders.choose(chunk) == "holder"
+    for _ in range(8):
+        holders.asked("holder")
+        holders.served("holder", 1000, 10.0)
+    assert holders.choose(chunk) == "origin"
+
+
+def test_nobody_is_asked_for_more_than_a_few_chunks_at_a_time() -> None:
+    holders = Holders(ManualClock())
+    holders.connect("origin", is_origin=True)
+    for number in range(MAX_PER_HOLDER):
+        assert holders.choose(bytes([number])) == "origin"
+        holders.asked("origin")
+    assert holders.choose(b"x") is None and holders.can_be_had(b"x")
+    holders.gave_up("origin")
+    assert holders.choose(b"x") == "origin"
+
+
+def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> None:
+    clock = ManualClock()
+    holders, chunk = Holders(clock), b"c" * 32
+    for peer in ("good", "bad"):
+        holders.connect(peer, is_origin=False)
+        holders.announced(peer, [chunk])
+    holders.asked("bad")
+    holders.failed("bad")
+    holders.disconnect("bad")
+    holders.connect("bad", is_origin=False)
+    holders.announced("bad", [chunk])
+    assert holders.choose(chunk) == "good"
+    holders.forged("bad")
+    assert holders.is_banned("bad") and not holders.is_banned("good")
+    clock.advance(BANNED_S + 1)
+    assert not holders.is_banned("bad")
+
+
+def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
+    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders.connect("origin", is_origin=True)
+    holders.asked("origin")
+    holders.lacked("origin", chunk)
+    assert not holders.can_be_had(chunk) and holders.choose(chunk) is None
+    holders.announced("origin", [chunk])
+    assert holders.can_be_had(chunk)
