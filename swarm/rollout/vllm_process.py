@@ -48,18 +48,6 @@ def has_vllm(config: EngineConfig) -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def has_vllm(config: EngineConfig) -> bool:
-    """True where the interpreter exists and finds vLLM and this package; nothing of either is imported."""
-    program = "import importlib.util as i, sys; sys.exit(any(i.find_spec(n) is None for n in ('vllm', 'swarm')))"
-    try:
-        done = subprocess.run(
-            [vllm_python(config), "-P", "-c", program], env=_environment(1), check=False, timeout=60.0
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
-
-
 class EngineProcess:
     """A running engine.
 
