@@ -8,6 +8,7 @@ Sources: vLLM `entrypoints/openai/completion/protocol.py` (return_token_ids, pro
 """
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -63,6 +64,7 @@ class VllmServer:
         self._client = client
         self._eos_ids = sorted(eos_ids)
         self._extra = dict(extra)
+        self._scoring = threading.Lock()
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
         """A completion; every parameter is sent, since the server's defaults may come from the model's folder."""
@@ -86,7 +88,10 @@ class VllmServer:
         return _read(self._completions({**body, **self._extra}), self._completion)
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
-        """By `prompt_logprobs`; one more token has to be made, and is thrown away."""
+        """By `prompt_logprobs`; one more token has to be made, and is thrown away.
+
+        One sequence at a time: with adapters enabled vLLM 0.32 mixes up the rows of a batch there, and dies of it.
+        """
         body = {
             "model": model,
             "prompt": list(sequence),
@@ -102,7 +107,8 @@ class VllmServer:
                 raise ValueError(f"{len(entries)} log-probs for {len(sequence)} tokens")
             return [float(each[str(token)]["logprob"]) for each, token in zip(entries[1:], sequence[1:], strict=True)]
 
-        return _read(self._completions(body), scores)
+        with self._scoring:
+            return _read(self._completions(body), scores)
 
     def _completions(self, body: dict[str, Any]) -> Any:
         try:
@@ -210,7 +216,7 @@ def log_probs_are_scaled(server: Server, model: str, prompt: Sequence[int]) -> b
     vLLM gives them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
     them. Found by comparing samples at another temperature with their score at temperature 1.
     """
-    made = server.complete(model, prompt, Sampling(temperature=4.0, max_new_tokens=8), seed=1)
+    made = server.complete(model, prompt, Sampling(temperature=2.0, max_new_tokens=16), seed=1)
     if not made.logprobs:
         return None
     scores = server.score(model, [*prompt, *made.token_ids])[-len(made.token_ids) :]
@@ -218,7 +224,7 @@ def log_probs_are_scaled(server: Server, model: str, prompt: Sequence[int]) -> b
     return sum(differences) / len(differences) > _RAW_NATS
 
 
-_RAW_NATS: Final = 0.25  # numeric noise is below; scaling by 4 moves nearly every log-prob by more
+_RAW_NATS: Final = 0.25  # numeric noise is below; halving logits moves nearly every log-prob by more
 
 
 def _read(reply: object, read: Callable[[Any], Value]) -> Value:
