@@ -37,7 +37,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` in `count` processes of this machine, as `torchrun --standalone` does (blocking).
 
     Returns:
-        0, or the exit code of the one that failed first; the others are ended with it.
+        0, or the exit code of one that failed; the others are ended with it.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,7 +56,8 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
-        return error.get_first_failure()[1].exitcode
+        # One that cannot work with its configuration (2) outweighs those that only lost it (1, or a signal: negative).
+        return max(failure.exitcode for failure in error.failures.values())
     except SignalException as error:
         return 128 + error.sigval
     return 0

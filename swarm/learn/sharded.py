@@ -26,6 +26,7 @@ from swarm.learn.optimizer import MasterAdamW
 Result = TypeVar("Result")
 
 IDLE_LIMIT = timedelta(days=365)  # a rank that follows waits for the next draw however long rollouts take
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PASS = "run_pass"
 
 
@@ -64,7 +65,10 @@ class ShardedRanks:
         if local_count == int(os.environ["WORLD_SIZE"]):  # one machine: nothing listens on the network
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-        return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
+        ranks = cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
+        for name in [name for name in os.environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")]:
+            del os.environ[name]  # an engine that is started from here is no rank
+        return ranks
 
     def stop(self) -> None:
         """Leaves the group."""

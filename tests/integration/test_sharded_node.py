@@ -29,7 +29,7 @@ from swarm.learn.learner import PolicyLearner
 from swarm.model import load_model
 from swarm.recipes import load_recipe
 
-pytestmark = pytest.mark.timeout(150)  # two processes import torch, twice
+pytestmark = pytest.mark.timeout(240)  # two processes import torch, twice
 MODEL = ModelConfig(source="tiny", dtype="float32")
 
 
