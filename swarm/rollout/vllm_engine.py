@@ -91,8 +91,7 @@ class VllmGenerator:
             raise ConfigError("engine.kind vllm: adapters cannot be loaded; set model.lora_rank to 0")
         directory = config.dir / FOLDER
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in directory.glob("*.safetensors"):
-            old.unlink()
+        _delete_weights(directory)  # of a worker that was killed
         settings = {
             "model": str(resolve_source(config.model, None, with_weights=True)),
             "dtype": config.model.dtype,
@@ -213,10 +212,11 @@ class VllmGenerator:
             self._process.client.cancel()
 
     def close(self) -> None:
-        """Ends the engine's process."""
+        """Ends the engine's process, and deletes the weights that were written for it."""
         with self._starting:
             self._is_closed = True
             self._process.close()
+            _delete_weights(self._directory)
 
     def _make(self, wanted: Wanted) -> list[Made]:
         return self._ask("generate", lambda client: list(client.generate(wanted)))
@@ -304,3 +304,8 @@ class VllmGenerator:
             process.close()
             raise
         return process
+
+
+def _delete_weights(directory: Path) -> None:
+    for path in (*directory.glob("*.safetensors"), *directory.glob(".*.safetensors.partial")):
+        path.unlink()
