@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
-LOCAL = {"benchmarks", *(path.stem for path in (ROOT / "tests" / "golden").glob("*.py")), *PACKAGES}
+LOCAL = {"benchmarks", "model_server", *(path.stem for path in (ROOT / "tests" / "golden").glob("*.py")), *PACKAGES}
 
 
 def tracked() -> list[Path]:
