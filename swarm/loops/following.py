@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 
+from swarm.errors import Unavailable
 from swarm.loops.kit import Worker
 from swarm.loops.making import generate
 from swarm.loops.retry import Backoff
@@ -52,6 +53,9 @@ class Following:
                 self._began = self._worker.generator.version
                 try:
                     await generate(self._worker, capacity)
+                except Unavailable as error:
+                    logger.error("the engine is away", extra={"error": str(error)})
+                    await self._backoff.wait()
                 finally:
                     self._began = None
 

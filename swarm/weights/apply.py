@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from swarm.errors import ConfigError, WeightsRefused
+from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.identity import node_id_of
 from swarm.interfaces import Generator
 from swarm.types import ApplyReport, Digest, PolicyVersion, Way
@@ -78,7 +78,7 @@ class Applier:
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
         try:
             loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
-        except (WeightsRefused, ConfigError) as error:
+        except (WeightsRefused, ConfigError, Unavailable) as error:
             return ApplyReport(version=version, error=str(error), num_bytes=staged.num_bytes)
         self._held = staged.held
         seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
