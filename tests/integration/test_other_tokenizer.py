@@ -177,10 +177,10 @@ def own_group() -> ScoredGroup:
     """Two rollouts of our own, at log-probs of about those of a fresh network."""
     codec = CharCodec()
     rollouts = tuple(answer(text, codec) for text in ("ab", "cd"))
-    group = group_of(codec, ())
+    group = replace(group_of(codec, ()), producer=US.node_id, policy_id=US.node_id)
     return ScoredGroup(
         digest=bytes(32),
-        group=replace(group, prompt_ids=np.array([5, 6, 7], np.int32), rollouts=rollouts, producer=US.node_id),
+        group=replace(group, prompt_ids=np.array([5, 6, 7], np.int32), rollouts=rollouts),
         rewards=np.array([1.0, 0.0], np.float32),
         correction=Correction.EXACT,
         is_local=True,
