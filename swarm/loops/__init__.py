@@ -1,6 +1,7 @@
 """Every loop of a node, in one place: who waits for whom, what is retried, and how it all ends.
 
-Agent side (`agent`, `neighbours`): announce, find neighbours, follow each of them, heartbeat, repair, tidy up.
+Agent side (`agent`, `neighbours`, `follow`): announce, take groups from neighbours and weights from those who hold
+them, heartbeat, repair, tidy up.
 Worker side (`worker`, `overlap`): generate, learn, evaluate. The learner waits only for groups of its own policy; the
 generator waits only for admission capacity; nobody waits for the network.
 
