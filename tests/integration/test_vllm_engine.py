@@ -235,9 +235,10 @@ class Real:
             for question in QUESTIONS
         ]
 
-    def train(self, rate: float) -> None:
+    def train(self) -> None:
         """One step of signed gradients that makes the prompts likelier: every weight moves."""
         network: Any = self.model.network
+        rate = 0.01 if self.dtype == "float32" else 0.002  # a coarse model is noisier in bfloat16, too
         for parameter in network.parameters():
             parameter.grad = None
         for prompt in self.prompts:
@@ -283,12 +284,12 @@ def real(python: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.
     both.engine.close()
 
 
-def test_ten_updates_in_place_are_each_what_the_learner_has(real: Real) -> None:
+def test_updates_in_place_are_each_what_the_learner_has(real: Real) -> None:
     tolerance, pid = tolerance_nats("vllm", real.dtype), real.engine.pid
     assert real.mismatch() <= tolerance
     scores = real.engine.score(real.prompts)
-    for step in range(1, 11 if real.dtype == "bfloat16" else 4):
-        real.train(0.01)
+    for step in range(1, 11 if real.dtype == "bfloat16" else 4):  # a float32 update takes twice as long
+        real.train()
         version, tensors = real.version(step)
         report = real.engine.load(version, tensors, canaries=real.canaries())
         assert report.mismatch_nats <= tolerance and report.pause_s > 0 and real.engine.version == version
@@ -303,7 +304,7 @@ def test_ten_updates_in_place_are_each_what_the_learner_has(real: Real) -> None:
 
 def test_weights_of_another_digest_are_refused(real: Real) -> None:
     served, answers = real.engine.version, real.engine.greedy(real.prompts, 12)
-    real.train(0.01)
+    real.train()
     version, tensors = real.version(served.step + 1)
     name = "model.norm.weight"
     tensors[name] = tensors[name] * 1.5
@@ -313,7 +314,7 @@ def test_weights_of_another_digest_are_refused(real: Real) -> None:
 
 
 def test_a_killed_engine_comes_back_with_the_last_good_weights(real: Real) -> None:
-    real.train(0.01)
+    real.train()
     version, tensors = real.version(real.engine.version.step + 1)
     real.engine.load(version, tensors)
     before, pid = real.engine.score(real.prompts), real.engine.pid
