@@ -153,10 +153,10 @@ def _start_engine(
 
         remote = OpenAIGenerator.start(config, codec, version, config.seed)
         return remote, remote.close
-    from swarm.model import load_model
+    from swarm.model import load_model, pick_device
     from swarm.rollout.transformers_engine import TransformersGenerator
 
-    network = (loaded or load_model(config.model)).network
+    network = (loaded or load_model(config.model)).network.to(pick_device(config.device))
     rows = config.engine.max_rows
     generator = TransformersGenerator(network, codec, version, config.seed, max_rows=rows, tolerance_nats=tolerance)
     return generator, _nothing

@@ -82,6 +82,8 @@ def open_policy(
 ) -> "PolicyLearner":
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
+    from swarm.learn.ranks import OneProcess
+    from swarm.model import pick_device
 
     kind = PolicyLearner
     if ranks is not None and ranks.index == 0:
@@ -94,7 +96,7 @@ def open_policy(
         replay=config.replay,
         policy_id=node_id,
         dir=config.dir / "checkpoints",
-        ranks=ranks,
+        ranks=ranks or OneProcess(pick_device(config.device)),
         task_of=task_of,
     ).resumed()
 

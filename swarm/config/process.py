@@ -72,6 +72,9 @@ class NodeConfig(Model):
     """Of task choice, sampling and draws."""
     worker: Literal["process", "inline"] = "process"
     """Trainer and generator in a process of their own, or in threads of the agent (tiny models)."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Where models are held: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
+    own, and so does each of several learner processes."""
     num_threads: Positive = 1
     """torch threads of the worker."""
     environments: tuple[EnvironmentConfig, ...] = ()

@@ -11,7 +11,7 @@ from swarm.model.source import default_cache_dir, resolve_source
 
 if TYPE_CHECKING:
     from swarm.model.lora import add_adapters, merged_state
-    from swarm.model.network import LoadedModel, load_model, save_model, tiny_network
+    from swarm.model.network import LoadedModel, load_model, pick_device, save_model, tiny_network
     from swarm.model.published import PublishedTensors, load_published, published_state, snapshot, weights_digest
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "load_model",
     "load_published",
     "merged_state",
+    "pick_device",
     "published_state",
     "resolve_source",
     "save_model",
@@ -38,6 +39,7 @@ _NEEDS_TORCH = {
     "merged_state": "lora",
     "LoadedModel": "network",
     "load_model": "network",
+    "pick_device": "network",
     "save_model": "network",
     "tiny_network": "network",
     "PublishedTensors": "published",

@@ -193,3 +193,10 @@ def test_a_failed_conversion_leaves_no_folder_and_says_why(tmp_path: Path, monke
     with pytest.raises(ConfigError, match="conversion failed"):
         load_model(ModelConfig(), cache)
     assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_device_that_torch_does_not_see_is_said_before_anything_runs() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert pick_device("auto").type == expected and pick_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="device: 'cuda:63'"):
+        pick_device("cuda:63")
