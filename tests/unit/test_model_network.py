@@ -14,6 +14,7 @@ from swarm.model import (
     load_model,
     load_published,
     merged_state,
+    pick_device,
     published_state,
     save_model,
     snapshot,
