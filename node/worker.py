@@ -24,11 +24,12 @@ from swarm.loops import Worker, run_worker
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+EXIT_TERMINATED = 128 + signal.SIGTERM  # not done: the agent starts another unless it ends itself
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 
 
-async def work(config: NodeConfig, socket: Path) -> None:
-    """Connects to the agent and works until done or terminated."""
+async def work(config: NodeConfig, socket: Path) -> bool:
+    """Connects to the agent and works; True when it is done, False when it was terminated before."""
     from swarm.exchange.local_grpc import LocalClient
 
     task = asyncio.current_task()
@@ -42,8 +43,10 @@ async def work(config: NodeConfig, socket: Path) -> None:
         node_id = Identity.load(config.dir / "identity.key").node_id
         worker = await asyncio.to_thread(build_worker, config, node_id, client)
         await run_worker(worker)
+        return True
     except asyncio.CancelledError:
         logger.info("worker stopped")
+        return False
     finally:
         if worker is not None:
             await asyncio.to_thread(worker.close)
@@ -79,8 +82,8 @@ def main() -> None:
     try:
         if own_rank():
             follow_leader(config)
-        else:
-            asyncio.run(work(config, arguments.socket))
+        elif not asyncio.run(work(config, arguments.socket)):
+            sys.exit(EXIT_TERMINATED)
     except (ConfigError, BaseExceptionGroup) as error:
         cause = only_cause(error)
         if not isinstance(cause, ConfigError):

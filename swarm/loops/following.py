@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 
-from swarm.errors import Unavailable
 from swarm.loops.kit import Worker
 from swarm.loops.making import generate
 from swarm.loops.retry import Backoff
@@ -19,6 +18,8 @@ from swarm.types import PolicyVersion, Way
 from swarm.weights.apply import Applier
 
 logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0  # for a newer version while a batch ends
 
 
 class Following:
@@ -34,6 +35,7 @@ class Following:
         self._turn = asyncio.Lock()  # a batch, or a version: in turn where nothing is taken in flight
         self._began: PolicyVersion | None = None  # what the batch in the making began with
         self._backoff = Backoff(random.Random(worker.config.seed))
+        self._engine_backoff = Backoff(random.Random(worker.config.seed))
 
     async def run(self) -> None:
         """Follows and generates until cancelled."""
@@ -52,10 +54,7 @@ class Following:
             async with self._turn:
                 self._began = self._worker.generator.version
                 try:
-                    await generate(self._worker, capacity)
-                except Unavailable as error:
-                    logger.error("the engine is away", extra={"error": str(error)})
-                    await self._backoff.wait()
+                    await generate(self._worker, capacity, self._engine_backoff)
                 finally:
                     self._began = None
 
@@ -73,8 +72,24 @@ class Following:
             if self._worker.config.follow.in_flight:
                 await self._take(way)
             else:
-                async with self._turn:
+                await self._take_in_turn()
+
+    async def _take_in_turn(self) -> None:
+        """Takes the newest version after the batch in the making, which is given up once it has become hopeless."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch_the_batch())
+            async with self._turn:
+                watching.cancel()
+                way = await self._worker.exchange.next_way(self._applier.version, wait=False)
+                if way is not None:
                     await self._take(way)
+
+    async def _watch_the_batch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            way = await self._worker.exchange.next_way(self._applier.version, wait=False)
+            if way is not None:
+                self._give_up_what_is_hopeless(self._applier.target(way))
 
     async def _take(self, way: Way) -> bool:
         """False where the engine serves what it served before; then some time has passed, too."""
@@ -88,8 +103,10 @@ class Following:
         return False
 
     def _give_up_what_is_hopeless(self, target: PolicyVersion) -> None:
-        """Cancels a batch whose oldest tokens would be too old for anyone by the time it arrives."""
+        """Cancels a batch whose oldest tokens would be too old for anyone by the time it arrives, or whose version is
+        no more: the trainer went back to an earlier one."""
         began, max_age = self._began, self._worker.config.replay.max_age_steps
-        if began is not None and (began.age_at(target) or 0) > max_age:
+        age = None if began is None else began.age_at(target)
+        if began is not None and age is not None and not 0 <= age <= max_age:
             logger.info("a batch is given up", extra={"began": began.step, "head": target.step})
             self._worker.generator.cancel()

@@ -5,23 +5,36 @@ was handed over was handed over once.
 """
 
 import asyncio
+import logging
+import random
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
+from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
 from swarm.loops.kit import Worker
+from swarm.loops.retry import Backoff
 from swarm.types import FinishReason, RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 
 async def generate_loop(worker: Worker) -> None:
     """Generates whenever admission capacity allows, always with the newest weights."""
+    backoff = Backoff(random.Random(worker.config.seed))
     while True:
-        await generate(worker, await worker.exchange.wait_capacity())
+        await generate(worker, await worker.exchange.wait_capacity(), backoff)
 
 
-async def generate(worker: Worker, capacity: int) -> None:
-    """The next batch of questions, at most `capacity` groups."""
+async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
+    """The next batch of questions, at most `capacity` groups; while the engine cannot, some time passes."""
     count = min(capacity, worker.config.generator.groups_per_batch)
-    await make_groups(worker, await worker.exchange.num_asked(), count)
+    try:
+        await make_groups(worker, await worker.exchange.num_asked(), count)
+    except (RolloutFailed, Unavailable, WeightsRefused) as error:
+        logger.error("a batch could not be made", extra={"error": str(error)})
+        await backoff.wait()
+    else:
+        backoff.reset()
 
 
 async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:

@@ -70,7 +70,10 @@ class Applier:
             A report with an error where anything was wrong: then the engine serves what it served before.
         """
         began_s = time.monotonic()
-        staged = self._stage(way)
+        try:
+            staged = self._stage(way)
+        except MemoryError:
+            return ApplyReport(version=self.version, error="not enough memory for a second copy of the weights")
         staged_s = time.monotonic()
         if isinstance(staged, Unusable):
             return ApplyReport(version=self.version, error=f"{staged.reason}: {staged.detail}")

@@ -15,6 +15,7 @@ from swarm.identity import Identity, node_id_of, verify
 from swarm.types import Canary, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weights.chunks import num_chunks
 from swarm.weights.codec import Codec
+from swarm.weights.full import full_bytes
 from swarm.weights.refuse import Malformed, Unusable, UnusableReason, malformed
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import MAX_DIMS, MAX_NAME_BYTES, TensorSpec
@@ -184,6 +185,8 @@ def _check_consistent(manifest: Manifest) -> None:
         raise malformed(f"{len(manifest.hashes)} hashes of {len(manifest.tensors)} tensors")
     if layout_digest(manifest.tensors) != manifest.layout:
         raise malformed("layout digest is not that of the tensors")
+    if manifest.payload_bytes != full_bytes(manifest.tensors):
+        raise malformed(f"{manifest.payload_bytes} bytes are not the {full_bytes(manifest.tensors)} of these tensors")
 
 
 def _bounded(count: int, bound: int, what: str) -> int:

@@ -12,10 +12,11 @@ from swarm.identity import Identity
 from swarm.model import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
 from swarm.weights.apply import Applier
-from swarm.weights.manifest import Limits, open_manifest, seal_body
+from swarm.weights.manifest import Limits, layout_digest, open_manifest, seal_body, seal_manifest
 from swarm.weights.publish import Held
 from swarm.weights.publisher import Publisher
-from swarm.weights.tensors import TorchWeights
+from swarm.weights.refuse import Unusable
+from swarm.weights.tensors import TensorSpec, TorchWeights
 
 TRAINER = Identity.from_seed(b"t" * 32)
 STRANGER = Identity.from_seed(b"s" * 32)
@@ -218,3 +219,13 @@ def test_canaries_are_the_publishers_own_log_probs() -> None:
     for canary, logprobs in zip(manifest.canaries, expected, strict=True):
         np.testing.assert_array_equal(canary.logprobs, logprobs)
     assert replace(manifest, canaries=()) != manifest
+
+
+def test_a_manifest_of_a_terabyte_with_a_payload_of_bytes_is_refused_before_anything_is_allocated() -> None:
+    chain = trained_chain(0)
+    manifest = open_manifest(chain.bodies[0][0], TRAINER.node_id, Limits())
+    assert not isinstance(manifest, Unusable)
+    huge = (TensorSpec(name="table", dtype="bfloat16", shape=(2**39,)),)
+    bomb = replace(manifest, tensors=huge, hashes=manifest.hashes[:1], layout=layout_digest(huge))
+    found = open_manifest(seal_manifest(bomb, TRAINER), TRAINER.node_id, Limits())
+    assert isinstance(found, Unusable) and "are not the" in found.detail
