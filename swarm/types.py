@@ -313,6 +313,7 @@ class RefusalReason(StrEnum):
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
     LOW_STANDING = "low_standing"
     OVER_QUOTA = "over_quota"
+    NO_LEAVE = "no_leave"  # of our own lineage, more than its producer was given leave for
     NO_ROOM = "no_room"
 
 
@@ -324,6 +325,7 @@ class Refused:
     detail: str = ""  # gives the value and the bound; never prompt or answer text
     producer: NodeId | None = None
     digest: Digest | None = None
+    created_at_s: float | None = None  # as its producer says; None for what was not opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -23,6 +24,7 @@ from swarm.exchange.checks import (
     clamp_logprobs,
     correction_of,
 )
+from swarm.exchange.leaves import Leaves
 from swarm.exchange.standing import UNPROVEN, Standing
 from swarm.exchange.versions import Versions
 from swarm.identity import Identity
@@ -95,7 +97,9 @@ class Door:
         self._standing = standing
         self._offload = offload
         self._usable = usable
-        self.versions = Versions(node_id)  # that existed, as far as this node knows; told by the agent
+        self.versions = Versions(node_id, clock)  # that existed, as far as this node knows; told by the agent
+        self.leaves: Leaves | None = None  # who may send groups of our own lineage; set by the agent
+        self._judged: Counter[NodeId] = Counter()  # such groups between that check and their end
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._in_flight: set[Digest] = set()
         self.num_admitted = 0
@@ -191,16 +195,36 @@ class Door:
             if await self._store.contains(sealed.digest):
                 return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
             finding = self._check_origin(group, via)
-            if finding is None:
-                finding = await self._offload(check_form, group, self._codec, self._limits)
             if finding is not None:
-                return _refused(finding, sealed)
-            verdict = await self._verdict(group)
-            if not isinstance(verdict, Verdict):
-                return _refused(verdict, sealed)
-            return await self._keep(group, sealed, verdict)
+                return replace(_refused(finding, sealed), created_at_s=group.created_at_s)
+            with self._judging(group):
+                return await self._judge(group, sealed)
         finally:
             self._in_flight.discard(sealed.digest)
+
+    @contextmanager
+    def _judging(self, group: RolloutGroup) -> Generator[None, None, None]:
+        """Counts it while it is judged, so that many at a time cannot pass on leave for one."""
+        if group.policy_id != self._node_id:
+            yield
+            return
+        self._judged[group.producer] += 1
+        try:
+            yield
+        finally:
+            self._judged[group.producer] -= 1
+            if not self._judged[group.producer]:
+                del self._judged[group.producer]
+
+    async def _judge(self, group: RolloutGroup, sealed: SealedGroup) -> ScoredGroup | Refused:
+        """Its values and its answers."""
+        finding = await self._offload(check_form, group, self._codec, self._limits)
+        if finding is not None:
+            return _refused(finding, sealed)
+        verdict = await self._verdict(group)
+        if not isinstance(verdict, Verdict):
+            return _refused(verdict, sealed)
+        return await self._keep(group, sealed, verdict)
 
     def _check_origin(self, group: RolloutGroup, via: NodeId) -> Finding:
         """Who made it, when, for which run and environment."""
@@ -219,7 +243,15 @@ class Door:
             return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
         head = self._head_of(group.policy_id)
         finding = check_freshness(group, head, group.newest_step, self._clock.now_s(), self._limits)
-        return finding or self.versions.check(group)
+        return finding or self.versions.check(group) or self._check_leave(group)
+
+    def _check_leave(self, group: RolloutGroup) -> Finding:
+        """Of our own lineage only what we gave leave for: nobody crowds out the others with it."""
+        if self.leaves is None or group.policy_id != self._node_id:
+            return None
+        if self.leaves.expects(group.producer, self._judged[group.producer]):
+            return None
+        return RefusalReason.NO_LEAVE, "more than its producer was given leave for"
 
     async def _verdict(self, group: RolloutGroup) -> Verdict | tuple[RefusalReason, str]:
         """The sandbox's rewards, checked against the group; a crash is the producer's."""

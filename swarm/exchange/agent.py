@@ -25,6 +25,7 @@ from swarm.exchange.agent_events import (
 )
 from swarm.exchange.allowance import Allowance
 from swarm.exchange.appetite import Appetite
+from swarm.exchange.checks import CLOCK_SKEW_S
 from swarm.exchange.coordination import Coordination
 from swarm.exchange.drawing import Drawing
 from swarm.exchange.following import Following
@@ -63,7 +64,9 @@ from swarm.weights.store import WeightStore
 logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
-_NO_ARRIVAL = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
+WINDOW_STEPS = 2  # groups of so many steps are the most that one follower may have outstanding
+_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one of it was, or is not waited for
+_NO_ARRIVAL = UNPROVEN | _NOT_COUNTED | {RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 
 
@@ -128,7 +131,9 @@ class Agent:
         self.drawing = Drawing(
             config, store, replay, self.peers, self.coordination, emit, self._changed, self._appetite
         )
-        self.leaves = Leaves(clock, config.replay.max_age_s, config.replay.barrier)
+        window = WINDOW_STEPS * config.replay.local_groups
+        self.leaves = Leaves(clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting)
+        door.leaves = self.leaves
         self._allowance = Allowance(config, replay, self.drawing, self.leaves, lambda: self.head.step)
         self.holding = Holding(
             node_id=self.node_id,
@@ -181,7 +186,8 @@ class Agent:
         for scored in groups:
             if not scored.is_local:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
-        self.versions.restore([scored.group for scored in groups])
+        doubtful_s = self.config.replay.max_age_s + CLOCK_SKEW_S
+        self.versions.restore([scored.group for scored in groups], doubtful_s)
         self._num_asked = self.serving.log_head.sequence  # exact alone; groups of others only make it skip numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
@@ -317,16 +323,15 @@ class Agent:
             )
             if result.reason is not RefusalReason.LOW_STANDING:
                 self._drop_unwelcome(via, result.producer or via)
-            if result.producer == via and result.reason is not RefusalReason.DUPLICATE:
-                self._arrived(via)
-            elif result.producer is not None and result.reason not in _NO_ARRIVAL:  # signed by its producer
-                self._arrived(result.producer)
+            if self._is_arrival(result, via):
+                self._arrived(result.producer or via, is_admitted=False)
             return result
         self.counters.num_admitted += 1
         self.peers.learn_head(result.group)
         self._add(result, via)
         if result.is_own_policy(self.node_id):
-            self._arrived(result.group.producer)  # after it was added: room that it takes up is not given away
+            # after it was added: room that it takes up is not given away
+            self._arrived(result.group.producer, is_admitted=True)
         self._emit(
             "admitted",
             {
@@ -375,6 +380,11 @@ class Agent:
         """Raises Unavailable for a peer that is not welcome now."""
         if not self.is_welcome(peer):
             raise Unavailable(f"the standing of {short(peer)} is below the floor; it decays with time")
+
+    def write_off_leave(self) -> None:
+        """What followers did not deliver for too long is for others, and for our own generator."""
+        if self.leaves.write_off():
+            self._changed.fire()
 
     # --- what others may know about us ------------------------------------------------------------
 
@@ -434,9 +444,16 @@ class Agent:
             self.serving.wake()
             self._changed.fire()
 
-    def _arrived(self, producer: NodeId) -> None:
+    def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
+        """Whether a group that was refused is one that its producer had leave for."""
+        if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
+            return False  # what others bring counts where it was signed by its producer
+        made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
+        return made_at_s is None or not self.leaves.is_of_an_earlier_watch(refused.producer, made_at_s)
+
+    def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
         """A group that this follower had leave for came, and was admitted or refused."""
-        self.leaves.arrived(producer)
+        self.leaves.arrived(producer, is_admitted=is_admitted)
         self._changed.fire()
 
     def _capacity(self) -> int:

@@ -31,6 +31,7 @@ _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is c
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 _TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that is re-encoded here
+CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ class DoorLimits:
     max_new_tokens: int = 8  # trained tokens of one rollout, and what its generator was allowed
     temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
-    clock_skew_s: float = 120.0
+    clock_skew_s: float = CLOCK_SKEW_S
     has_followers: bool = False  # others have our weights, and make groups with them
     head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
 

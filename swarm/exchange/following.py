@@ -127,7 +127,7 @@ class Following:
 
     async def _resume(self, policy_id: NodeId) -> Ways:
         """What the disk has of the lineage, after a restart."""
-        ways = Ways(Lineage(policy_id))
+        ways = Ways(Lineage(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._holding.restore(policy_id):
             leg = Leg(manifest=manifest, sealed=sealed)
             heard, gone = ways.lineage.add(leg, is_from_owner=False)

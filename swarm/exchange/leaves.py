@@ -1,63 +1,99 @@
 """Leave to make groups: how many each follower of a trainer may begin, so that nobody generates what will be too old.
 
 Invariant: leave is only given while less is outstanding than there is room for; what was given to a follower is a total
-that only grows, and what a follower that vanished had outstanding is free again. Pure bookkeeping, single-threaded.
+that only grows, and what a follower that vanished, or hangs, had outstanding is free again. Who has brought nothing yet
+has one group outstanding at most. Pure bookkeeping, single-threaded.
 """
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from swarm.clock import Clock
+from swarm.exchange.peers import keep_newest
 from swarm.types import JsonDict, Leave, NodeId
+
+PATIENCE_SHARE: Final = 0.5  # of a group's life: leave that is older was lost, or its group comes too late to matter
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """What is remembered of a peer from watch to watch. Times are monotonic, oldest first."""
+
+    allowed: int = 1  # groups that it may have outstanding: twice as many with each that is admitted
+    owed_s: deque[float] = field(default_factory=deque[float])  # of groups that are not waited for, but may still come
 
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """One follower's account, from the begin of its watch to its end."""
+    """One follower's watch, from its begin to its end."""
 
     peer: NodeId
     window: int  # groups that it wants leave for at a time
+    account: Account
+    began_at_s: float  # wall clock
     limit: int = 0  # groups that it may have begun since the watch began
-    num_arrived: int = 0  # groups of it that came since, admitted or refused, and those written off
-    moved_at_s: float = 0.0  # when something was given to it after nothing was outstanding, or arrived
-    is_doubtful: bool = False  # nothing came for so long that it gets one at a time
+    given_s: deque[float] = field(default_factory=deque[float])  # of what is outstanding, oldest first
     is_over: bool = False  # the peer watches anew, or went away
 
     @property
     def num_outstanding(self) -> int:
-        """Groups that it may still bring."""
-        return self.limit - self.num_arrived
+        """Groups that it may still bring, and that are waited for."""
+        return len(self.given_s)
+
+    @property
+    def num_arrived(self) -> int:
+        """Groups of it that came since, admitted or refused, and those written off."""
+        return self.limit - len(self.given_s)
 
 
 class Leaves:
     """What a trainer gave leave for, to whom.
 
-    Fair among followers: whoever has least outstanding gets the next one, so a slow follower holds at most an equal
-    share of the room and a fast one is served as often as it delivers. Leave from which nothing came for `patience_s`
-    is written off, and its holder gets one at a time until something comes: groups that were lost on the way must not
-    use up the room for good.
+    Fair among followers: whoever has least outstanding and waiting for a draw gets the next one, so a slow follower
+    holds at most an equal share of the room, a fast one is served as often as it delivers, and one that floods is not
+    the main source. Leave is written off when its group has not come after a share of its life, and its holder starts
+    again with one at a time: groups that were lost on the way must not use up the room for good.
 
     Args:
-        clock: monotonic.
-        patience_s: `replay.max_age_s`: what is begun later than that after its leave would be too old anyway.
+        clock: monotonic and wall.
+        max_age_s: `replay.max_age_s`.
+        max_window: groups that one follower may have outstanding, whatever it wants; also how many more of it are
+            taken in that come after they were written off, or were begun before it, or this node, started anew.
         in_rounds: each time there is room, all followers get equal shares of it at once, whatever their window
             (`replay.barrier`).
+        num_waiting: groups of a follower that wait for a draw.
 
     Example:
         watch = leaves.begin(peer, window=8)
         leaves.give(room=20)
-        leaves.arrived(peer)
+        leaves.arrived(peer, is_admitted=True)
         leaves.end(watch)
     """
 
-    def __init__(self, clock: Clock, patience_s: float, in_rounds: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        max_age_s: float,
+        max_window: int,
+        in_rounds: bool = False,
+        num_waiting: Callable[[NodeId], int] = lambda _: 0,
+    ) -> None:
         self._clock = clock
-        self._patience_s = patience_s
+        self._max_age_s = max_age_s
+        self._patience_s = PATIENCE_SHARE * max_age_s
+        self._max_window = max(1, max_window)
         self._in_rounds = in_rounds
+        self._num_waiting = num_waiting
+        self._started_s = clock.monotonic_s()
+        self._accounts: dict[NodeId, Account] = {}  # whose was touched last comes last
         self._watches: dict[NodeId, Watch] = {}  # of followers; whoever was given something last comes last
 
     def begin(self, peer: NodeId, window: int) -> Watch:
         """A peer began to watch; an older watch of the same peer is over. With a window of 0 it gets no leave."""
-        watch = Watch(peer, window, moved_at_s=self._clock.monotonic_s())
+        account = self._account(peer) if window > 0 else Account()
+        watch = Watch(peer, min(window, self._max_window), account, began_at_s=self._clock.now_s())
         if window > 0:
             before = self._watches.get(peer)
             if before is not None:
@@ -70,14 +106,38 @@ class Leaves:
         watch.is_over = True
         if self._watches.get(watch.peer) is watch:
             del self._watches[watch.peer]
+            self._owe(watch.account, watch.num_outstanding)
 
-    def arrived(self, producer: NodeId) -> None:
-        """A group of our lineage by this producer came, and was admitted or refused."""
-        watch = self._watches.get(producer)
-        if watch is None:
+    def expects(self, producer: NodeId, num_judged: int) -> bool:
+        """Whether one more group of our lineage by this producer may come.
+
+        Args:
+            num_judged: groups of it that came and are not yet counted as arrived.
+        """
+        account, watch = self._account(producer), self._watches.get(producer)
+        oldest_s = self._clock.monotonic_s() - self._max_age_s
+        while account.owed_s and account.owed_s[0] < oldest_s:
+            account.owed_s.popleft()
+        return num_judged < len(account.owed_s) + (0 if watch is None else watch.num_outstanding)
+
+    def arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
+        """A group of our lineage by this producer came. One that was refused proves nothing, and may be sent again."""
+        account, watch = self._account(producer), self._watches.get(producer)
+        if watch is not None and watch.given_s:
+            watch.given_s.popleft()
+            if not is_admitted:
+                self._owe(account, 1)
+        elif is_admitted and account.owed_s:
+            account.owed_s.popleft()
+        else:
             return
-        watch.num_arrived = min(watch.limit, watch.num_arrived + 1)
-        watch.moved_at_s, watch.is_doubtful = self._clock.monotonic_s(), False
+        if is_admitted:
+            account.allowed = min(2 * account.allowed, self._max_window)
+
+    def is_of_an_earlier_watch(self, producer: NodeId, created_at_s: float) -> bool:
+        """Whether a group was made before its producer's watch began, so that no leave of this watch was for it."""
+        watch = self._watches.get(producer)
+        return watch is not None and created_at_s < watch.began_at_s
 
     def give(self, room: int) -> None:
         """Gives what is free.
@@ -85,17 +145,34 @@ class Leaves:
         Args:
             room: groups that may be outstanding in all.
         """
-        self._write_off()
+        self.write_off()
         free = room - self.num_outstanding
         if self._in_rounds:
             self._give_equal_shares(free)
             return
         while free > 0:
-            wanting = [watch for watch in self._watches.values() if watch.num_outstanding < _most(watch)]
+            wanting = [w for w in self._watches.values() if w.num_outstanding < min(w.window, w.account.allowed)]
             if not wanting:
                 return
-            self._give(min(wanting, key=lambda watch: watch.num_outstanding), 1)
+            self._give(min(wanting, key=lambda watch: watch.num_outstanding + self._num_waiting(watch.peer)), 1)
             free -= 1
+
+    def write_off(self) -> bool:
+        """Frees what was not delivered for too long. True where that was something."""
+        latest_s = self._clock.monotonic_s() - self._patience_s
+        before = self.num_outstanding
+        for watch in self._watches.values():
+            while watch.given_s and watch.given_s[0] < latest_s:
+                watch.given_s.popleft()
+                watch.account.allowed = 1
+                self._owe(watch.account, 1)
+        return self.num_outstanding < before
+
+    @property
+    def next_write_off_in_s(self) -> float:
+        """Until then nothing is to be written off, seconds."""
+        oldest_s = min((w.given_s[0] for w in self._watches.values() if w.given_s), default=None)
+        return self._patience_s if oldest_s is None else oldest_s + self._patience_s - self._clock.monotonic_s()
 
     @property
     def num_outstanding(self) -> int:
@@ -116,24 +193,28 @@ class Leaves:
         if free > 0 and self._watches:
             share = -(-free // len(self._watches))
             for watch in list(self._watches.values()):
-                self._give(watch, 1 if watch.is_doubtful else share)
+                self._give(watch, min(share, watch.account.allowed - watch.num_outstanding))
 
     def _give(self, watch: Watch, count: int) -> None:
-        if watch.num_outstanding == 0:
-            watch.moved_at_s = self._clock.monotonic_s()
-        watch.limit += count
-        del self._watches[watch.peer]
-        self._watches[watch.peer] = watch
+        if count > 0:
+            watch.limit += count
+            watch.given_s.extend([self._clock.monotonic_s()] * count)
+            self._watches[watch.peer] = self._watches.pop(watch.peer)
 
-    def _write_off(self) -> None:
-        latest_s = self._clock.monotonic_s() - self._patience_s
-        for watch in self._watches.values():
-            if watch.num_outstanding > 0 and watch.moved_at_s < latest_s:
-                watch.num_arrived, watch.is_doubtful = watch.limit, True
+    def _account(self, peer: NodeId) -> Account:
+        watch = self._watches.get(peer)
+        account = self._accounts.get(peer) if watch is None else watch.account
+        if account is None:
+            account = Account()
+            if self._clock.monotonic_s() < self._started_s + self._max_age_s:  # what was given before is not known
+                self._owe(account, self._max_window)
+        keep_newest(self._accounts, peer, account)
+        return account
 
-
-def _most(watch: Watch) -> int:
-    return min(watch.window, 1) if watch.is_doubtful else watch.window
+    def _owe(self, account: Account, count: int) -> None:
+        account.owed_s.extend([self._clock.monotonic_s()] * count)
+        while len(account.owed_s) > self._max_window:
+            account.owed_s.popleft()
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ DROPS: Final = (
     "too_old",
     "no_lineage",  # made here with a policy of which nothing is known any more
     "evicted",  # for a newer group, by the bounds in groups and bytes
-    "surplus",  # followers sent more than the draws of one group's life can take
+    "surplus",  # more than the draws of one group's life can take of all followers, or of one of several
     "too_large",
 )
 
@@ -147,6 +147,10 @@ class ReplayBuffer:
     def num_local(self) -> int:
         """Groups of the own lineage held, fresh or not."""
         return len(self._local)
+
+    def num_waiting(self, follower: NodeId) -> int:
+        """Groups of the own lineage held that another node made."""
+        return len(self._followers.get(follower, ()))
 
     @property
     def max_age_steps(self) -> int:
@@ -293,11 +297,19 @@ class ReplayBuffer:
             self._dropped["too_large"] += 1
             return False
         self._hold(entry)
+        if self._is_main_source(entry):
+            self._drop(next(iter(self._followers[entry.source].values())), "surplus")
         while sum(map(len, self._followers.values())) > self._usable(self._config.max_age_steps):
             self._drop(_oldest_of_fullest(self._followers), "surplus")
         while len(self._all) > self._config.max_groups or self._num_bytes > self._max_bytes:
             self._drop(self._oldest_to_evict(), "evicted")
         return scored.digest in self._all
+
+    def _is_main_source(self, entry: _Entry) -> bool:
+        """Whether a follower holds more than half of what can be used, against others; always enough for one draw."""
+        num_held = self.num_waiting(entry.source) if entry.is_own_policy else 0
+        most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
+        return most < num_held < len(self._local)
 
     def _oldest_to_evict(self) -> _Entry:
         """The oldest group of the source that holds most: strangers first, then followers, and what was made here last,

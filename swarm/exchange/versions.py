@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from swarm.clock import Clock
 from swarm.types import Digest, NodeId, PolicyVersion, RefusalReason, RolloutGroup, short
 
 MAX_VERSIONS: Final = 4096  # remembered of one lineage
@@ -95,15 +96,20 @@ class Branch:
 class Versions:
     """The versions of our own lineage, and of those whose manifests this node has checked.
 
+    A branch that was abandoned is only known to who saw it end: after a start, versions that seem false may be of one,
+    and nobody is blamed for them as long as such groups can be on their way.
+
     Example:
-        versions = Versions(identity.node_id)
+        versions = Versions(identity.node_id, SystemClock())
         versions.publish(version)  # ours, at each step
         versions.note(manifest.version)  # anybody's, once its manifest was checked
         finding = versions.check(group)
     """
 
-    def __init__(self, policy_id: NodeId) -> None:
+    def __init__(self, policy_id: NodeId, clock: Clock) -> None:
         self._own = policy_id
+        self._clock = clock
+        self._doubtful_until_s: float | None = None  # monotonic; None where nothing was restored
         self._branches: dict[str, Branch] = {policy_id: Branch()}
 
     def publish(self, version: PolicyVersion) -> None:
@@ -120,13 +126,15 @@ class Versions:
                 del self._branches[next(name for name in self._branches if name != self._own)]
         branch.note(version)
 
-    def restore(self, groups: Sequence[RolloutGroup]) -> None:
+    def restore(self, groups: Sequence[RolloutGroup], doubtful_s: float) -> None:
         """After a restart: stored groups of our own lineage name versions that were checked when they came.
 
         Args:
             groups: oldest first; of two versions of a step the one that came last is taken for the branch that goes on,
                 unless a manifest said otherwise.
+            doubtful_s: so long from now versions that seem false are refused without blame.
         """
+        self._doubtful_until_s = self._clock.monotonic_s() + doubtful_s
         for group in reversed(groups):
             if group.policy_id == self._own:
                 for version in reversed(_named(group)):
@@ -142,7 +150,14 @@ class Versions:
         if branch is None:
             return None
         findings = (_finding(branch, version, group.policy_id == self._own) for version in _named(group))
-        return next((finding for finding in findings if finding is not None), None)
+        finding = next((finding for finding in findings if finding is not None), None)
+        if finding is not None and finding[0] is RefusalReason.BAD_VERSION and self._is_doubtful:
+            return RefusalReason.TOO_OLD, f"{finding[1]}, or is of a branch that was abandoned before a restart"
+        return finding
+
+    @property
+    def _is_doubtful(self) -> bool:
+        return self._doubtful_until_s is not None and self._clock.monotonic_s() < self._doubtful_until_s
 
 
 def _named(group: RolloutGroup) -> list[PolicyVersion]:

@@ -19,14 +19,20 @@ _UNKNOWN: Final = frozenset({b""})  # chunks that a manifest lacks while nobody 
 class Ways:
     """What is planned for one engine that follows a lineage.
 
+    Args:
+        lineage: what is known of it.
+        max_bytes: of all payloads of one way together, whatever of them is on the disk; where the way to the newest
+            version needs more, an older one is made for first.
+
     Example:
-        ways = Ways(lineage)
+        ways = Ways(lineage, max_bytes=2**33)
         ways.starts_from(held)
         for digest in ways.wanted(): ...
     """
 
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Lineage, max_bytes: int) -> None:
         self.lineage = lineage
+        self._max_bytes = max_bytes
         self.plan: tuple[Leg, ...] | None = None  # empty: the engine has the newest; None: no way is known
         self.held: PolicyVersion | None = None  # what the engine serves
         self._is_asked = False  # the worker said what the engine holds
@@ -87,7 +93,20 @@ class Ways:
         """Looks for the cheapest way by what is known and missing now."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if self.lineage.knows(digest)}
         refused = {digest for digest, count in self._refusals.items() if count >= MAX_REFUSALS}
-        self.plan = self.lineage.way(self.held, self._cost, refused) if self._is_asked else None
+        self.plan = self._way(refused) if self._is_asked else None
+
+    def _way(self, refused: set[Digest]) -> tuple[Leg, ...] | None:
+        way = self.lineage.way(self.held, self._cost, refused)
+        if not self._is_too_large(way):
+            return way
+        way = self.lineage.way(self.held, self._size, refused)  # perhaps one that needs less in all
+        while way and self._is_too_large(way):
+            refused.add(way[-1].version.digest)
+            way = self.lineage.way(self.held, self._size, refused)
+        return way
+
+    def _is_too_large(self, way: tuple[Leg, ...] | None) -> bool:
+        return sum(leg.manifest.payload_bytes for leg in way or ()) > self._max_bytes
 
     # --- what follows from it --------------------------------------------------------------------------
 
@@ -122,3 +141,6 @@ class Ways:
         manifest = leg.manifest
         to_fetch = manifest.payload_bytes * len(missing) // max(1, len(manifest.chunks))
         return to_fetch + manifest.payload_bytes // _DECODE_SHARE
+
+    def _size(self, leg: Leg) -> int | None:
+        return None if self._cost(leg) is None else leg.manifest.payload_bytes

@@ -1,7 +1,7 @@
 """Which manifests a store keeps when it cannot keep them all.
 
-Invariant: the cheapest way from nothing to the newest version of a lineage in force is kept, whatever the budget; of
-everything else the oldest goes first. Pure: nothing here touches a disk.
+Invariant: the cheapest way from nothing to the newest version of a lineage in force that can be reached within the
+budget is kept; of everything else the oldest goes first. Pure: nothing here touches a disk.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -32,7 +32,7 @@ def choose_kept(
         lineages.setdefault(named[1].version.policy_id, []).append(named)
     ways, after, older = list[Named](), list[Named](), list[Named]()
     for policy_id, members in lineages.items():
-        way, newer, rest = _tiers(members)
+        way, newer, rest = _tiers(members, max_bytes)
         if policy_id in in_force:
             ways, after, older = ways + way, after + newer, older + rest
         else:
@@ -58,16 +58,25 @@ def _fill(
     return kept
 
 
-def _tiers(members: list[Named]) -> tuple[list[Named], list[Named], list[Named]]:
-    """The way to the newest version of one lineage, what else follows its newest anchor, and the newest of the rest."""
+def _tiers(members: list[Named], max_bytes: int) -> tuple[list[Named], list[Named], list[Named]]:
+    """The way to the newest version of one lineage within the budget, what else follows its newest anchor, and the
+    newest of the rest."""
     head = max(manifest.version.step for _, manifest in members)
     anchor = max((m.version.step for _, m in members if m.base is None), default=0)
-    way = _way_to(head, members)
+    way = _way_within(max_bytes, members)
     on_way = {digest for digest, _ in way}
     after = [named for named in members if named[0] not in on_way and _leads_on(named[1], anchor, head)]
     needed = on_way | {digest for digest, _ in after}
     rest = _newest_first(named for named in members if named[0] not in needed)
     return way, after, rest[:KEPT_MANIFESTS]
+
+
+def _way_within(max_bytes: int, members: list[Named]) -> list[Named]:
+    for step in sorted({manifest.version.step for _, manifest in members}, reverse=True):
+        way = _way_to(step, members)
+        if sum(manifest.payload_bytes for _, manifest in way) <= max_bytes:
+            return way
+    return []
 
 
 def _way_to(head: int, members: list[Named]) -> list[Named]:

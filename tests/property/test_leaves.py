@@ -5,11 +5,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm.clock import ManualClock
-from swarm.exchange.leaves import LeaveLeft, Leaves, Watch
+from swarm.exchange.leaves import PATIENCE_SHARE, LeaveLeft, Leaves, Watch
 from swarm.types import Leave
 
-PATIENCE_S = 100.0
+MAX_AGE_S = 200.0
+PATIENCE_S = PATIENCE_SHARE * MAX_AGE_S
+MAX_WINDOW = 8
 PEERS = ["a", "b", "c", "d"]
+
+
+def leaves_of(clock: ManualClock, max_window: int = MAX_WINDOW, in_rounds: bool = False) -> Leaves:
+    """Of a trainer that started long ago."""
+    leaves = Leaves(clock, MAX_AGE_S, max_window, in_rounds)
+    clock.advance(MAX_AGE_S + 1)
+    return leaves
+
+
+def proven(leaves: Leaves, peer: str, window: int) -> Watch:
+    """A follower whose groups were admitted: it may have as much outstanding as it wants."""
+    watch = leaves.begin(peer, window)
+    watch.account.allowed = window
+    return watch
 
 
 class LeaveMachine(RuleBasedStateMachine):
@@ -18,11 +34,11 @@ class LeaveMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.leaves = Leaves(self.clock, PATIENCE_S)
+        self.leaves = leaves_of(self.clock)
         self.watches: dict[str, Watch] = {}
         self.limits: dict[Watch, int] = {}
 
-    @rule(peer=st.sampled_from(PEERS), window=st.integers(1, 6))
+    @rule(peer=st.sampled_from(PEERS), window=st.integers(1, 12))
     def come(self, peer: str, window: int) -> None:
         self.watches[peer] = self.leaves.begin(peer, window)
 
@@ -34,9 +50,12 @@ class LeaveMachine(RuleBasedStateMachine):
             self.leaves.end(watch)
             assert self.leaves.num_outstanding == before - watch.num_outstanding
 
-    @rule(peer=st.sampled_from(PEERS))
-    def deliver(self, peer: str) -> None:
-        self.leaves.arrived(peer)
+    @rule(peer=st.sampled_from(PEERS), is_admitted=st.booleans())
+    def deliver(self, peer: str, is_admitted: bool) -> None:
+        before = self.leaves.num_outstanding
+        is_expected = self.leaves.expects(peer, 0)
+        self.leaves.arrived(peer, is_admitted=is_admitted)
+        assert is_expected or self.leaves.num_outstanding == before
 
     @rule(room=st.integers(0, 20))
     def give(self, room: int) -> None:
@@ -47,7 +66,7 @@ class LeaveMachine(RuleBasedStateMachine):
             assert self.leaves.num_outstanding <= room
         watches = self.watches.values()
         if self.leaves.num_outstanding < room:  # nobody who wants more is left out while there is room
-            assert all(w.num_outstanding >= (1 if w.is_doubtful else w.window) for w in watches)
+            assert all(w.num_outstanding >= min(w.window, w.account.allowed) for w in watches)
 
     @rule(seconds=st.floats(0, 2 * PATIENCE_S))
     def pass_time(self, seconds: float) -> None:
@@ -56,7 +75,8 @@ class LeaveMachine(RuleBasedStateMachine):
     @invariant()
     def totals_only_grow_and_nobody_exceeds_its_window(self) -> None:
         for watch in self.watches.values():
-            assert 0 <= watch.num_outstanding <= watch.window
+            assert 0 <= watch.num_outstanding <= watch.window <= MAX_WINDOW
+            assert len(watch.account.owed_s) <= MAX_WINDOW
             assert watch.limit >= self.limits.get(watch, 0)
             self.limits[watch] = watch.limit
 
@@ -74,13 +94,13 @@ TestLeaveMachine.settings = settings(deadline=None)
 def test_leave_differs_by_at_most_one_among_followers_that_want_enough(
     count: int, room: int, deliveries: list[int]
 ) -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S)
-    watches = [leaves.begin(peer, window=100) for peer in PEERS[:count]]
+    leaves = leaves_of(ManualClock(), max_window=100)
+    watches = [proven(leaves, peer, window=100) for peer in PEERS[:count]]
     leaves.give(room)
     outstanding = [watch.num_outstanding for watch in watches]
     assert sum(outstanding) == room and max(outstanding) - min(outstanding) <= 1
     for number in deliveries:
-        leaves.arrived(PEERS[number % count])
+        leaves.arrived(PEERS[number % count], is_admitted=True)
         leaves.give(room)
         assert leaves.num_outstanding == room
 
@@ -88,8 +108,10 @@ def test_leave_differs_by_at_most_one_among_followers_that_want_enough(
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 30))
 def test_in_rounds_everybody_gets_the_same_whatever_its_window(count: int, room: int) -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S, in_rounds=True)
+    leaves = leaves_of(ManualClock(), max_window=60, in_rounds=True)
     watches = [leaves.begin(peer, window=1) for peer in PEERS[:count]]
+    for watch in watches:
+        watch.account.allowed = 60
     leaves.give(room)
     shares = {watch.limit for watch in watches}
     assert len(shares) == 1 and room <= leaves.num_outstanding < room + count
@@ -97,48 +119,155 @@ def test_in_rounds_everybody_gets_the_same_whatever_its_window(count: int, room:
     assert {watch.limit for watch in watches} == shares
 
 
+def test_in_rounds_a_newcomer_gets_one_however_often_leave_is_given() -> None:
+    leaves = leaves_of(ManualClock(), in_rounds=True)
+    newcomer = leaves.begin("new", window=8)
+    for _ in range(3):
+        leaves.give(8)
+    assert newcomer.limit == 1
+
+
 def test_a_slow_follower_does_not_starve_a_fast_one() -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S)
-    slow = leaves.begin("slow", window=8)
+    leaves = leaves_of(ManualClock())
+    slow = proven(leaves, "slow", window=8)
     leaves.give(10)
     fast = leaves.begin("fast", window=8)
     for _ in range(50):
         leaves.give(10)
-        leaves.arrived("fast")
+        leaves.arrived("fast", is_admitted=True)
     assert fast.limit >= 50 and slow.limit == 8
 
 
 def test_a_fast_follower_does_not_starve_a_slow_one() -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S)
+    leaves = leaves_of(ManualClock())
     leaves.begin("fast", window=8)
     slow = leaves.begin("slow", window=8)
     for turn in range(100):
         leaves.give(4)  # scarce
-        leaves.arrived("fast")
+        leaves.arrived("fast", is_admitted=True)
         if turn % 10 == 0:
-            leaves.arrived("slow")
+            leaves.arrived("slow", is_admitted=True)
     assert slow.num_arrived == 10
+
+
+def test_who_delivers_at_once_does_not_take_all_room_while_its_groups_wait() -> None:
+    waiting = {"flood": 0, "honest": 0}
+    leaves = Leaves(ManualClock(), MAX_AGE_S, MAX_WINDOW, num_waiting=waiting.__getitem__)
+    proven(leaves, "flood", window=8)
+    honest = proven(leaves, "honest", window=8)
+    for _ in range(20):
+        leaves.give(12 - waiting["flood"])
+        if leaves.expects("flood", 0):
+            leaves.arrived("flood", is_admitted=True)
+            waiting["flood"] += 1
+    assert honest.num_outstanding >= 5
 
 
 def test_followers_that_hang_get_one_at_a_time_and_leave_the_room_to_others() -> None:
     clock = ManualClock()
-    leaves = Leaves(clock, PATIENCE_S)
-    hanging = [leaves.begin(peer, window=8) for peer in ("a", "b", "c")]
+    leaves = leaves_of(clock)
+    hanging = [proven(leaves, peer, window=8) for peer in ("a", "b", "c")]
     leaves.give(20)
-    newcomer = leaves.begin("d", window=8)
+    newcomer = proven(leaves, "d", window=8)
     leaves.give(20)
     assert newcomer.limit == 0  # no room: everything is outstanding
     clock.advance(PATIENCE_S + 1)
     leaves.give(20)
     assert newcomer.limit == 8 and [watch.num_outstanding for watch in hanging] == [1, 1, 1]
-    leaves.arrived("a")
+    leaves.arrived("a", is_admitted=True)
     leaves.give(20)
-    assert hanging[0].num_outstanding > 1  # it lives
+    assert hanging[0].num_outstanding == 2  # it lives
+
+
+def test_a_group_now_and_then_does_not_hold_a_whole_window_for_good() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    watch = proven(leaves, "a", window=8)
+    held: list[int] = []
+    for _ in range(21):
+        leaves.give(20)
+        held.append(watch.num_outstanding)
+        clock.advance(0.9 * PATIENCE_S)
+        leaves.arrived("a", is_admitted=True)
+    assert held.count(8) < len(held) / 2 and held.count(1) > 2
+
+
+def test_a_newcomer_gets_one_group_and_twice_as_many_with_each_that_is_admitted() -> None:
+    leaves = leaves_of(ManualClock())
+    watch = leaves.begin("a", window=65536)
+    outstanding: list[int] = []
+    for _ in range(5):
+        leaves.give(1000)
+        outstanding.append(watch.num_outstanding)
+        leaves.arrived("a", is_admitted=True)
+    assert outstanding == [1, 2, 4, 8, 8], "at most what the trainer allows anybody"
+    refused = leaves.begin("b", window=8)
+    for _ in range(5):
+        leaves.give(1000)
+        leaves.arrived("b", is_admitted=False)
+    assert refused.num_outstanding == 0 and refused.limit == 5
+
+
+def test_who_hangs_is_not_trusted_again_because_it_watches_anew() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    first = proven(leaves, "a", window=8)
+    leaves.give(8)
+    clock.advance(PATIENCE_S + 1)
+    assert leaves.next_write_off_in_s < 0 and leaves.write_off() and leaves.num_outstanding == 0
+    leaves.end(first)
+    second = leaves.begin("a", window=8)
+    leaves.give(8)
+    assert second.limit == 1
+    for _ in range(3):
+        leaves.arrived("a", is_admitted=True)
+        leaves.give(8)
+    leaves.end(second)
+    third = leaves.begin("a", window=8)
+    leaves.give(8)
+    assert third.limit == 8, "nor is who delivers forgotten"
+
+
+def test_what_was_begun_under_an_earlier_watch_or_was_written_off_may_still_come_for_a_while() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    assert not leaves.expects("a", 0), "nothing was ever given to it"
+    first = proven(leaves, "a", window=4)
+    leaves.give(4)
+    leaves.end(first)
+    assert leaves.expects("a", 3) and not leaves.expects("a", 4)
+    leaves.arrived("a", is_admitted=True)
+    assert leaves.expects("a", 2) and not leaves.expects("a", 3)
+    clock.advance(MAX_AGE_S + 1)
+    assert not leaves.expects("a", 0), "it would be too old"
+    proven(leaves, "a", window=4)
+    leaves.give(4)
+    clock.advance(PATIENCE_S + 1)
+    leaves.write_off()
+    assert leaves.num_outstanding == 0 and leaves.expects("a", 3) and not leaves.expects("a", 4)
+
+
+def test_watching_again_and_again_gathers_no_leave() -> None:
+    leaves = leaves_of(ManualClock())
+    for _ in range(50):
+        watch = proven(leaves, "a", window=8)
+        leaves.give(100)
+    assert leaves.expects("a", 2 * MAX_WINDOW - 1) and not leaves.expects("a", 2 * MAX_WINDOW)
+    leaves.end(watch)
+    assert not leaves.expects("a", MAX_WINDOW)
+
+
+def test_after_a_start_a_window_of_groups_comes_with_leave_that_is_not_remembered() -> None:
+    clock = ManualClock()
+    leaves = Leaves(clock, MAX_AGE_S, MAX_WINDOW)
+    assert leaves.expects("a", MAX_WINDOW - 1) and not leaves.expects("a", MAX_WINDOW)
+    clock.advance(MAX_AGE_S + 1)
+    assert not leaves.expects("a", 0) and not leaves.expects("b", 0)
 
 
 def test_a_peer_that_watches_anew_has_one_account() -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S)
-    first = leaves.begin("a", window=4)
+    leaves = leaves_of(ManualClock())
+    first = proven(leaves, "a", window=4)
     leaves.give(10)
     second = leaves.begin("a", window=2)
     assert first.is_over and leaves.num_outstanding == 0
@@ -148,7 +277,7 @@ def test_a_peer_that_watches_anew_has_one_account() -> None:
 
 
 def test_who_asks_for_none_gets_none() -> None:
-    leaves = Leaves(ManualClock(), PATIENCE_S)
+    leaves = leaves_of(ManualClock())
     watch = leaves.begin("a", window=0)
     leaves.give(10)
     assert watch.limit == 0 and not leaves.followers

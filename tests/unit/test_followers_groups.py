@@ -11,6 +11,7 @@ from swarm.exchange.agent import Agent
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
+from swarm.loops.agent import leave_loop
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
@@ -27,6 +28,7 @@ from swarm.types import (
 )
 
 TRAINER, FOLLOWER = make_identity(1), make_identity(2)
+MAX_WINDOW = 4  # two steps of two groups
 CONFIG = NodeConfig(
     replay=ReplayConfig(local_groups=2, external_groups=2, max_age_steps=3), weights=WeightsConfig(publish=True)
 )
@@ -172,6 +174,76 @@ def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
         scored = await bench.receive(group)
         assert isinstance(scored, ScoredGroup) and not scored.is_own_policy(TRAINER.node_id)
         assert bench.agent.peers.heads[other].step == 4 and bench.agent.replay.num_external == 1
+
+    run_virtual(run())
+
+
+def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_trying() -> None:
+    async def run() -> None:
+        bench = Bench()
+        await bench.agent.publish(version(0))
+        await asyncio.sleep(CONFIG.replay.max_age_s + 1)
+        leaves = bench.agent.leaves
+        refused = await bench.receive(by_follower(1, 0))
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.NO_LEAVE
+        leaves.begin(FOLLOWER.node_id, window=65536)
+        leaves.give(100)
+        results = await asyncio.gather(*(bench.receive(by_follower(task_id, 0)) for task_id in range(2, 10)))
+        assert sum(isinstance(result, ScoredGroup) for result in results) == 1, "many at a time are no way around it"
+        assert bench.agent.replay.num_local == 1
+        leaves.give(100)
+        assert leaves.num_outstanding == 2, "it delivered"
+        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.refusals == {RefusalReason.NO_LEAVE: 8}
+
+    run_virtual(run())
+
+
+def test_after_a_restart_groups_with_leave_of_before_are_taken_up_to_a_window() -> None:
+    async def run() -> None:
+        bench = Bench()
+        await bench.agent.publish(version(0))
+        bench.agent = bench.start()
+        await bench.agent.publish(version(0))
+        results = [await bench.receive(by_follower(task_id, 0)) for task_id in range(8)]
+        assert [isinstance(result, ScoredGroup) for result in results] == [True] * MAX_WINDOW + [False] * 4
+
+    run_virtual(run())
+
+
+def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leave() -> None:
+    async def run() -> None:
+        bench = Bench()
+        for step in range(6):
+            await bench.agent.publish(version(step))
+        leaves, old = bench.agent.leaves, replace(by_follower(1, 0), created_at_s=bench.clock.now_s())
+        await asyncio.sleep(1.0)
+        watch = leaves.begin(FOLLOWER.node_id, window=4)
+        leaves.give(8)
+        for group, num_arrived in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
+            refused = await bench.agent.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
+            assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
+            assert watch.num_arrived == num_arrived
+
+    run_virtual(run())
+
+
+def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() -> None:
+    async def run() -> None:
+        bench = Bench()
+        await bench.agent.publish(version(0))
+        leaves = bench.agent.leaves
+        for peer in ("a", "b"):
+            leaves.begin(peer, window=65536)
+            for _ in range(3):
+                leaves.arrived(peer, is_admitted=True)  # as an honest one, before it hangs
+        leaves.give(100)
+        assert leaves.num_outstanding == 2 * MAX_WINDOW and await bench.agent.capacity() == 0
+        loop = asyncio.create_task(leave_loop(bench.agent))
+        async with asyncio.timeout(CONFIG.replay.max_age_s):
+            assert await bench.agent.wait_capacity() > 0
+        loop.cancel()
+        leaves.give(100)
+        assert leaves.num_outstanding == 2
 
     run_virtual(run())
 

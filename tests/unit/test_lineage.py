@@ -39,9 +39,9 @@ def leg(step: int, base: int | None, num_chunks: int = 1, branch: str = "", base
     return Leg(manifest=manifest, sealed=seal_manifest(manifest, OWNER))
 
 
-def ways_of(*legs: Leg, held: PolicyVersion | None = None) -> Ways:
-    """Nothing of it is on the disk."""
-    ways = Ways(Lineage(OWNER.node_id))
+def ways_of(*legs: Leg, held: PolicyVersion | None = None, max_chunks: int = 1000) -> Ways:
+    """Nothing of it is on the disk, which has room for so many chunks."""
+    ways = Ways(Lineage(OWNER.node_id), max_chunks * CHUNK_BYTES)
     for each in legs:
         assert ways.lineage.add(each, is_from_owner=True)[0] is Heard.NEW
         ways.lacks(each, each.manifest.chunks)
@@ -214,3 +214,21 @@ def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
     assert not holders.can_be_had(chunk) and holders.choose(chunk) is None
     holders.announced("origin", [chunk])
     assert holders.can_be_had(chunk)
+
+
+def test_a_way_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_smaller_one() -> None:
+    chain = [leg(0, None, 3), *(leg(step, step - 1, 3) for step in range(1, 6))]
+    ways = ways_of(*chain, max_chunks=10)
+    assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)] and len(list(ways.wanted())) == 9
+    for chunk in list(ways.wanted()):
+        ways.came(chunk)
+    ways.replan()
+    assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)], "what is on the disk takes up room as well"
+    ways.taken(version(2))
+    assert steps(ways.plan) == [(2, 3), (3, 4), (4, 5)]
+    anchor = leg(5, None, 10)
+    ways.lineage.add(anchor, is_from_owner=True)
+    ways.lacks(anchor, anchor.manifest.chunks)
+    ways.starts_from(None)
+    assert steps(ways.plan) == [(None, 5)], "dearer, as three of the chain are here, but it has room"
+    assert ways_of(leg(0, None, 3), max_chunks=2).plan is None

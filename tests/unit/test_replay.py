@@ -302,9 +302,29 @@ def test_followers_cannot_fill_the_buffer_nor_crowd_out_each_other_or_what_was_m
     buffer.add(by_follower(10, "honest"))
     for task_id in range(20, 40):
         buffer.add(by_follower(task_id, "flood"))
-    assert buffer.num_local == 4 + 4
-    assert buffer.statistics().dropped == {"surplus": 21 - 4}
+    assert buffer.num_local == 4 + 1 + 2
+    assert buffer.statistics().dropped == {"surplus": 20 - 2}
     assert by_follower(10, "honest").digest in buffer.digests
+
+
+def test_one_follower_is_not_the_main_source_against_others_but_alone_it_is() -> None:
+    buffer = make_buffer(max_age_steps=3)  # 8 groups
+    for task_id in range(6):
+        buffer.add(by_follower(task_id, "fast"))
+    buffer.add(by_follower(10, "slow"))
+    assert (buffer.num_waiting("fast"), buffer.num_waiting("slow"), buffer.num_waiting("nobody")) == (6, 1, 0)
+    buffer.add(by_follower(11, "fast"))
+    assert buffer.num_waiting("fast") == 6, "no more of it, and what was there stays"
+    buffer.add(by_follower(12, "slow"))
+    assert buffer.num_local == 8
+
+
+def test_the_bound_of_one_follower_never_keeps_a_draw_from_being_made() -> None:
+    buffer = make_buffer(max_age_steps=0, local_groups=4)
+    buffer.add(by_follower(10, "gone"))
+    for task_id in range(3):
+        buffer.add(by_follower(task_id, "lives"))
+    assert buffer.draw(1, at(0), nobody, {}) is not None
 
 
 def test_strangers_make_room_before_followers_and_followers_before_what_was_made_here() -> None:

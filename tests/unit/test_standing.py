@@ -9,6 +9,7 @@ INNOCENT = (
     RefusalReason.DUPLICATE,
     RefusalReason.NO_ROOM,
     RefusalReason.OVER_QUOTA,
+    RefusalReason.NO_LEAVE,
     RefusalReason.LOW_STANDING,
     RefusalReason.FROM_THE_FUTURE,
     RefusalReason.UNKNOWN_ENVIRONMENT,

@@ -29,7 +29,7 @@ def made_by(*versions: PolicyVersion) -> RolloutGroup:
 
 
 def at_step(step: int) -> Versions:
-    versions = Versions(TRAINER.node_id)
+    versions = Versions(TRAINER.node_id, ManualClock())
     for each in range(step + 1):
         versions.publish(version(each))
     return versions
@@ -77,30 +77,35 @@ def test_a_step_that_was_skipped_publishes_the_same_version_again_and_changes_no
 
 
 def test_what_is_known_after_a_restart_comes_from_the_store_and_the_rest_is_no_lie() -> None:
-    versions = Versions(TRAINER.node_id)
+    clock = ManualClock()
+    versions = Versions(TRAINER.node_id, clock)
     assert reason(versions, version(7)) is RefusalReason.FROM_THE_FUTURE, "nothing published yet: nobody lied"
-    versions.restore([made_by(version(5), version(6)), made_by(version(8))])
+    versions.restore([made_by(version(5), version(6)), made_by(version(8))], doubtful_s=600.0)
     versions.publish(version(6))
     assert reason(versions, version(5), version(6)) is None
     assert reason(versions, version(8)) is RefusalReason.TOO_OLD, "beyond the checkpoint"
     assert reason(versions, version(4)) is RefusalReason.TOO_OLD, "forgotten"
+    for seems_false in (version(7), version(6, "of a branch that a crash before the last one left")):
+        assert reason(versions, seems_false) is RefusalReason.TOO_OLD
+    clock.advance(601.0)
     assert reason(versions, version(7)) is RefusalReason.BAD_VERSION
+    assert reason(versions, version(6, "forged")) is RefusalReason.BAD_VERSION
     assert RefusalReason.FROM_THE_FUTURE not in COSTS
 
 
 def test_after_a_restart_manifests_say_which_branch_goes_on_and_then_what_came_last() -> None:
-    versions = Versions(TRAINER.node_id)
+    versions = Versions(TRAINER.node_id, ManualClock())
     for known in (version(3), version(4, "again"), version(5, "again")):
         versions.note(known)  # of the manifests on the disk
     old, new = made_by(version(4), version(5)), made_by(version(6, "again"))
-    versions.restore([old, made_by(version(6)), new])
+    versions.restore([old, made_by(version(6)), new], doubtful_s=0.0)
     versions.publish(version(6, "again"))
     assert reason(versions, version(4, "again"), version(5, "again"), version(6, "again")) is None
     assert reason(versions, version(4)) is reason(versions, version(6)) is RefusalReason.TOO_OLD
 
 
 def test_of_a_followed_lineage_every_version_with_a_manifest_existed_whatever_its_branch() -> None:
-    versions, other = Versions(TRAINER.node_id), "ab" * 32
+    versions, other = Versions(TRAINER.node_id, ManualClock()), "ab" * 32
     assert reason(versions, version(3, policy_id=other)) is None, "of a lineage of which nothing is known it is a claim"
     for step in (2, 3, 4):
         versions.note(version(step, policy_id=other))

@@ -16,13 +16,13 @@ from swarm.testing import make_identity
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
+from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
 from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.store import GRACE_S, WeightStore
 from swarm.weights.tensors import TensorSpec
 
 OWNER = make_identity(1)
-SPECS = (TensorSpec(name="w", dtype="bfloat16", shape=(2,)),)
 MIB = 2**20
 
 
@@ -34,13 +34,21 @@ def payload(name: str, size: int = 1000) -> bytes:
     return random.Random(name).randbytes(size)
 
 
+def specs_of(num_bytes: int) -> tuple[TensorSpec, ...]:
+    """One tensor whose file has that size, header included."""
+    sizes = range(num_bytes - 200, num_bytes)
+    every = ((TensorSpec(name="w", dtype="uint8", shape=(size,)),) for size in sizes)
+    return next(specs for specs in every if full_bytes(specs) == num_bytes)
+
+
 def manifest(step: int, base: int | None, data: bytes) -> Manifest:
+    specs = specs_of(len(data)) if base is None else ()
     return Manifest(
         version=version(step),
         base=None if base is None else version(base),
         codec=Codec.FULL if base is None else Codec.DELTA,
-        layout=layout_digest(SPECS),
-        tensors=SPECS if base is None else (),
+        layout=layout_digest(specs),
+        tensors=specs,
         hashes=(bytes(32),),
         payload_bytes=len(data),
         chunks=tuple(chunk_digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)),
@@ -105,7 +113,8 @@ def test_a_manifest_of_another_owners_lineage_or_beyond_the_budget_is_unusable(t
     store, whole = WeightStore(tmp_path, 10 * MIB), manifest(1, None, payload("y"))
     stolen = store.add_manifest(seal_manifest(whole, make_identity(2)))
     assert isinstance(stolen, Unusable) and stolen.reason is UnusableReason.WRONG_OWNER
-    huge = replace(whole, payload_bytes=11 * MIB, chunks=(bytes(32),) * 11)
+    specs = specs_of(11 * MIB)
+    huge = replace(whole, tensors=specs, layout=layout_digest(specs), payload_bytes=11 * MIB, chunks=(bytes(32),) * 11)
     refused = store.add_manifest(seal_manifest(huge, OWNER))
     assert isinstance(refused, Unusable) and refused.reason is UnusableReason.TOO_LARGE
     assert store.manifests(OWNER.node_id) == []
@@ -165,12 +174,21 @@ def test_over_budget_the_oldest_versions_go_and_everything_after_the_newest_anch
         assert not store.missing(found.chunks)
 
 
-def test_the_way_to_the_newest_version_stays_even_where_it_alone_exceeds_the_budget(tmp_path: Path) -> None:
+def test_where_the_way_to_the_newest_version_exceeds_the_budget_one_that_does_not_stays(tmp_path: Path) -> None:
     tight = WeightStore(tmp_path, 1050)
     chain(tight, last=4, every=5, size=1000)
     tight.prune([OWNER.node_id])
-    assert set(legs(tight)) == {(0, None), (4, 0)}
-    assert tight.bytes_held == 1100
+    assert legs(tight) == [(0, None)] and tight.bytes_held == 1000
+
+
+def test_a_chain_without_anchors_stays_within_the_budget(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, 3000)
+    add(store, 0, None, 1000)
+    for step in range(1, 10):
+        add(store, step, step - 1, 1000)
+        store.prune([OWNER.node_id])
+        assert store.bytes_held <= 3000
+    assert (9, 8) in legs(store)
 
 
 def test_a_lineage_out_of_force_makes_room_first(tmp_path: Path) -> None:
