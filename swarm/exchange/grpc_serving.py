@@ -1,17 +1,17 @@
 """What a node answers to its peers over gRPC: ExchangeService from an `ExchangeHandler`.
 
-Invariant: a peer that reads slowly or sends nonsense costs a bounded number of streams and chunks, each of which ends
-when nothing is read for the stall timeout.
+Invariant: a peer that reads slowly or sends nonsense costs a bounded number of streams and chunks; a stream ends when
+nothing is read for the stall timeout, a chunk when others wait for its place, and where all streams are taken, those
+who have the most make room.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, cast
 
 from swarm.errors import Unavailable
-from swarm.exchange.chunk_places import ChunkPlaces
+from swarm.exchange.chunk_places import CHUNK_STALL_S, ChunkPlaces
 from swarm.interfaces import ExchangeHandler, StreamItem
 from swarm.types import NodeId
 from swarm.wire.convert import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
@@ -36,15 +36,15 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._handler = handler
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
-        self._streams: Counter[NodeId] = Counter()
-        self._chunks = ChunkPlaces(stall_timeout_s)
+        self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
+        self._chunks = ChunkPlaces(min(stall_timeout_s, CHUNK_STALL_S))
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
         """Own groups after the cursor, then live ones, for as long as the peer reads."""
         async with answering(context):
             peer = self._sessions.require(context)
             cursor = cursor_from_message(request.cursor)
-            with self._one_stream(peer):
+            async with self._one_stream(peer):
                 items = cast(Any, self._handler.subscribe(peer, cursor, request.relay))
                 async with aclosing(items):
                     async for item in items:
@@ -54,7 +54,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         """One held group from an offset on."""
         async with answering(context):
             peer = self._sessions.require(context)
-            with self._one_stream(peer):
+            async with self._one_stream(peer):
                 data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
                 for offset in range(request.offset, len(data), FETCH_BYTES):
                     chunk = bytes(data[offset : offset + FETCH_BYTES])
@@ -65,7 +65,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         async with answering(context):
             peer = self._sessions.require(context)
             policy_id, window = watch_from_message(request)
-            with self._one_stream(peer):
+            async with self._one_stream(peer):
                 items = cast(Any, self._handler.watch(peer, policy_id, window))
                 async with aclosing(items):
                     async for item in items:
@@ -87,20 +87,44 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         except TimeoutError:
             raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
 
-    @contextmanager
-    def _one_stream(self, peer: NodeId) -> Generator[None]:
-        """Counts a stream while it is open. Raises Unavailable at the bounds."""
-        if self._streams[peer] >= STREAMS_PER_PEER:
+    @asynccontextmanager
+    async def _one_stream(self, peer: NodeId) -> AsyncGenerator[None]:
+        """Counts a stream while it is open. Raises Unavailable at the bounds, or when it has to make room."""
+        num_own = len(self._streams.get(peer, ()))
+        if num_own >= STREAMS_PER_PEER:
             raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
-        if self._streams.total() >= STREAMS_TOTAL:
+        if sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
+            self._make_room(num_own + 1)
+        async with _ended_by_timeout() as ending:
+            self._streams.setdefault(peer, []).append(ending)
+            try:
+                yield
+            finally:
+                own = self._streams.get(peer, [])
+                if ending in own:  # else it made room
+                    own.remove(ending)
+                if not own:
+                    self._streams.pop(peer, None)
+
+    def _make_room(self, num_own: int) -> None:
+        """The peer with the most streams loses its newest one, where another peer would have fewer even so."""
+        most = max(self._streams.values(), key=len)
+        if len(most) <= num_own:
             raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
-        self._streams[peer] += 1
-        try:
-            yield
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+        most.pop().reschedule(asyncio.get_running_loop().time())
+
+
+@asynccontextmanager
+async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
+    """What runs inside ends with Unavailable when its timeout, none at first, is moved to now."""
+    ending = asyncio.timeout(None)
+    try:
+        async with ending:
+            yield ending
+    except TimeoutError:
+        if not ending.expired():
+            raise
+        raise Unavailable("others have fewer streams open; begin again later, or at another holder") from None
 
 
 def _response_of(item: StreamItem) -> pb.SubscribeResponse:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -114,10 +115,15 @@ def save_model(model: LoadedModel, folder: Path) -> None:
 
 
 def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Writes published tensors as one safetensors file, whole or not at all."""
+    """Writes published tensors as one safetensors file, whole or not at all. Raises OSError (a full disk)."""
     staging = path.with_name(f".{path.name}.partial")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging)
-    staging.replace(path)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging)
+        staging.replace(path)
+    except SafetensorError as error:  # what the system refused has this name, too
+        raise OSError(f"{path.name}: {error}") from error
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 def _shipped_tiny() -> nn.Module:

@@ -18,6 +18,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
+from swarm.identity import Identity
 from swarm.interfaces import TextCodec
 from swarm.model import PublishedTensors, load_model, snapshot
 from swarm.rollout.canaries import check_canaries
@@ -58,7 +59,8 @@ class OpenAIGenerator:
 
     Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
     environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
-    that the server sees under the same path; `timeout_s` of a request. All others become fields of each request.
+    that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. All
+    others become fields of each request.
 
     Example:
         generator = OpenAIGenerator.start(config, codec, PolicyVersion(policy_id="", step=0), seed=0)
@@ -286,12 +288,17 @@ def _api_key(options: dict[str, Any]) -> str:
 
 def _taking(config: NodeConfig, client: JsonClient, server: Server) -> Taking:
     kind = str(config.engine.options.get("weights", "none"))
-    folder = Path(str(config.engine.options.get("weights_dir", "") or config.dir / "engine"))
     if kind == "sglang_disk" and isinstance(server, SglangServer):
-        return DiskWeights(client, folder, snapshot(load_model(config.model).network))
+        return DiskWeights(client, _own_folder(config), snapshot(load_model(config.model).network))
     if kind == "vllm_lora" and isinstance(server, VllmServer):
-        return LoraAdapters(client, server.model, folder)
+        return LoraAdapters(client, server.model, _own_folder(config))
     if kind != "none":
         known = "sglang_disk with an SGLang server, vllm_lora with a vLLM one, or none"
         raise ConfigError(f"engine.options.weights {kind!r}: {client.url} is a {type(server).__name__}; use {known}")
     return NoWeights(server.model)
+
+
+def _own_folder(config: NodeConfig) -> Path:
+    """Below the directory that several nodes may name."""
+    shared = Path(str(config.engine.options.get("weights_dir", "") or config.dir / "engine"))
+    return shared / Identity.load(config.dir / "identity.key").node_id

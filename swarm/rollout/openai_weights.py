@@ -23,6 +23,7 @@ from swarm.types import PolicyVersion, short
 
 logger = logging.getLogger(__name__)
 
+_PREFIX: Final = "swarm-"  # of the folders that are ours
 _FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours -> PEFT's
 
 
@@ -70,7 +71,8 @@ class DiskWeights:
 
     Args:
         client: of the server.
-        folder: a directory that the server sees under the same path; versions are written below it.
+        folder: a directory of this node alone that the server sees under the same path; versions are written below it,
+            and those of an earlier start deleted.
         base: the run's initial tensors. The server is given them first: nobody knows what it was left with.
 
     Raises:
@@ -103,7 +105,8 @@ class DiskWeights:
                 self._load(before)
             except (Refusal, WeightsRefused) as error:
                 raise Unavailable(f"the server does not go back to what it served before: {error}") from error
-            shutil.rmtree(fresh, ignore_errors=True)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
 
         try:
             self._load(fresh)
@@ -113,9 +116,7 @@ class DiskWeights:
         return Change(fresh.name, keep, undo)
 
     def _written(self, version: PolicyVersion, weights: PublishedTensors) -> Path:
-        folder = self._folders.fresh(version)
-        _write(version, lambda: save_tensors(weights, folder / "model.safetensors"))
-        return folder
+        return self._folders.written(version, lambda folder: save_tensors(weights, folder / "model.safetensors"))
 
     def _load(self, folder: Path) -> None:
         body = {"model_path": str(folder), "weight_version": folder.name}
@@ -132,7 +133,8 @@ class LoraAdapters:
     Args:
         client: of the server.
         model: served name of the base.
-        folder: a directory that the server sees under the same path; adapters are written below it.
+        folder: a directory of this node alone that the server sees under the same path; adapters are written below it,
+            and those of an earlier start deleted.
     """
 
     def __init__(self, client: JsonClient, model: str, folder: Path) -> None:
@@ -145,8 +147,8 @@ class LoraAdapters:
         """The server has the new adapter beside the old one, until either is given up."""
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
-        fresh, before = self._folders.fresh(version), self._serving
-        _write(version, lambda: write_peft_adapter(weights, fresh))
+        before = self._serving
+        fresh = self._folders.written(version, lambda folder: write_peft_adapter(weights, folder))
         try:
             body = {"lora_name": fresh.name, "lora_path": str(fresh)}
             self._client.call("POST", "/v1/load_lora_adapter", body, attempts=1)
@@ -177,27 +179,27 @@ class _Folders:
         self._directory = directory.resolve()
         self._start = secrets.token_hex(4)
         self._numbers = itertools.count()
+        for left in self._directory.glob(f"{_PREFIX}*"):  # of a worker that was killed, or whose server went on
+            shutil.rmtree(left, ignore_errors=True)
 
-    def fresh(self, version: PolicyVersion) -> Path:
-        """An empty folder."""
-        name = f"swarm-{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
+    def written(self, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
+        """A new folder with what was written to it. Raises WeightsRefused, and leaves nothing, where that fails."""
+        name = f"{_PREFIX}{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
         folder = self._directory / name
         try:
             folder.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"engine.options.weights_dir {str(self._directory)!r}: {error}") from error
+        try:
+            write(folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise WeightsRefused(f"step {version.step}: {error}") from error
         return folder
 
 
 def _layout(weights: PublishedTensors) -> dict[str, tuple[object, ...]]:
     return {name: (tensor.dtype, *tensor.shape) for name, tensor in weights.items()}
-
-
-def _write(version: PolicyVersion, write: Callable[[], None]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise WeightsRefused(f"step {version.step}: {error}") from error
 
 
 def write_peft_adapter(adapters: PublishedTensors, folder: Path) -> None:

@@ -7,7 +7,6 @@ took effect before anything is asked of it.
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +66,8 @@ class VllmGenerator:
         self._seeds = SampleSeeds(seed)
         self._tolerance = tolerance
         self._loading = threading.Lock()
-        self._starting = threading.Lock()
-        self._is_closed = False
+        self._starting = threading.Lock()  # also of what a new process is started with
+        self._closed = threading.Event()
         self._process = launch()
 
     @classmethod
@@ -200,21 +199,28 @@ class VllmGenerator:
             except (ConfigError, WeightsRefused):
                 self._discard(path)
                 raise
-            old, self._good, self._version = self._good, path, version
+            with self._starting:
+                if self._process is not process:  # it ended since, and the next one has the weights before
+                    self._discard(path)
+                    raise WeightsRefused(f"step {version.step}: the engine's process ended right after it took them")
+                old, self._good, self._version = self._good, path, version
             self._seeds.forget()
             if old is not None and old != path:
                 old.unlink(missing_ok=True)
             return report
 
     def cancel(self) -> None:
-        """Ends the calls of generate and greedy in progress soon (from any thread); their rollouts are ABORTED."""
+        """Ends the calls of generate and greedy in progress soon (from any thread); their rollouts are ABORTED.
+
+        Waits for nothing, also while the engine is being started again.
+        """
         with contextlib.suppress(Unavailable):  # nothing is in progress in a process that is gone
             self._process.client.cancel()
 
     def close(self) -> None:
         """Ends the engine's process, and deletes the weights that were written for it."""
+        self._closed.set()  # before the lock: who holds it to start a process may give up
         with self._starting:
-            self._is_closed = True
             self._process.close()
             _delete_weights(self._directory)
 
@@ -267,16 +273,14 @@ class VllmGenerator:
     def _revive(self, lost: EngineProcess) -> EngineProcess:
         """A new process instead of a lost one, with the last good weights. Raises Unavailable."""
         with self._starting:
-            if self._is_closed:
-                raise Unavailable("vllm: the engine was closed")
             if self._process is not lost:  # another thread was first
                 return self._process
             lost.close()
-            wait_s = FIRST_RESTART_S
+            wait_s = 0.0
             for attempt in range(RESTARTS):
-                if attempt:
-                    time.sleep(wait_s)  # blocking by contract, and nothing tells when a machine has room again
-                    wait_s *= 2
+                if self._closed.wait(wait_s):  # nothing tells when a machine has room again
+                    raise Unavailable("vllm: the engine was closed")
+                wait_s = wait_s * 2 or FIRST_RESTART_S
                 try:
                     self._process = self._started_again()
                     return self._process

@@ -264,7 +264,7 @@ class EngineLoop:
 
     def _become(self, change: _Change) -> None:
         """The whole transaction, between two steps. What ends while canaries are scored is told after the verdict."""
-        began_s, before = time.monotonic(), (self._version, self._num_loads, self._epoch)
+        began_s, before = time.monotonic(), (self._version, self._num_loads)
         marks = [(row, len(row.tokens)) for row in self._running.values()]
         if not self._reload(change):
             return
@@ -281,7 +281,8 @@ class EngineLoop:
             _tell(ended)
             return
         self._engine.reload(self._good)
-        self._version, self._num_loads, self._epoch = before
+        self._version, self._num_loads = before
+        self._epoch = next(self._numbers)  # the last step may have left a block of theirs under the old one
         for row, num_tokens in marks:
             row.back_to(num_tokens)
         self._again([row for row, _ in marks])

@@ -227,6 +227,7 @@ def shapes_of(folder: Path, dtype: str) -> Shapes:
 
 def main() -> None:
     """Starts the engine, says on standard output that it is ready, and serves until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the worker, which ends this process in its turn
     parser = argparse.ArgumentParser(description="A vLLM engine of a node.")
     parser.add_argument("--settings", type=Path, required=True, help="JSON, written by the worker")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")

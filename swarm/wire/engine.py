@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 import grpc
 import numpy as np
 
-from swarm.errors import WeightsRefused
+from swarm.errors import Unavailable, WeightsRefused
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 from swarm.wire.body import (
     rollout_from_message,
@@ -29,7 +29,8 @@ from swarm.wire.v1 import engine_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import canary_from_message, canary_to_message
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-QUICK_CALL_S: Final = 60.0  # State and Cancel; the others last as long as their work
+QUICK_CALL_S: Final = 60.0  # State; the others last as long as their work
+CANCEL_S: Final = 10.0  # a cancel that did not arrive by then would hit another call
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -191,14 +192,17 @@ class EngineClient:
     def __init__(self, socket_path: str) -> None:
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=_OPTIONS)
         self._stub = pb_grpc.EngineServiceStub(self._channel)
+        self._cancel: object = None  # the call under way: gRPC ends those that nobody holds
+        self._is_closed = False
 
     def close(self) -> None:
         """Ends the connection and its calls."""
+        self._is_closed = True
         self._channel.close()
 
     def state(self) -> EngineState:
         """What the engine serves."""
-        with _errors("engine state"):
+        with self._errors("engine state"):
             response = self._stub.State(pb.StateRequest(), timeout=QUICK_CALL_S, wait_for_ready=True)
             version = version_from_message(response.version)
             return EngineState(name=response.name, version=version, num_loads=response.num_loads)
@@ -212,20 +216,20 @@ class EngineClient:
             seeds=wanted.seeds,
             greedy=wanted.greedy,
         )
-        with _errors("generate"):
+        with self._errors("generate"):
             for response in self._stub.Generate(request):
                 rollout = rollout_from_message(response.rollout)
                 yield Made(prompt=response.prompt, sample=response.sample, rollout=rollout)
 
     def cancel(self) -> None:
-        """Ends every sequence in the making."""
-        with _errors("cancel"):
-            self._stub.Cancel(pb.CancelRequest(), timeout=QUICK_CALL_S)
+        """Asks for the end of every sequence in the making, and does not wait for it."""
+        with self._errors("cancel"):
+            self._cancel = cast(Any, self._stub.Cancel).future(pb.CancelRequest(), timeout=CANCEL_S)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs of each sequence. Raises ConfigError."""
         request = pb.ScoreSequencesRequest(sequences=[pb.TokenSequence(token_ids=each) for each in sequences])
-        with _errors("score"):
+        with self._errors("score"):
             response = self._stub.ScoreSequences(request)
             return [np.frombuffer(each, "<f4").astype(np.float32) for each in response.logprobs]
 
@@ -239,16 +243,19 @@ class EngineClient:
             tolerance_nats=new.tolerance_nats,
             in_flight=new.in_flight,
         )
-        with _errors("load"):
+        with self._errors("load"):
             response = self._stub.Load(request)
         if response.error:
             raise WeightsRefused(response.error)
         return LoadReport(pause_s=response.pause_seconds, mismatch_nats=response.mismatch_nats)
 
-
-@contextlib.contextmanager
-def _errors(what: str) -> Generator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_of(error, what, is_local=True) from None
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_of(error, what, is_local=True) from None
+        except ValueError:  # of gRPC where the channel is closed
+            if self._is_closed:
+                raise Unavailable(f"{what}: the connection was closed") from None
+            raise

@@ -1,6 +1,8 @@
 """Remote servers that fail, refuse, say less than is needed, or serve something else than they were given."""
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from model_server import (
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
+from swarm.identity import Identity
 from swarm.model import load_model, snapshot
 from swarm.rollout import http_json
 from swarm.rollout.openai_engine import OpenAIGenerator
@@ -214,6 +217,7 @@ def test_a_server_that_does_not_go_back_generates_nothing_until_it_takes_a_versi
     assert engine.version == START
     with pytest.raises(Unavailable, match="other weights"):
         engine.generate(PROMPTS[:1], 1, SHORT)
+    assert len(list(tmp_path.iterdir())) == 1  # what it is to go back to
     sglang.never.clear()
     engine.load(NEXT, snapshot(newer), canaries=canaries_of(newer))
     assert engine.generate(PROMPTS[:1], 1, SHORT)[0][0].finish is not FinishReason.ABORTED
@@ -230,9 +234,44 @@ def test_weights_that_somebody_else_gave_the_server_are_noticed(sglang: Server, 
         engine.score(PROMPTS)
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may become larger than 2 KiB, which fails as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_a_full_disk_refuses_a_version_and_leaves_nothing_of_it(dialect: str, tmp_path: Path) -> None:
+    with serving(dialect) as server:
+        engine, newer = engine_on(server, tmp_path), snapshot(newer_of(dialect))
+        left = set(tmp_path.iterdir())
+        with full_disk(), pytest.raises(WeightsRefused, match="safetensors"):
+            engine.load(NEXT, newer)
+        assert set(tmp_path.iterdir()) == left and engine.version == START
+        engine.generate(PROMPTS[:1], 1, SHORT)
+        engine.load(NEXT, newer)
+        assert engine.version == NEXT
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_an_engine_that_starts_again_deletes_what_the_one_before_left(dialect: str, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with serving(dialect) as server:
+        for _ in range(2):
+            engine_on(server, tmp_path).load(NEXT, snapshot(newer_of(dialect)))
+            assert len(list(tmp_path.iterdir())) == 2 and (tmp_path / "notes").is_dir()
+
+
 def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Path) -> None:
     shipped = load_model(ModelConfig(source="tiny", dtype="float32")).network
-    options = {"weights": "sglang_disk", "custom": 3}
+    options = {"weights": "sglang_disk", "custom": 3, "weights_dir": str(tmp_path / "shared")}
+    identity = Identity.create()
+    identity.save(tmp_path / "identity.key")
     with serving("sglang", network_of(0)) as server:
         config = NodeConfig(
             dir=tmp_path,
@@ -242,6 +281,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
         engine = OpenAIGenerator.start(config, CODEC, START, 0)
         np.testing.assert_allclose(engine.score(PROMPTS[2:])[0][1:], full_forward(shipped, PROMPTS[2])[1:], atol=1e-4)
         engine.generate(PROMPTS[:1], 1, SHORT)
+        assert [path.name for path in (tmp_path / "shared").iterdir()] == [identity.node_id]
         assert server.seen[-1][1]["custom"] == 3 and "weights" not in server.seen[-1][1]
         engine.close()
         for url, changed, message in (

@@ -14,6 +14,7 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
+from swarm.exchange import grpc_serving
 from swarm.exchange.chunk_places import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.exchange.faults import FaultPlan
 from swarm.exchange.grpc_serving import STREAMS_PER_PEER
@@ -403,6 +404,28 @@ async def test_watches_of_one_peer_are_bounded_and_a_slow_reader_is_cut(node: No
     for each in [*calls, call]:
         each.cancel()
     await asyncio.gather(channel.close(), honest.close())
+
+
+async def test_where_all_streams_are_taken_who_has_the_most_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grpc_serving, "STREAMS_TOTAL", STREAMS_PER_PEER)
+    await node.holder.append(manifest(1))
+    channels = [await node.open() for _ in range(4)]
+
+    async def watch(channel: AuthenticatedChannel) -> Any:
+        return stub_of(channel).Watch(pb.WatchRequest(policy_id=LINEAGE), metadata=await channel.metadata(5.0))
+
+    calls = [await watch(channels[0]) for _ in range(STREAMS_PER_PEER)]
+    for call in calls:
+        await call.read()
+    for channel, loser in zip(channels[1:], reversed(calls), strict=False):
+        calls.append(await watch(channel))
+        assert (await calls[-1].read()).manifest.body == manifest(1).body
+        assert await loser.code() is grpc.StatusCode.UNAVAILABLE
+    assert await code_of(await watch(channels[0])) is grpc.StatusCode.UNAVAILABLE  # it has more than the others
+    assert node.holder.num_open == STREAMS_PER_PEER
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*(channel.close() for channel in channels))
 
 
 async def test_chunks_of_one_peer_at_a_time_are_bounded_and_those_of_another_still_come(node: Node):

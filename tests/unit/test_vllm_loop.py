@@ -194,6 +194,16 @@ def test_prefixes_of_other_weights_are_not_reused_even_after_a_refusal(running: 
     assert refused != taken
 
 
+def test_after_a_refusal_prefixes_of_before_and_of_the_refused_weights_are_both_left(running: Running) -> None:
+    loaded: list[Future[LoadReport]] = []
+    running.at(2, lambda: loaded.append(running.load("2", canary(-1.0))))
+    (row,) = running.start(6)
+    running.wait()
+    assert isinstance(loaded[0].exception(), WeightsRefused) and row.tokens == [1] * 6
+    before, refused, after = running.engine.salts  # of the sequence, of the canary, of the sequence again
+    assert len({before, refused, after}) == 3
+
+
 def test_cancel_gives_sequences_as_they_are_and_lets_scores_end(running: Running) -> None:
     scored = threading.Event()
     scores = score_row([1, 2, 3], lambda row: scored.set())
