@@ -153,14 +153,13 @@ def test_a_fast_follower_does_not_starve_a_slow_one() -> None:
 def test_who_delivers_at_once_does_not_take_all_room_while_its_groups_wait() -> None:
     waiting = {"flood": 0, "honest": 0}
     leaves = Leaves(ManualClock(), MAX_AGE_S, MAX_WINDOW, num_waiting=waiting.__getitem__)
-    proven(leaves, "flood", window=8)
-    honest = proven(leaves, "honest", window=8)
-    for _ in range(20):
-        leaves.give(12 - waiting["flood"])
-        if leaves.expects("flood", 0):
+    flood, honest = proven(leaves, "flood", window=8), proven(leaves, "honest", window=8)
+    for _ in range(8):
+        leaves.give(leaves.num_outstanding + 1)
+        if flood.num_outstanding:
             leaves.arrived("flood", is_admitted=True)
             waiting["flood"] += 1
-    assert honest.num_outstanding >= 5
+    assert honest.num_outstanding == waiting["flood"] == 4
 
 
 def test_followers_that_hang_get_one_at_a_time_and_leave_the_room_to_others() -> None:
