@@ -61,7 +61,11 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
 
 def _following_problems(following: JsonDict) -> list[str]:
     found: list[str] = []
-    if not following["policy"]:
+    rivals = following.get("rivals")
+    if rivals:
+        names = ", ".join(map(short, rivals))
+        found.append(f"the run has {len(rivals)} trainers ({names}): set follow.policy to the id of the one to follow")
+    elif not following["policy"]:
         found.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
     elif not following["is_trainer_connected"]:
         found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its leave")

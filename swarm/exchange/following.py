@@ -10,13 +10,14 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, StorageFull
+from swarm.errors import StorageFull
 from swarm.exchange.agent_events import Emit
 from swarm.exchange.holders import Holders
 from swarm.exchange.holding import Holding
 from swarm.exchange.leaves import LeaveLeft
 from swarm.exchange.lineage import Heard, Leg, Lineage
 from swarm.exchange.signal import Signal
+from swarm.exchange.trainers import Trainers
 from swarm.exchange.ways import Ways
 from swarm.interfaces import Offload
 from swarm.types import (
@@ -27,7 +28,6 @@ from swarm.types import (
     Leave,
     NodeId,
     PolicyVersion,
-    Role,
     SealedManifest,
     Way,
     short,
@@ -50,7 +50,7 @@ class Following:
         holding: what has come in whole is served to others.
         changed: fires when the plan, the leave or a connection changed.
         emit: takes events.
-        clock: of the holders' rates.
+        clock: of the holders' rates, and of adverts.
         offload: for the disk.
 
     Example:
@@ -77,6 +77,7 @@ class Following:
         self._holding = holding
         self._emit = emit
         self._offload = offload
+        self._trainers = Trainers(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
         self._ways: Ways | None = None  # None until it is known whom to follow
         self._asked: list[PolicyVersion | None] = []  # what the engine holds, once the worker said it
         self._handed: tuple[Leg, ...] = ()  # the way that was handed out last
@@ -104,17 +105,9 @@ class Following:
         return self._ways is not None
 
     async def hear(self, adverts: Sequence[Advert]) -> None:
-        """Looks for the trainer, where none is known, and for news of its head.
-
-        Raises:
-            ConfigError: there are several trainers, and `follow.policy` names none of them.
-        """
+        """Looks for the trainer, where none is known, and for news of its head."""
         if self._ways is None:
-            trainers = [a.node_id for a in adverts if Role.TRAINER in a.roles and a.node_id != self._node_id]
-            if not self.policy_id and len(trainers) > 1:
-                names = ", ".join(sorted(map(short, trainers)))
-                raise ConfigError(f"follow.policy: the run has {len(trainers)} trainers ({names}); name one by its id")
-            policy_id = self.policy_id or (trainers[0] if trainers else "")
+            policy_id = await self._offload(self._trainers.choose, adverts)
             if policy_id:
                 ways = await self._resume(policy_id)
                 for held in self._asked:
@@ -207,7 +200,8 @@ class Following:
         try:
             await self._offload(self._store.add_manifest, leg.sealed)
         except StorageFull as error:
-            self._storage_full(error)  # known all the same, until the next restart
+            self._storage_full(error)  # known all the same, and written when there is room
+        await self._offload(self._trainers.followed, ways.lineage.policy_id)
         if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
             self._holding.offer(leg.manifest, leg.sealed)
 
@@ -221,16 +215,17 @@ class Following:
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
         """A chunk to be fetched now, and whom to ask."""
+        if not self.holders.is_any_free:
+            return None  # asked at each change: a version in full has thousands of chunks
         for digest in self._ways.wanted() if self._ways is not None and self._is_told else ():
             peer = None if digest in self._fetching else self.holders.choose(digest)
             if peer is not None:
                 return digest, peer
         return None
 
-    def fetching(self, digest: Digest, peer: NodeId) -> None:
+    def fetching(self, digest: Digest) -> None:
         """It is on its way."""
         self._fetching.add(digest)
-        self.holders.asked(peer)
 
     def fetched(self, digest: Digest) -> None:
         """It is not on its way any more, whether it came or not."""
@@ -258,11 +253,27 @@ class Following:
         if self._ways is None:
             return
         lineage = self._ways.lineage
+        before = await self._on_disk(lineage)
         await self._offload(self._store.prune, {lineage.policy_id}, GRACE_S)
-        kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, lineage.policy_id)}
-        self._holding.withdraw(lineage.keep_only(kept))
+        kept = await self._on_disk(lineage)
+        lineage.forget(before - kept)  # not what is known and still to be written
+        self._holding.withdraw(before - kept)
+        await self._write_down([leg for leg in lineage.legs if leg.digest not in kept])
         self.holders.keep_only({chunk for leg in lineage.legs for chunk in leg.manifest.chunks})
         await self._look_again(self._ways)
+
+    async def _on_disk(self, lineage: Lineage) -> set[Digest]:
+        return {sealed.digest for _, sealed in await self._offload(self._store.manifests, lineage.policy_id)}
+
+    async def _write_down(self, legs: Sequence[Leg]) -> None:
+        """Manifests for which there was no room: chunks that no manifest names would be deleted after a while."""
+        for leg in legs:
+            try:
+                await self._offload(self._store.add_manifest, leg.sealed)
+            except StorageFull:
+                return  # told when the manifest came
+            if not self._require().lineage.knows(leg.digest):  # gone meanwhile
+                await self._drop([leg])
 
     async def _look_again(self, ways: Ways) -> None:
         """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
@@ -342,6 +353,7 @@ class Following:
         newest = None if self._ways is None else self._ways.lineage.head
         return {
             "policy": self.policy_id,
+            "rivals": list(self._trainers.rivals),
             "is_trainer_connected": bool(self.policy_id) and self.policy_id in self.holders.connected,
             "served_step": None if self.served is None else self.served.step,
             "newest_step": None if newest is None else newest.step,

@@ -132,9 +132,12 @@ class Holding:
             self._require_welcome(watch.peer)
             if watch.is_over:
                 raise Unavailable("this peer watches on another stream")
-            for held in self._after(policy_id, number):
+            news = self._after(policy_id, number)
+            for held in news:
                 number = held.number
                 yield held.sealed
+            if news:
+                continue  # leave says that everything was listed: the cheapest way may come last
             leave = self._leave(watch, policy_id)
             if leave is not None and leave != said:
                 said = leave

@@ -88,9 +88,9 @@ class Lineage:
         """The owner says that its newest version is this one: what was beyond it is no more. Returns what went."""
         return self._forget(lambda step: step > head_step)
 
-    def keep_only(self, digests: Collection[Digest]) -> list[Digest]:
-        """Forgets all other manifests, as the store did; returns their digests."""
-        return [leg.digest for leg in self._remove([leg for d, leg in self._legs.items() if d not in digests])]
+    def forget(self, digests: Collection[Digest]) -> None:
+        """Forgets these manifests, as the store did."""
+        self._remove([leg for digest, leg in self._legs.items() if digest in digests])
 
     def get(self, digest: Digest) -> Leg | None:
         """A known manifest."""
@@ -132,12 +132,19 @@ class Lineage:
                 usable[key] = num_bytes, leg
         for step in sorted(self._steps, reverse=True):
             target = self._steps[step]
-            if target == held:
+            if target == held or self.is_behind(step, held):
                 return ()
             route = self._route(target, held, usable)
             if route is not None:
                 return route
         return () if held is not None and held.policy_id == self.policy_id else None
+
+    def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
+        """True for a step before what is held, unless the owner went back or what is held is of a branch that is no
+        more. What is held may have been forgotten here: that alone is no reason to go back."""
+        if held is None or held.policy_id != self.policy_id or step > held.step:
+            return False
+        return max(self._steps) >= held.step and self._steps.get(held.step, held) == held
 
     def _route(
         self,

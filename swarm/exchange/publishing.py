@@ -51,9 +51,10 @@ class Publishing:
     async def tidy(self) -> None:
         """Makes room on the disk."""
         policy_id = self._identity.node_id
+        before = self._holding.held(policy_id).keys()  # what is published while this looks at the disk is not judged
         await self._offload(self._store.prune, {policy_id})
         kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, policy_id)}
-        self._holding.withdraw(self._holding.held(policy_id).keys() - kept)
+        self._holding.withdraw(before - kept)
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
         """Serves one way to the version. Returns why it is not served, empty where it is."""

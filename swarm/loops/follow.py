@@ -1,7 +1,8 @@
 """How an agent gets the weights it follows: it watches the trainer and some other holders, and fetches what is missing.
 
 Invariant: what is fetched is always on the way that is planned now; a holder that breaks, stalls or lies costs one
-connection, and the trainer is the last resort that is never given up.
+connection and a few seconds, and the trainer is the last resort that is never given up: neither a look-up that misses
+it nor a chunk that is slow to come ends the connection over which it gives leave.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from swarm.errors import Forged, NotHeld, StorageFull, Unauthenticated, Unavailable
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NUM_OTHERS: Final = 2  # holders besides the trainer that are watched
 NUM_FETCHERS: Final = 4  # chunks on their way at a time
-CHUNK_TIMEOUT_S: Final = 30.0
+RETRY_S: Final = 1.0  # between two attempts at the trainer
 STORAGE_RETRY_S: Final = 5.0  # between two attempts on a full disk
 MAX_IDLE_TALK: Final = 4096  # manifests without news that a holder may send on one watch
 
@@ -32,15 +34,11 @@ MAX_IDLE_TALK: Final = 4096  # manifests without news that a holder may send on 
 async def follow_loop(
     agent: Agent, following: Following, transport: Transport, directory: Discovery, rng: random.Random
 ) -> None:
-    """Finds the trainer and other holders, watches them, and fetches from them.
-
-    Raises:
-        ConfigError: the run has several trainers, and `follow.policy` names none.
-    """
+    """Finds the trainer and other holders, watches them, and fetches from them."""
     pause_s = agent.config.exchange.lookup_every_s
     adverts = await _look(directory)
     await following.hear(adverts)
-    while not following.is_found:  # outside of the group: its error says what to do
+    while not following.is_found:
         await asyncio.sleep(pause_s * rng.uniform(0.8, 1.2))
         adverts = await _look(directory)
         await following.hear(adverts)
@@ -52,6 +50,8 @@ async def follow_loop(
             tasks.create_task(supervise(f"fetch {number}", fetch.run, agent, rng), name=f"fetch {number}")
         while True:
             wanted = whom_to_watch(agent, following, adverts)
+            if not any(address.node_id == following.policy_id for address in wanted):
+                wanted |= {a for a in watched if a.node_id == following.policy_id}  # where it was, until it says more
             for gone in [address for address, task in watched.items() if address not in wanted or task.done()]:
                 watched.pop(gone).cancel()
             for address in sorted(wanted - watched.keys(), key=lambda address: address.node_id):
@@ -73,7 +73,10 @@ async def _look(directory: Discovery) -> list[Advert]:
 
 
 def whom_to_watch(agent: Agent, following: Following, adverts: Sequence[Advert]) -> set[PeerAddress]:
-    """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice."""
+    """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice.
+
+    Those that served well come first, so that new identities do not take their places.
+    """
     policy_id = following.policy_id
     others = [
         advert
@@ -81,7 +84,8 @@ def whom_to_watch(agent: Agent, following: Following, adverts: Sequence[Advert])
         if advert.head.policy_id == policy_id and advert.node_id not in (policy_id, agent.node_id)
         if agent.is_welcome(advert.node_id) and not following.holders.is_banned(advert.node_id)
     ]
-    others.sort(key=lambda advert: hashlib.sha256((agent.node_id + advert.node_id).encode()).digest())
+    served = following.holders.has_served
+    others.sort(key=lambda a: (not served(a.node_id), hashlib.sha256((agent.node_id + a.node_id).encode()).digest()))
     chosen = [*(advert for advert in adverts if advert.node_id == policy_id), *others[:NUM_OTHERS]]
     return {PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]) for a in chosen if a.endpoints}
 
@@ -104,6 +108,7 @@ class Watcher:
         self._address = address
         self._clients = clients
         self._backoff = Backoff(rng)
+        self._came = False  # something, on the newest connection
 
     async def run(self) -> None:
         """Watches until cancelled, or until the holder is not to be asked again soon."""
@@ -113,8 +118,11 @@ class Watcher:
                 await self._session()
             except Unauthenticated as error:
                 logger.warning("holder not authenticated", extra={"peer": short(peer), "error": str(error)})
+                self._following.holders.unreachable(peer)
             except (NotHeld, Unavailable) as error:
                 logger.debug("holder unavailable", extra={"peer": short(peer), "error": str(error)})
+                if not self._came:
+                    self._following.holders.unreachable(peer)
             await self._rest()
 
     async def _rest(self) -> None:
@@ -131,6 +139,7 @@ class Watcher:
 
     async def _session(self) -> None:
         peer, policy_id = self._address.node_id, self._following.policy_id
+        self._came = False
         self._agent.require_welcome(peer)
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         self._clients[peer] = client
@@ -142,6 +151,7 @@ class Watcher:
                 if num_idle > MAX_IDLE_TALK and peer != policy_id:
                     self._following.holders.forged(peer)
                     raise Unavailable(f"{short(peer)} said nothing new {num_idle} times")
+                self._came = True
                 self._backoff.reset()
         finally:
             if self._clients.get(peer) is client:
@@ -186,43 +196,97 @@ class Fetcher:
                 await self._fetch(*wanted)
 
     async def _fetch(self, digest: Digest, peer: NodeId) -> None:
-        following, client = self._following, self._clients[peer]
-        following.fetching(digest, peer)
+        """Asks a holder; where it takes long the trainer as well, and whoever answers first."""
+        following, origin = self._following, self._following.policy_id
+        following.fetching(digest)
+        asked = [self._ask(peer, digest)]
         try:
-            await self._fetch_from(client, digest)
+            await asyncio.wait([asked[0].answer], timeout=following.holders.hedge_after_s(origin))
+            if peer != origin and origin in following.holders.connected and not asked[0].answer.done():
+                asked.append(self._ask(origin, digest))
+            while asked:
+                await asyncio.wait([one.answer for one in asked], return_when=asyncio.FIRST_COMPLETED)
+                done = next(one for one in asked if one.answer.done())
+                asked.remove(done)
+                if await self._settle(done, digest):
+                    await self._end_late(asked)
+        finally:
+            for one in asked:
+                one.answer.cancel()
+                following.holders.gave_up(one.peer)
+            following.fetched(digest)
+
+    def _ask(self, peer: NodeId, digest: Digest) -> "_Asked":
+        client, holders = self._clients[peer], self._following.holders
+        answer = asyncio.ensure_future(client.fetch_chunk(digest, holders.timeout_s(peer)))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether anybody reads it or not
+        return _Asked(peer, client, holders.asked(peer), asyncio.get_running_loop().time(), answer)
+
+    async def _settle(self, asked: "_Asked", digest: Digest) -> bool:
+        """An answer came, or none. True where nobody else is to be waited for."""
+        following, peer = self._following, asked.peer
+        try:
+            data = asked.answer.result()
+            seconds = asyncio.get_running_loop().time() - asked.at_s
+            await following.put_chunk(digest, data)
+            following.holders.served(peer, len(data), seconds)
+            return True
         except NotHeld:
             following.holders.lacked(peer, digest)
             following.lacked(digest)
         except (Forged, ValueError) as error:
             logger.error("a holder sent a forged chunk", extra={"peer": short(peer), "error": str(error)})
             following.holders.forged(peer)
-            await self._let_go(peer, client)
+            await self._let_go(asked)
         except Unavailable as error:
             logger.info("a chunk did not come", extra={"peer": short(peer), "error": str(error)})
-            await self._let_go(peer, client)
+            await self._failed(asked)
         except StorageFull:
             following.holders.gave_up(peer)
             await asyncio.sleep(STORAGE_RETRY_S)
+            return True
         except BaseException:
             following.holders.gave_up(peer)
             raise
-        finally:
-            following.fetched(digest)
+        return False
 
-    async def _let_go(self, peer: NodeId, client: PeerClient) -> None:
+    async def _end_late(self, asked: list["_Asked"]) -> None:
+        """The chunk came from another: that a holder was overtaken counts against it, the trainer was only helping."""
+        while asked:
+            late = asked.pop()
+            late.answer.cancel()
+            if late.peer == self._following.policy_id:
+                self._following.holders.gave_up(late.peer)
+            else:
+                logger.info("a holder was overtaken", extra={"peer": short(late.peer)})
+                await self._let_go(late)
+
+    async def _failed(self, asked: "_Asked") -> None:
+        """The trainer gets more time at the next attempt: over its connection comes the leave, too."""
+        if asked.peer != self._following.policy_id:
+            await self._let_go(asked)
+            return
+        self._following.holders.failed(asked.peer, asked.asked_at_s)
+        await asyncio.sleep(RETRY_S)
+
+    async def _let_go(self, asked: "_Asked") -> None:
         """Ends the connection, and asks no more on it; its watcher connects again after a while."""
-        self._following.holders.failed(peer)
+        peer, client = asked.peer, asked.client
+        self._following.holders.failed(peer, asked.asked_at_s)
         if self._clients.get(peer) is client:
             self._following.holders.disconnect(peer)
         await client.close()
 
-    async def _fetch_from(self, client: PeerClient, digest: Digest) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        data = await client.fetch_chunk(digest, CHUNK_TIMEOUT_S)
-        seconds = loop.time() - began_s
-        await self._following.put_chunk(digest, data)
-        self._following.holders.served(client.node_id, len(data), seconds)
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A chunk that a holder was asked for."""
+
+    peer: NodeId
+    client: PeerClient
+    asked_at_s: float  # as the holders' table counts
+    at_s: float  # as the loop counts
+    answer: asyncio.Future[bytes]
 
 
 async def watch_ledger_loop(following: Following, coordinator: CoordinatorClient) -> None:

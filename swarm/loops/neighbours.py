@@ -6,7 +6,7 @@ Invariant: everything that comes passes the door; a neighbour that moved, vanish
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
@@ -34,6 +34,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             else:
                 agent.peers.hear(adverts)
                 wanted = whom_to_follow(agent, adverts)
+                wanted |= missed(agent, followed, wanted)
                 for gone in [key for key in followed if key not in wanted]:
                     followed.pop(gone).cancel()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
@@ -59,6 +60,18 @@ def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAdd
     chosen = {a.node_id: a for a in choose_neighbours(agent.node_id, stations, limit)}
     chosen |= {a.node_id: a for a in welcome if a.node_id in followers and a.endpoints}
     return {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen.values()}
+
+
+def missed(
+    agent: Agent, followed: Collection[tuple[PeerAddress, bool]], wanted: Collection[tuple[PeerAddress, bool]]
+) -> set[tuple[PeerAddress, bool]]:
+    """Whoever has our leave and is followed, but not in the directory just now: its groups are waited for."""
+    found = {address.node_id for address, _ in wanted}
+    return {
+        (address, relay)
+        for address, relay in followed
+        if address.node_id in agent.leaves.followers - found and agent.is_welcome(address.node_id)
+    }
 
 
 class Follow:

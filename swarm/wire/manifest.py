@@ -93,6 +93,8 @@ class RunManifest(Model):
     """Recommended."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Recommended."""
+    trainer: str = ""
+    """Node id of whom generators follow (their `follow.policy`); empty: the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
 
@@ -113,6 +115,7 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
         replay=node.replay,
         learner=node.learner,
         evaluation=node.evaluation,
+        trainer=node.follow.policy,
         limits=ManifestLimits(max_group_bytes=node.exchange.max_group_bytes, directory_shards=node.directory.shards),
     )
     check_manifest(manifest)
@@ -134,6 +137,7 @@ def check_manifest(manifest: RunManifest) -> None:
     _check_params("manifest: learner.recipe_params", manifest.learner.recipe_params)
     _check_digest("tokenizer_digest", manifest.tokenizer_digest)
     _check_digest("model.digest", manifest.model.digest)
+    _check_digest("trainer", manifest.trainer)
     source = manifest.model.source
     if source not in BUILT_IN_MODELS and not _HUB_ID.fullmatch(source):
         raise ConfigError(f"manifest: model.source: {source[:200]!a} is neither built in nor a hub id like owner/name")
@@ -317,6 +321,7 @@ def node_config_from_manifest(
             for section in ("model", "generator", "replay", "learner", "evaluation")
         },
         "environments": [env.model_dump(mode="json") for env in manifest.environments],
+        **({"follow": {"policy": manifest.trainer}} if manifest.trainer else {}),
         "exchange": {"max_group_bytes": manifest.limits.max_group_bytes},
         "directory": {
             "kind": "dht" if bootstrap else "none",

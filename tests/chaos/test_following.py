@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from node.status import _following_problems
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, FollowConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
-from swarm.errors import ConfigError, WeightsRefused
+from swarm.errors import WeightsRefused
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
 from swarm.exchange.directory import MemoryDirectory
 from swarm.exchange.faults import FaultPlan
+from swarm.exchange.holders import MAX_FAILURES
 from swarm.exchange.memory import MemoryTransport
 from swarm.exchange.memory_network import MemoryNetwork
 from swarm.exchange.memory_store import MemoryGroupStore
@@ -27,6 +29,7 @@ from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.interfaces import StreamItem
 from swarm.loops import run_agent
+from swarm.loops.follow import whom_to_watch
 from swarm.model import weights_digest
 from swarm.simulate.virtual_loop import run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
@@ -199,12 +202,6 @@ class Node:
         assert self._running is not None
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-
-    async def failure(self) -> BaseException | None:
-        """Why the node ended by itself."""
-        assert self._running is not None
-        await asyncio.wait({self._running})
-        return self._running.exception()
 
     def told(self, kind: str) -> list[JsonDict]:
         return [fields for name, fields in self.events if name == kind]
@@ -813,6 +810,105 @@ class Liar:
         return b"garbage" * 1000
 
 
+class Staller(Liar):
+    """Holds the true manifests, and never sends a chunk."""
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        self.num_asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_holders_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+        stallers = [Staller(world, n, lambda: [s for _, s in trainer.store.manifests(TRAINER.node_id)]) for n in (0, 1)]
+        for staller in stallers:
+            await staller.start(step=1)
+        generator = Generator(world, 1, makes_groups=False)
+        await generator.start()
+        await serves(generator, trainer, 10.0)
+        assert sum(staller.num_asked for staller in stallers) > 0
+        holders = following_of(generator).holders
+        for staller in stallers:  # each new version gives it another chance until it is banned
+            for _ in range(MAX_FAILURES):
+                holders.failed(staller.identity.node_id, world.clock.monotonic_s())
+        adverts = await world.directory.view(generator.identity, TOY_RUN_ID, world.clock).lookup()
+        watched = whom_to_watch(generator.agent, following_of(generator), adverts)
+        assert {address.node_id for address in watched} == {trainer.node_id}
+
+    play(tmp_path, scene)
+
+
+def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        await until(lambda: following_of(generator).leave.num_left > 0, "it has leave")
+        ended = list[str]()
+        watch_ends(generator, ended)
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+        await until(lambda: generator.engine.version.step == 1, "it comes", 1800.0)
+        assert ended == [] and following_of(generator).holders.scores[trainer.node_id].num_failures > 0
+
+    play(tmp_path, scene, FaultPlan(bytes_per_s=15e3))  # 70 s for a chunk
+
+
+def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newer_one_comes(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        generator = Generator(world, 1, makes_groups=False, follow=FollowConfig(mode="pull"))
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        generator.is_disk_full = True
+        await trainer.learn(1, from_groups=False)
+        await until(lambda: bool(generator.told("storage_full")), "it is told")
+        await generator.agent.tidy(2**30)
+        assert following_of(generator).status()["newest_step"] == 1
+        generator.is_disk_full = False
+        await serves(generator, trainer)
+        await generator.agent.tidy(2**30)
+        assert following_of(generator).capacity() > 0
+        assert max(m.version.step for m, _ in generator.store.manifests(trainer.node_id)) == 1
+
+    play(tmp_path, scene)
+
+
+def test_what_is_published_while_the_disk_is_tidied_is_served(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        await trainer.publish()
+        publishing, store = trainer.agent.publishing, trainer.store
+        assert publishing is not None
+        manifests, waiting = store.manifests, asyncio.Event()
+
+        async def slow(function: Callable[..., Any], /, *arguments: object) -> Any:
+            found = function(*arguments)
+            if function == manifests:
+                await waiting.wait()
+            return found
+
+        publishing._offload = slow
+        tidying = asyncio.create_task(publishing.tidy())
+        await asyncio.sleep(0)
+        await trainer.learn(1, from_groups=False)
+        waiting.set()
+        await tidying
+        assert trainer.agent.holding.head_step(trainer.node_id) == 1
+
+    play(tmp_path, scene)
+
+
 @pytest.mark.parametrize("kind", ["forged chunks", "forged manifests", "endless talk"])
 def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(tmp_path: Path, kind: str) -> None:
     async def scene(world: World) -> None:
@@ -868,24 +964,95 @@ def test_a_holder_cannot_lead_back_onto_a_branch_that_is_no_more(tmp_path: Path)
 # --- whom to follow, and when ------------------------------------------------------------------------------
 
 
-def test_two_trainers_are_an_error_that_names_the_key_unless_one_is_named(tmp_path: Path) -> None:
+def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene(world: World) -> None:
         first, second = Trainer(world, 0), Trainer(world, 5)
         for trainer in (first, second):
             await trainer.start()
             await trainer.publish()
         await asyncio.sleep(1.0)
-        lost = Generator(world, 1)
-        await lost.start()
-        failure = await lost.failure()
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        assert isinstance(failure, ConfigError) and "follow.policy" in str(failure)
+        torn = Generator(world, 1)
+        await torn.start()
         named = Generator(world, 2, follow=FollowConfig(policy=second.node_id))
         await named.start()
         await serves(named, second)
+        await asyncio.sleep(20.0)
+        status = following_of(torn).status()
+        assert set(status["rivals"]) == {first.node_id, second.node_id} and not status["policy"]
+        assert torn.engine.steps == [] and await torn.agent.capacity() == 0
+        assert [record.message for record in caplog.records if "follow.policy" in record.message]
+        problems = _following_problems(status)
+        assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]
+        world.directory.adverts = {key: a for key, a in world.directory.adverts.items() if key[1] != second.node_id}
+        await asyncio.sleep(3.0)  # a look-up or some that miss it
+        assert not following_of(torn).is_found
+        await second.kill()
+        await serves(torn, first)
 
     play(tmp_path, scene)
+
+
+def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        await generator.kill()
+        hostile = Trainer(world, 5)
+        await hostile.start()
+        await hostile.publish()
+        await trainer.learn(1, from_groups=False)
+        await asyncio.sleep(1.0)
+        again = Generator(world, 1, makes_groups=False)
+        await again.start()
+        await serves(again, trainer)
+        assert following_of(again).policy_id == trainer.node_id and not following_of(again).status()["rivals"]
+
+    play(tmp_path, scene)
+
+
+def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leave(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        other = Generator(world, 2, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        for node in (generator, other):
+            await node.start()
+            await serves(node, trainer)
+        await until(lambda: len(trainer.agent.peers.connected) == 2, "their groups are taken")
+        ended = list[str]()
+        for node in (trainer, generator):
+            watch_ends(node, ended)
+        world.directory.adverts = {k: advert for k, advert in world.directory.adverts.items() if k[1] == other.node_id}
+        world.directory.put = lambda run_id, advert: None  # type: ignore[method-assign]
+        await asyncio.sleep(5.0)
+        assert ended == [] and following_of(generator).leave.num_left > 0
+
+    play(tmp_path, scene)
+
+
+def watch_ends(node: Node, ended: list[str]) -> None:
+    """Notes it when a node loses its trainer, or ceases to follow a neighbour."""
+    set_connected = node.agent.set_connected
+
+    async def noted(peer: NodeId, is_connected: bool) -> None:
+        ended.extend([] if is_connected else ["neighbour"])
+        await set_connected(peer, is_connected)
+
+    node.agent.set_connected = noted  # type: ignore[method-assign]
+    if node.agent.following is not None:
+        disconnected = node.agent.following.disconnected
+
+        def noted_end(peer: NodeId) -> None:
+            ended.extend(["watch"] if peer == TRAINER.node_id else [])
+            disconnected(peer)
+
+        node.agent.following.disconnected = noted_end  # type: ignore[method-assign]
 
 
 def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_path: Path) -> None:

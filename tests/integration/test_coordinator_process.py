@@ -18,6 +18,7 @@ from swarm.config import (
     CoordinatorLink,
     DirectoryConfig,
     EnvironmentConfig,
+    FollowConfig,
     LearnerConfig,
     ModelConfig,
     NodeConfig,
@@ -275,6 +276,15 @@ async def test_a_node_can_join_to_generate_only(tmp_path: Path) -> None:
         await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None, roles=roles)
     config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
     assert config.roles == roles and config.follow.policy == "" and not config.weights.publish
+
+
+async def test_who_joins_follows_the_trainer_that_the_coordinators_operator_named(tmp_path: Path) -> None:
+    trainer, good = Identity.create().node_id, config_in(tmp_path / "run")
+    named = good.node.model_copy(update={"follow": FollowConfig(policy=trainer)})
+    async with CoordinatorDaemon(good.model_copy(update={"node": named})) as daemon:
+        roles = (Role.GENERATOR,)
+        await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None, roles=roles)
+    assert load_config(NodeConfig, tmp_path / "node" / "node.toml").follow.policy == trainer
 
 
 async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.clock import ManualClock
-from swarm.exchange.holders import BANNED_S, MAX_PER_HOLDER, Holders
+from swarm.exchange.holders import (
+    BANNED_S,
+    HEDGE_S,
+    MAX_FAILURES,
+    MAX_PER_HOLDER,
+    RESTING_S,
+    TIMEOUT_S,
+    Holders,
+)
 from swarm.exchange.lineage import Heard, Leg, Lineage
 from swarm.exchange.ways import MAX_REFUSALS, Ways
 from swarm.testing import make_identity
@@ -194,8 +202,7 @@ def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> No
     for peer in ("good", "bad"):
         holders.connect(peer, is_origin=False)
         holders.announced(peer, [chunk])
-    holders.asked("bad")
-    holders.failed("bad")
+    holders.failed("bad", holders.asked("bad"))
     holders.disconnect("bad")
     holders.connect("bad", is_origin=False)
     holders.announced("bad", [chunk])
@@ -204,6 +211,80 @@ def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> No
     assert holders.is_banned("bad") and not holders.is_banned("good")
     clock.advance(BANNED_S + 1)
     assert not holders.is_banned("bad")
+
+
+def served(holders: Holders, peer: str, seconds: float, num_bytes: int = CHUNK_BYTES) -> None:
+    holders.asked(peer)
+    holders.served(peer, num_bytes, seconds)
+
+
+def test_an_unknown_holder_is_asked_for_one_chunk_and_after_an_origin_that_delivers() -> None:
+    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders.connect("origin", is_origin=True)
+    holders.connect("new", is_origin=False)
+    holders.announced("new", [chunk])
+    served(holders, "origin", 0.1)
+    assert holders.choose(chunk) == "origin"
+    holders.asked("origin")
+    assert holders.choose(chunk) == "new", "the origin has something to send already"
+    holders.asked("new")
+    assert holders.choose(chunk) == "origin", "one at a time while nothing is known of it"
+    holders.served("new", CHUNK_BYTES, 0.05)
+    holders.gave_up("origin")
+    assert holders.choose(chunk) == "new", "it delivers: the origin has everybody to serve"
+
+
+def test_a_holder_that_keeps_failing_rests_and_what_fails_together_counts_once() -> None:
+    clock = ManualClock()
+    holders = Holders(clock)
+    holders.connect("holder", is_origin=False)
+    served(holders, "holder", 1.0)
+    assert holders.has_served("holder")
+    together = [holders.asked("holder") for _ in range(MAX_FAILURES)]
+    for asked_at_s in together:
+        clock.advance(1.0)
+        holders.failed("holder", asked_at_s)
+    assert not holders.is_banned("holder") and not holders.has_served("holder")
+    for _ in range(MAX_FAILURES - 1):
+        asked_at_s = holders.asked("holder")
+        clock.advance(1.0)
+        holders.failed("holder", asked_at_s)
+    assert holders.is_banned("holder")
+    clock.advance(RESTING_S + 1)
+    assert not holders.is_banned("holder")
+    for _ in range(MAX_FAILURES):
+        holders.unreachable("away")
+    assert holders.is_banned("away")
+
+
+def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_helps_no_sooner_than_it_can() -> None:
+    clock = ManualClock()
+    holders = Holders(clock)
+    holders.connect("origin", is_origin=True)
+    assert holders.timeout_s("origin") == TIMEOUT_S and holders.hedge_after_s("origin") == HEDGE_S
+    for _ in range(2):
+        asked_at_s = holders.asked("origin")
+        clock.advance(holders.timeout_s("origin"))
+        holders.failed("origin", asked_at_s)
+    assert holders.timeout_s("origin") == 4 * TIMEOUT_S
+    served(holders, "origin", 2 * TIMEOUT_S)
+    assert holders.timeout_s("origin") == 4 * TIMEOUT_S
+    served(holders, "origin", 1.0)
+    assert holders.timeout_s("origin") == 2 * TIMEOUT_S
+    slow = Holders(clock)
+    slow.connect("origin", is_origin=True)
+    served(slow, "origin", 4.0)
+    assert slow.hedge_after_s("origin") == 12.0
+
+
+def test_while_every_holder_is_busy_nothing_is_looked_for() -> None:
+    holders = Holders(ManualClock())
+    assert not holders.is_any_free
+    holders.connect("origin", is_origin=True)
+    for _ in range(MAX_PER_HOLDER):
+        assert holders.is_any_free
+        holders.asked("origin")
+    assert not holders.is_any_free
 
 
 def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
@@ -232,3 +313,22 @@ def test_a_way_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_s
     ways.starts_from(None)
     assert steps(ways.plan) == [(None, 5)], "dearer, as three of the chain are here, but it has room"
     assert ways_of(leg(0, None, 3), max_chunks=2).plan is None
+
+
+def test_an_engine_is_not_led_back_while_the_way_on_is_still_fetched() -> None:
+    anchor, onward = leg(4, None, 2), leg(7, 4)
+    ways = ways_of(anchor, onward, held=version(6))  # the patch from 6 to 7 was never heard of
+    assert steps(ways.plan) == [(None, 4), (4, 7)]
+    for chunk in anchor.manifest.chunks:
+        ways.came(chunk)
+    assert ways.ready() == ()
+    for chunk in onward.manifest.chunks:
+        ways.came(chunk)
+    assert steps(ways.ready()) == [(None, 4), (4, 7)]
+
+
+def test_an_engine_stays_where_it_is_while_nothing_newer_can_be_had() -> None:
+    onward = leg(6, 5)
+    ways = ways_of(leg(4, None), onward, held=version(5))
+    ways.lost(onward.manifest.chunks[0])
+    assert ways.plan == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
+from swarm.config import EnvironmentConfig, FollowConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.identity import DOMAIN_GROUP, DOMAIN_MANIFEST, Identity
 from swarm.wire.manifest import (
@@ -80,6 +80,7 @@ def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None
         ({"model": ModelConfig(source="../../private")}, "model.source"),
         ({"model": ModelConfig(source="tiny", digest="xyz")}, "model.digest"),
         ({"tokenizer_digest": "short"}, "tokenizer_digest"),
+        ({"trainer": "ada"}, "manifest: trainer"),
         ({"replay": ReplayConfig(max_bytes=2**60)}, "replay.max_bytes"),
     ],
 )
@@ -151,6 +152,17 @@ def test_a_manifest_becomes_a_node_configuration_on_disk(tmp_path: Path) -> None
     assert config.coordinator.address == "a:1,b:2" and config.coordinator.fingerprint == FINGERPRINT
     assert config.directory.kind == "dht" and config.directory.bootstrap == ("/ip4/127.0.0.1/tcp/1/p2p/x",)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["node.toml"]
+
+
+def test_the_trainer_that_the_coordinator_names_is_whom_joining_nodes_follow(tmp_path: Path) -> None:
+    link = JoinLink.parse(f"swarm://a:1/demo#{FINGERPRINT}")
+    for trainer in ("", "cd" * 32):
+        node = NodeConfig(environments=(CHAR,), follow=FollowConfig(policy=trainer))
+        identity, data = Identity.create(), manifest_of(node, "demo", "", created_at_s=5.0).to_bytes()
+        signature = identity.sign(DOMAIN_MANIFEST, data)
+        signed = read_manifest(data, identity.public_key, signature, identity.node_id, "demo")
+        joined = NodeConfig.model_validate(node_config_from_manifest(signed, link, (), tmp_path))
+        assert joined.follow == FollowConfig(policy=trainer)
 
 
 def test_a_run_of_local_code_makes_no_manifest() -> None:
