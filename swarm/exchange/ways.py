@@ -118,12 +118,13 @@ class Ways:
                 yield from (digest for digest in leg.manifest.chunks if digest in missing)
 
     def ready(self) -> tuple[Leg, ...]:
-        """The legs of the plan up to the first that is not on the disk in whole."""
+        """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back."""
         plan = self.plan or ()
         if len(plan) == 1 and self.held is not None and plan[0].version.digest == self.held.digest:
             return plan  # the engine has these weights: only their name is new
         num_ready = next((at for at, leg in enumerate(plan) if not self.are_whole([leg])), len(plan))
-        return plan[:num_ready]
+        ready = plan[:num_ready]
+        return ready if not ready or not self.lineage.is_behind(ready[-1].version.step, self.held) else ()
 
     def are_whole(self, legs: Collection[Leg]) -> bool:
         """Whether every chunk of these is on the disk."""
