@@ -58,6 +58,17 @@ def test_node_configurations_are_valid_and_can_generate_and_learn(name: str):
     assert set(config.roles) == {Role.TRAINER, Role.GENERATOR}
 
 
+def test_the_trainer_configuration_publishes_what_the_generator_configuration_follows():
+    trainer = load_config(NodeConfig, DEPLOY / "configs" / "trainer.toml")
+    generator = load_config(NodeConfig, DEPLOY / "configs" / "generator.toml")
+    assert trainer.roles == (Role.TRAINER,) and trainer.weights.publish
+    assert generator.roles == (Role.GENERATOR,) and not generator.weights.publish
+    assert trainer.run_id == generator.run_id and trainer.model == generator.model
+    assert trainer.environments == generator.environments
+    assert trainer.generator.max_new_tokens == generator.generator.max_new_tokens
+    assert trainer.replay.max_age_steps == generator.replay.max_age_steps
+
+
 def test_the_coordinator_configuration_offers_the_run_that_the_node_configuration_joins():
     coordinator = load_config(CoordinatorConfig, DEPLOY / "configs" / "coordinator.toml")
     node = load_config(NodeConfig, DEPLOY / "configs" / "node.toml")
@@ -68,7 +79,7 @@ def test_the_coordinator_configuration_offers_the_run_that_the_node_configuratio
 
 
 @pytest.mark.timeout(60)  # the first one imports torch and every reasoning-gym dataset
-@pytest.mark.parametrize("name", ["node", "laptop", "gpu", "coordinator"])
+@pytest.mark.parametrize("name", ["node", "laptop", "gpu", "trainer", "generator", "coordinator"])
 def test_environments_and_recipes_of_the_configurations_exist(name: str):
     from swarm.recipes import load_recipe
     from swarm.tasks.build import build_environments
