@@ -34,7 +34,7 @@ async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Pat
     options = SimulationOptions(preset="tiny", nodes=2, rounds=12, overrides=("evaluation.num_problems=2",))
     run = await run_swarm(options, tmp_path, lambda name, event: None, lambda: None)
     verdicts = judge([run]).verdicts()
-    assert len(verdicts) == 8
+    assert len(verdicts) == 9
     assert [verdict for verdict in verdicts if not verdict.holds] == []
     for node in run.nodes:
         used = [g for event in node.events if event["kind"] == "draw" for g in event["groups"] if not g["local"]]

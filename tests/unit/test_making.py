@@ -1,5 +1,6 @@
 """Groups that leave the worker: whole ones only, and each question once."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.loops.making import generate, make_groups
 from swarm.loops.overlap import Overlap
+from swarm.loops.retry import Backoff
 from swarm.testing import make_group
 from swarm.types import FinishReason, RolloutGroup
 
@@ -60,7 +62,7 @@ async def test_a_cancelled_question_and_those_after_it_are_asked_again_and_none_
     exchange = Exchange()
     worker = worker_that_cancels(exchange, {1, 3}, {1, 2, 3, 4}, set())
     for _ in range(4):
-        await generate(worker, capacity=4)
+        await generate(worker, 4, Backoff(random.Random(0)))
     assert exchange.numbers == list(range(9))
 
 
