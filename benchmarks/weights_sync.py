@@ -31,7 +31,7 @@ from swarm.exchange.signal import Signal
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.model import PublishedTensors, weights_digest
-from swarm.types import Cursor, Digest, FloatArray, Leave, NodeId, PolicyVersion, SealedGroup, SealedManifest
+from swarm.types import Cursor, Digest, FloatArray, Leave, NodeId, PolicyVersion, SealedGroup, SealedManifest, Wanted
 from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Limits, Manifest, open_manifest, seal_body
 from swarm.weights.publish import Held, stage
@@ -88,7 +88,7 @@ class Trainer:
             raise NotHeld(digest.hex())
         return data
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         """No groups here."""
         raise NotHeld("no groups")
         yield

@@ -31,6 +31,7 @@ from swarm.types import (
     SealedManifest,
     StepReport,
     Task,
+    Wanted,
     Way,
 )
 
@@ -242,8 +243,8 @@ class StreamItem:
 class ExchangeHandler(Protocol):
     """What a node serves to its peers. Every argument from a peer is hostile until checked."""
 
-    def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
-        """Own groups after `cursor`, then live ones for as long as the peer reads; notices of others' when `relay`.
+    def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
 
         Raises Unavailable for a peer that is not welcome, also in the middle.
         """
@@ -275,8 +276,8 @@ class PeerClient(Protocol):
         """The peer that proved its identity."""
         ...
 
-    def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
-        """The peer's groups after `cursor`; back-pressure by not reading. Raises Unavailable when it breaks."""
+    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        """The peer's groups after `cursor`, as wanted; not reading holds it back. Raises Unavailable when it breaks."""
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:

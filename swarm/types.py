@@ -337,6 +337,14 @@ class Cursor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a subscriber takes beside a holder's own groups that have signal."""
+
+    relay: bool = False  # notices of groups that other nodes made
+    silent: bool = False  # groups whose rewards are all equal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Advert:
     """What a node says about itself in the directory: one small signed record per node."""
 

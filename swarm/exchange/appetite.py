@@ -1,4 +1,4 @@
-"""How much foreign experience a node still has use for: what its draws take, twice over, and not the whole swarm's.
+"""How much foreign experience a node has use for: half as much again as its draws take, not the whole swarm's.
 
 Invariant: a node that holds fewer external groups than one draw may take refuses nobody, and however much one
 neighbour sends, it cannot use up the share of another.
@@ -12,7 +12,7 @@ from swarm.config import ReplayConfig
 from swarm.types import NodeId
 
 MAX_SHARES: Final = 256  # neighbours remembered; there are never more than 64 at a time
-_SURPLUS: Final = 2.0  # groups taken in for each one that a draw takes: some have no signal, some come too late
+_SURPLUS: Final = 1.5  # groups taken in for each one that a draw takes: some are refused, some come too late
 _MEMORY: Final = 0.8  # share of the old figure in the running mean of the time between draws
 
 
@@ -28,7 +28,7 @@ class Appetite:
     """Says of each group that a neighbour offers whether this node takes it in: one token bucket per neighbour.
 
     A draw takes up to J external groups, so a node of N that took in every group of every other would check N * I of
-    them per step and learn from J. This one takes in about 2 * J per draw, spread evenly over the time between its
+    them per step and learn from J. This one takes in about 1.5 * J per draw, spread evenly over the time between its
     draws: a slow learner still finds young groups, and keeps hearing of its producers' heads. Until the time between
     draws is known, everything is taken.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from swarm.errors import Unavailable
 from swarm.exchange.chunk_places import CHUNK_STALL_S, ChunkPlaces
 from swarm.interfaces import ExchangeHandler, StreamItem
-from swarm.types import NodeId
+from swarm.types import NodeId, Wanted
 from swarm.wire.convert import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
 from swarm.wire.server import Sessions
 from swarm.wire.status import Context, answering
@@ -45,7 +45,8 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             peer = self._sessions.require(context)
             cursor = cursor_from_message(request.cursor)
             async with self._one_stream(peer):
-                items = cast(Any, self._handler.subscribe(peer, cursor, request.relay))
+                wanted = Wanted(relay=request.relay, silent=request.silent)
+                items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
                 async with aclosing(items):
                     async for item in items:
                         await self._write(context, _response_of(item))

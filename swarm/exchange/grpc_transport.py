@@ -17,7 +17,7 @@ from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Una
 from swarm.exchange.grpc_serving import FETCH_BYTES, STALL_TIMEOUT_S, ExchangeServicer
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
-from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, short
+from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, Wanted, short
 from swarm.wire.body import Malformed
 from swarm.wire.convert import (
     MAX_ENVELOPE_BYTES,
@@ -125,14 +125,14 @@ class GrpcPeer:
         """The peer that proved its identity."""
         return self._channel.node_id
 
-    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`, unopened: digest, signature and content are for admission to check.
 
         Raises:
             Unavailable: the stream ended, for whatever reason.
         """
         what = f"subscription to {short(self.node_id)}"
-        request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=relay)
+        request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=wanted.relay, silent=wanted.silent)
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
             with calling(what):

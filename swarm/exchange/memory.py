@@ -13,7 +13,7 @@ from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated,
 from swarm.exchange.memory_line import Line, UnderWay
 from swarm.exchange.memory_network import MemoryNetwork
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest
+from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
@@ -67,9 +67,9 @@ class MemoryClient:
         """The peer at the other end."""
         return self._line.server
 
-    def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
-        return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, relay), self._send_groups)
+        return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, wanted), self._send_groups)
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
         """What the peer holds of a lineage, then what is new. Raises NotHeld, Unavailable when the line breaks."""

@@ -244,10 +244,9 @@ class ReplayBuffer:
             head_step: newest step of our own lineage.
             running: groups that are being generated, here or with leave of this node.
         """
-        now_s = self._clock.now_s()
+        oldest_s, oldest_step = self._clock.now_s() - self._config.max_age_s, head_step - self._max_age_steps
         waiting = sum(
-            head_step - entry.oldest_step <= self._max_age_steps and self._is_recent(entry, now_s)
-            for entry in self._local.values()
+            entry.oldest_step >= oldest_step and entry.first_seen_s >= oldest_s for entry in self._local.values()
         )
         usable = min(self._usable(self._max_age_steps), self._config.max_groups)
         return max(0, usable - waiting - running)
@@ -267,16 +266,13 @@ class ReplayBuffer:
         head_step = max(entry.newest_step, 0 if lineage_head is None else lineage_head.step)
         return max(0, head_step - entry.oldest_step)
 
-    def _is_recent(self, entry: _Entry, now_s: float) -> bool:
-        return now_s - entry.first_seen_s <= self._config.max_age_s
-
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
-        now_s = self._clock.now_s()
+        oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._all.values()):
             age_steps = self._age(entry, head, head_of)
             if age_steps is None:
                 self._drop(entry, "no_lineage")
-            elif age_steps > self._max_age_steps or not self._is_recent(entry, now_s):
+            elif age_steps > self._max_age_steps or entry.first_seen_s < oldest_s:
                 self._drop(entry, "too_old")
             else:
                 entry.age_steps = age_steps

@@ -1,7 +1,7 @@
 """What a node gives to its peers: its log of groups as streams, single groups by digest, and weights (`holding`).
 
 Invariant: a group is sent only after it was stored and is known to be worth sending; nobody gets what they made or
-sent us themselves, nor what is older than anyone may use.
+sent us themselves, nor what is older than anyone may use, nor groups without signal unless they ask for them.
 """
 
 import logging
@@ -24,6 +24,7 @@ from swarm.types import (
     ScoredGroup,
     SealedGroup,
     SealedManifest,
+    Wanted,
     short,
 )
 
@@ -40,6 +41,7 @@ class _Fresh:
     policy_id: str
     via: NodeId  # who sent it to us; ourselves for our own groups
     oldest_step: int
+    has_signal: bool
 
 
 class Serving:
@@ -136,26 +138,27 @@ class Serving:
 
     # --- asked by peers: ExchangeHandler ---------------------------------------------------------
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
-        """Own groups after `cursor`, then live ones; with `relay` also notices of other nodes' groups.
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        """Own groups after `cursor`, then live ones; notices of other nodes' groups where they are wanted.
 
         Raises:
             Unavailable: the peer's standing is below the floor; also in the middle of a stream.
         """
-        logger.debug("peer subscribed", extra={"peer": short(peer), "relay": relay})
-        grew = self._grew if relay else self._own_grew
+        logger.debug("peer subscribed", extra={"peer": short(peer), "relay": wanted.relay, "silent": wanted.silent})
+        grew = self._grew if wanted.relay else self._own_grew
         while True:
             self._require_welcome(peer)
             newest = self.log_head
-            is_up_to_date = cursor == newest  # the usual case: no need to ask the store
-            entries = [] if is_up_to_date else await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not relay)
+            entries: list[tuple[Cursor, SealedGroup]] = []
+            if cursor != newest:
+                entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not wanted.relay)
             for position, sealed in entries:
                 if self._is_settling(sealed):
                     await grew.wait()
                     break
                 cursor = position
                 fresh = self._fresh.get(sealed.digest)
-                if fresh is None or not self._is_worth_sending(fresh, peer):
+                if fresh is None or not self._is_worth_sending(fresh, peer, wanted):
                     continue
                 is_own = sealed.producer == self._node_id
                 self.bytes_sent += sealed.size_bytes if is_own else 0
@@ -168,7 +171,7 @@ class Serving:
             if not entries:
                 cursor = newest  # what lies between is not for this peer
                 if self.log_head == newest:
-                    await grew.wait(lambda: self._is_news(peer))
+                    await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer that is not welcome."""
@@ -190,7 +193,7 @@ class Serving:
     # --- inside ----------------------------------------------------------------------------------
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> _Fresh:
-        fresh = _Fresh(scored.group.producer, scored.group.policy_id, via, scored.group.oldest_step)
+        fresh = _Fresh(scored.group.producer, scored.group.policy_id, via, scored.group.oldest_step, scored.has_signal)
         self._fresh[scored.digest] = fresh
         if fresh.producer == self._node_id:
             self._own_steps[scored.digest] = fresh.oldest_step
@@ -206,18 +209,21 @@ class Serving:
             return False
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._arriving
 
-    def _is_news(self, peer: NodeId) -> bool:
+    def _is_news(self, peer: NodeId, wanted: Wanted) -> bool:
         """Whether a stream that sent all it could has to look again; it is not woken for what its peer will not get."""
-        return self._newest is None or self._is_worth_sending(self._newest, peer)
+        return self._newest is None or self._is_worth_sending(self._newest, peer, wanted)
 
-    def _is_worth_sending(self, fresh: _Fresh, peer: NodeId) -> bool:
-        """Not what the peer made or sent us itself, nor what is older than anyone may use.
+    def _is_worth_sending(self, fresh: _Fresh, peer: NodeId, wanted: Wanted) -> bool:
+        """Not what the peer made or sent us itself, nor what is older than anyone may use, nor what nobody can learn
+        from unless that is wanted.
 
-        The trainer whose policy made one of ours gets it however old: it gave leave for it, and waits for it.
+        The trainer whose policy made one of ours gets it in any case: it gave leave for it, and waits for it.
         """
         if peer == fresh.producer or peer == fresh.via:
             return False
         if peer == fresh.policy_id and fresh.producer == self._node_id:
             return True
+        if not (fresh.has_signal or wanted.silent):
+            return False
         head = self._head_of(fresh.policy_id)
         return head is None or head.step - fresh.oldest_step <= self._config.max_age_steps

@@ -14,7 +14,7 @@ from swarm.exchange.overlay import choose_neighbours
 from swarm.exchange.peers import keep_newest
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.retry import Backoff, supervise
-from swarm.types import Advert, Cursor, NodeId, Role, SealedGroup, short
+from swarm.types import Advert, Cursor, NodeId, Role, SealedGroup, Wanted, short
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,9 @@ class Follow:
         self._agent = agent
         self._transport = transport
         self._address = address
-        self._relay = relay
+        replay = agent.config.replay
+        # where a step waits for everybody's groups of its round, those without signal are waited for too
+        self._wanted = Wanted(relay=relay, silent=replay.keep_silent or replay.barrier)
         self._cursors = cursors
         self._backoff = Backoff(rng)
 
@@ -110,16 +112,18 @@ class Follow:
         peer = self._address.node_id
         self._agent.require_welcome(peer)
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+        cursor = self._cursors.get(peer, Cursor())
         try:
             await self._agent.set_connected(peer, True)
-            async for item in client.subscribe(self._cursors.get(peer, Cursor()), self._relay):
+            async for item in client.subscribe(cursor, self._wanted):
                 sealed = await self._content(client, item)
                 if sealed is not None:
                     await self._agent.receive(sealed, via=peer)
                     self._agent.require_welcome(peer)
-                keep_newest(self._cursors, peer, item.cursor)
+                cursor = item.cursor
                 self._backoff.reset()
         finally:
+            keep_newest(self._cursors, peer, cursor)
             await self._agent.set_connected(peer, False)
             await client.close()
 

@@ -7,7 +7,7 @@ watches and stops them.
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         for config in configs:
             await _start_node(nodes[config.name], config, options, info)
         trainers = {config.name for config in configs if Role.TRAINER in config.roles}
-        first_step_s = await _watch(coordinator, nodes, trainers, options, watch, tick)
+        await _watch(coordinator, nodes, trainers, options, watch, tick)
         await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
         statuses = {name: process.status() for name, process in nodes.items()}
     finally:
@@ -95,7 +95,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
             for config in configs
         ),
         began_at_s=began_s,
-        first_step_at_s=first_step_s,
+        first_step_at_s=min(_step_times(nodes.values()), default=0.0),
         ended_at_s=time.time(),
     )
 
@@ -132,12 +132,12 @@ async def _watch(
     options: SimulationOptions,
     watch: Watch,
     tick: Callable[[], None],
-) -> float:
+) -> None:
     """Follows the events until every node that trains has finished; carries out kills and restarts on time."""
     preset = PRESETS[options.preset]
     everyone = {**nodes, "coordinator": coordinator}
     finished: set[str] = set()
-    first_step_s = 0.0
+    has_begun = False
     pending = sorted(
         [(at_s, name, signal.SIGKILL) for name, at_s in options.kill]
         + [(at_s, name, signal.SIGSTOP) for name, at_s in options.stop]
@@ -149,14 +149,14 @@ async def _watch(
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
-                if event["kind"] == "step" and not first_step_s:
-                    first_step_s, began_s = event["at_s"], time.monotonic()
+                if event["kind"] == "step" and not has_begun:
+                    has_begun, began_s = True, time.monotonic()
                 if event["kind"] == "finished":
                     finished.add(name)
             process.check()
         coordinator.check()
-        elapsed_s = time.monotonic() - began_s if first_step_s else 0.0
-        while pending and pending[0][0] <= elapsed_s and first_step_s:
+        elapsed_s = time.monotonic() - began_s if has_begun else 0.0
+        while pending and pending[0][0] <= elapsed_s and has_begun:
             _, name, number = pending.pop(0)
             everyone[name].send(number)
             watch(name, {"kind": "killed" if number == signal.SIGKILL else "stopped", "at_s": time.time()})
@@ -168,10 +168,14 @@ async def _watch(
             _, name = restarts.pop(0)
             await everyone[name].start()
             watch(name, {"kind": "restarted", "at_s": time.time()})
-        if first_step_s and elapsed_s > limit_s:
+        if has_begun and elapsed_s > limit_s:
             break
-        if not first_step_s and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:
+        if not has_begun and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:
             raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
         tick()
         await asyncio.sleep(POLL_S)
-    return first_step_s
+
+
+def _step_times(processes: Iterable[Process]) -> list[float]:
+    """Wall clock of every step; only all events together tell which was first."""
+    return [event["at_s"] for process in processes for event in process.events if event["kind"] == "step"]

@@ -36,6 +36,7 @@ from swarm.types import (
     SealedManifest,
     TokenTrace,
     VersionSpan,
+    Wanted,
 )
 from swarm.weights.manifest import DOMAIN_WEIGHTS
 from swarm.wire.convert import seal_group
@@ -74,7 +75,7 @@ class HostileNode:
             await directory.announce(self._advert(endpoints))
             await asyncio.sleep(self._config.exchange.advert_every_s)
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         """Harmful groups, for ever."""
         for kind in self._kinds():
             await asyncio.sleep(SEND_EVERY_S)

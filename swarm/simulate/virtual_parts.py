@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,6 +47,7 @@ GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
 STEP_S = 2.0  # virtual seconds of one optimizer step
 MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
 MAX_OPENED = 8192  # opened groups remembered
+MAX_ANSWERS = 8192  # answers of which the arrays are remembered
 SPACING = 8  # questions between two appearances of one, for the mixture of a node
 
 
@@ -136,26 +137,36 @@ class ScriptedGenerator:
         skill = min(MOST_SKILL, 0.3 + 0.01 * self.version.step)
         right = self._environments[task.env].reference(task.task_id)
         num_right = int(count * skill + self._rng.random())  # stratified, so that most groups have signal
+        spans = (VersionSpan(start=0, version=self.version),)
         made: list[Rollout] = []
         for index in range(count):
             text = right if index < num_right else right[::-1] + "#"
-            ids = np.asarray(self._codec.encode_response(text), dtype=np.int32)
             made.append(
                 Rollout(
                     text=text,
-                    trace=TokenTrace(
-                        token_ids=ids,
-                        action_mask=np.ones(len(ids), dtype=np.bool_),
-                        logprobs=np.full(len(ids), -0.5, dtype=np.float32),
-                        turn_ids=np.zeros(len(ids), dtype=np.int16),
-                        spans=(VersionSpan(start=0, version=self.version),),
-                    ),
+                    trace=TokenTrace(**_tokens(self._codec, text), spans=spans),
                     sampling=sampling,
                     finish=FinishReason.STOP,
                     claimed_reward=float("nan"),
                 )
             )
         return tuple(made)
+
+
+@lru_cache(maxsize=MAX_ANSWERS)
+def _tokens(codec: TextCodec, text: str) -> dict[str, Any]:
+    """What every trace of that answer has; no two nodes change an array that both hold."""
+    ids = np.asarray(codec.encode_response(text), dtype=np.int32)
+    count = len(ids)
+    arrays = {
+        "token_ids": ids,
+        "action_mask": np.ones(count, dtype=np.bool_),
+        "logprobs": np.full(count, -0.5, dtype=np.float32),
+        "turn_ids": np.zeros(count, dtype=np.int16),
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
 
 
 _opened = lru_cache(maxsize=MAX_OPENED)(open_group)

@@ -51,6 +51,7 @@ from swarm.types import (
     StepReport,
     TokenTrace,
     VersionSpan,
+    Wanted,
 )
 from swarm.weights.apply import Applier
 from swarm.weights.chunks import CHUNK_BYTES
@@ -788,7 +789,7 @@ class Liar:
         )
         await self.world.directory.view(self.identity, TOY_RUN_ID, self.world.clock).announce(advert)
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 

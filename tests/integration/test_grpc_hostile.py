@@ -19,7 +19,7 @@ from swarm.exchange.grpc_serving import STREAMS_PER_PEER
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
-from swarm.types import Cursor, Digest, NodeId, SealedGroup
+from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
 from swarm.wire.convert import sealed_to_bytes
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
@@ -52,7 +52,7 @@ class Endless:
         self.num_open = 0
         self.num_sent = 0
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         self.num_open += 1
         try:
             while True:
@@ -390,7 +390,7 @@ async def test_lying_fetch_is_refused(responses: list[Any], error: type[Exceptio
 async def test_lying_subscription_ends(response: pb.SubscribeResponse):
     server, client, peer = await connect_to(response)
     with pytest.raises(Unavailable):
-        async for _ in peer.subscribe(Cursor(), False):
+        async for _ in peer.subscribe(Cursor(), Wanted()):
             raise AssertionError("an item came through")
     await client.stop()
     await server.stop(0)

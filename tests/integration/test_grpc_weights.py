@@ -23,7 +23,7 @@ from swarm.exchange.memory import MemoryTransport
 from swarm.exchange.memory_network import MemoryNetwork
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest
+from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, open_channel
 from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
@@ -111,7 +111,7 @@ class Holder:
         finally:
             self.num_serving -= 1
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         raise Unavailable("no groups here")
         yield  # pragma: no cover
 
@@ -294,7 +294,7 @@ async def test_closed_client_is_unavailable_for_every_call(pair: Pair):
         pair.peer.fetch_chunk(bytes(32), 5.0),
         pair.peer.fetch(bytes(32), 100, 5.0),
         anext(pair.peer.watch(LINEAGE, 0)),
-        anext(pair.peer.subscribe(Cursor(), False)),
+        anext(pair.peer.subscribe(Cursor(), Wanted())),
     ):
         with pytest.raises(Unavailable):
             await call

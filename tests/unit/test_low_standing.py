@@ -19,7 +19,18 @@ from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
-from swarm.types import Advert, Correction, Cursor, Digest, NodeId, PolicyVersion, RefusalReason, Role, SealedGroup
+from swarm.types import (
+    Advert,
+    Correction,
+    Cursor,
+    Digest,
+    NodeId,
+    PolicyVersion,
+    RefusalReason,
+    Role,
+    SealedGroup,
+    Wanted,
+)
 
 OURS, LIAR, HONEST = make_identity(1), make_identity(2), make_identity(3)
 
@@ -104,7 +115,7 @@ class Peer:
         self._peers = peers
         self.node_id = node_id
 
-    async def subscribe(self, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         while self.node_id == LIAR.node_id:
             self._peers.num_sent += 1
             sealed = lie(self._peers.num_sent, self._peers.clock)
@@ -147,7 +158,7 @@ def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: boo
         agent = agent_on(clock, standing)
 
         async def read(peer: NodeId) -> list[StreamItem]:
-            return [item async for item in agent.serving.subscribe(peer, Cursor(), relay)]
+            return [item async for item in agent.serving.subscribe(peer, Cursor(), Wanted(relay=relay))]
 
         liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
         await asyncio.sleep(1.0)

@@ -14,7 +14,7 @@ from swarm.exchange.memory import MemoryTransport
 from swarm.exchange.memory_network import MemoryNetwork
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.simulate.virtual_loop import run_virtual
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest
+from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
 
 ALICE, BOB, LINEAGE = "a" * 64, "b" * 64, "f" * 64
 Watched = SealedManifest | Leave
@@ -56,7 +56,7 @@ class Holder:
             raise NotHeld("no such chunk")
         return self.chunks[digest]
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, relay: bool) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
         raise Unavailable("no groups")
         yield  # pragma: no cover
 

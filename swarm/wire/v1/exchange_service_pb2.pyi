@@ -9,12 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("cursor", "relay")
+    __slots__ = ("cursor", "relay", "silent")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     relay: bool
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ...) -> None: ...
+    silent: bool
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., silent: bool = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("cursor", "digest", "size_bytes", "group")

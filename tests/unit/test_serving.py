@@ -1,0 +1,66 @@
+"""To whom a stored group is sent: what nobody can learn from stays where it is, unless somebody asks for it."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import ReplayConfig
+from swarm.exchange.holding import Holding
+from swarm.exchange.memory_store import MemoryGroupStore
+from swarm.exchange.serving import Serving
+from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.types import Cursor, Digest, NodeId, RolloutGroup, Wanted
+
+OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
+SILENT = ["7"] * 4
+
+
+class Held:
+    """A node's log, and its serving half."""
+
+    def __init__(self) -> None:
+        self.store = MemoryGroupStore(ManualClock(), 2**24)
+        holding = Holding.__new__(Holding)  # no weights are asked for here
+        self.serving = Serving(OURS.node_id, self.store, ReplayConfig(), lambda _: None, lambda _: None, holding)
+
+    async def add(self, group: RolloutGroup) -> Digest:
+        """Stores one group of ours, or of another node that came over a third."""
+        identity = OURS if group.producer == OURS.node_id else OTHER
+        sealed = make_sealed(group, identity)
+        scored = make_scored(group, digest=sealed.digest, is_local=identity is OURS)
+        await self.store.put(scored, sealed)
+        await self.serving.read_head()
+        self.serving.offer(scored, via=identity.node_id)
+        return sealed.digest
+
+    async def sent(self, peer: NodeId, wanted: Wanted, count: int) -> list[Digest]:
+        """The first `count` that a new stream sends."""
+        stream = self.serving.subscribe(peer, Cursor(), wanted)
+        return [(await asyncio.wait_for(anext(stream), 5.0)).digest for _ in range(count)]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("producer", [OURS.node_id, OTHER.node_id])
+async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer: NodeId) -> None:
+    held = Held()
+    silent = await held.add(make_group(producer, texts=SILENT))
+    loud = await held.add(make_group(producer, task_id=8))
+    assert await held.sent(READER.node_id, Wanted(relay=True), 1) == [loud]
+    assert await held.sent(READER.node_id, Wanted(relay=True, silent=True), 2) == [silent, loud]
+
+
+async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come() -> None:
+    held = Held()
+    stream = held.serving.subscribe(READER.node_id, Cursor(), Wanted())
+    item = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await held.add(make_group(OURS.node_id, texts=SILENT))
+    loud = await held.add(make_group(OURS.node_id, task_id=8))
+    assert (await asyncio.wait_for(item, 5.0)).digest == loud
+
+
+async def test_the_trainer_that_gave_leave_for_it_gets_it_in_any_case() -> None:
+    held = Held()
+    silent = await held.add(replace(make_group(OURS.node_id, texts=SILENT), policy_id=TRAINER.node_id))
+    assert await held.sent(TRAINER.node_id, Wanted(), 1) == [silent]
