@@ -3,6 +3,8 @@
 Invariant: the same figures as in the HTML report, from the same functions.
 """
 
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,10 +25,10 @@ from swarm.simulate.result import RIVALS, SimulationResult, SwarmResult
 
 def render_summary(result: SimulationResult) -> RenderableType:
     """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
-    parts: list[RenderableType] = [_table(result.swarm, result.title)]
+    parts: list[RenderableType] = [table_of(node_rows(result.swarm), result.title)]
     if result.rival is not None:
         parts += [
-            _table(result.rival, f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
+            table_of(node_rows(result.rival), f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
             *_comparison(result),
         ]
     parts.append(_baseline(result.swarm))
@@ -39,14 +41,15 @@ def render_summary(result: SimulationResult) -> RenderableType:
     return Group(*parts)
 
 
-def _table(swarm: SwarmResult, title: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def table_of(rows: Sequence[NodeRow], title: str) -> Table:
+    """A row for each node; it fits 80 columns."""
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("node", no_wrap=True)
-    table.add_column("asks")
-    names = ("\nsteps", "own\nall", "own\nheld out", "never asked\nall", "never asked\nheld out")
-    for name in (*names, "local/\nexternal", "\nage", "\nESS", "\ntok/s"):
+    table.add_column("asks", min_width=8)
+    names = ("steps", "own\nall", "own\nheld out", "never\nasked\nall", "never\nasked\nheld out")
+    for name in (*names, "local/\nforeign", "age", "ESS", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in node_rows(swarm):
+    for row in rows:
         table.add_row(*(Text(cell) for cell in _cells(row)))
     return table
 
@@ -68,8 +71,8 @@ def _cells(row: NodeRow) -> list[str]:
 
 
 def arrow(change: Change | None) -> str:
-    """`.16->.71`, or a dash."""
-    return "-" if change is None else f"{figure(change.before)}->{figure(change.after)}"
+    """`.16→.71`, or a dash."""
+    return "-" if change is None else f"{figure(change.before)}→{figure(change.after)}"
 
 
 def _follow_table(rows: list[FollowRow]) -> Table:

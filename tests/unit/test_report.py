@@ -25,6 +25,7 @@ from swarm.simulate.invariants import Verdict
 from swarm.simulate.live import PLAIN_EVERY_S, LiveProgress, figure
 from swarm.simulate.report import as_json, render_html, render_summary, write_report
 from swarm.simulate.result import NodeResult, SimulationResult, SwarmResult, node_result
+from swarm.simulate.summary import table_of
 from swarm.simulate.svg import Series, line_chart, matrix, ticks
 from swarm.types import JsonDict
 
@@ -202,7 +203,7 @@ def test_the_page_is_self_contained_and_its_charts_are_well_formed():
     assert len(charts) >= 9
     for chart in charts:
         ElementTree.fromstring(chart)
-    assert ".20-&gt;.70" in page and "too_old" in page and "all invariants hold" in page
+    assert ".20→.70" in page and "too_old" in page and "all invariants hold" in page
 
 
 def test_a_violated_invariant_is_shown_with_its_detail():
@@ -249,14 +250,25 @@ def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
 
 
 def test_the_summary_fits_a_terminal_and_says_what_matters():
-    console = Console(width=90)
+    console = Console(width=80)
     with console.capture() as captured:
         console.print(render_summary(result()))
     text = captured.get()
-    assert text.count(".20->.70") == 8 and text.count(".20->.45") == 8
-    assert all(len(line) <= 90 for line in text.splitlines())
+    assert text.count(".20→.70") == 8 and text.count(".20→.45") == 8
+    assert all(len(line) <= 80 for line in text.splitlines())
     assert "swarm minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
     assert "products all .10 (n=64)" in text and "ok" in text and "no group twice" in text
+
+
+def test_the_widest_figures_fit_80_columns():
+    row = replace(
+        node_rows(swarm(gain=0.8))[1], num_local=250, num_external=250, age_mean_steps=1.25, tokens_per_s=1234
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table_of([row], "wide"))
+    assert "…" not in captured.get() and ".20→1.00" in captured.get()
+    assert "products" in captured.get() and "250/250" in captured.get() and "1234" in captured.get()
 
 
 def test_progress_without_a_terminal_is_one_line_per_interval(tmp_path: Path):
