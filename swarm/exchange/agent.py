@@ -30,13 +30,13 @@ from swarm.exchange.coordination import Coordination
 from swarm.exchange.drawing import Drawing
 from swarm.exchange.following import Following
 from swarm.exchange.holding import Holding
+from swarm.exchange.intake import Intake
 from swarm.exchange.leaves import Leaves
 from swarm.exchange.peers import Peers
 from swarm.exchange.publishing import Publishing
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
 from swarm.exchange.signal import Signal
-from swarm.exchange.standing import UNPROVEN
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, Verdict, Verifier
 from swarm.types import (
@@ -49,12 +49,8 @@ from swarm.types import (
     NodeId,
     NodeReport,
     PolicyVersion,
-    RefusalReason,
-    Refused,
     Role,
     RolloutGroup,
-    ScoredGroup,
-    SealedGroup,
     StepReport,
     Way,
     short,
@@ -65,8 +61,6 @@ logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 WINDOW_STEPS = 2  # groups of so many steps are the most that one follower may have outstanding
-_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one of it was, or is not waited for
-_NO_ARRIVAL = UNPROVEN | _NOT_COUNTED | {RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 
 
@@ -75,14 +69,13 @@ class Counters:
     """Totals since this process started."""
 
     num_put: int = 0
-    num_admitted: int = 0
     tokens_generated: int = 0
-    bytes_received: int = 0  # sealed groups from peers, useful or not
 
 
 class Agent:
-    """One node's state; implements `LocalExchange` for its worker. `serving` answers its peers.
+    """One node's state; implements `LocalExchange` for its worker.
 
+    `serving` answers its peers, `intake` takes what they send.
     With a weight store a trainer that publishes serves its versions (`publishing`) and gives leave to those who follow
     it; a generator without the trainer role follows one (`following`).
     """
@@ -111,9 +104,7 @@ class Agent:
         self.clock = clock
         self.counters = Counters()
         self.num_failures = 0
-        self.refusals: dict[RefusalReason, int] = {}
         self.peers = Peers(self.node_id)
-        self.fetching: set[Digest] = set()  # notices being fetched from some neighbour: no second copy
         self.head = PolicyVersion(policy_id=self.node_id, step=0)
         self.coordination = Coordination(clock)
         self.endpoints: tuple[str, ...] = ()
@@ -123,14 +114,12 @@ class Agent:
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
         self._emit = emit
-        self._appetite = Appetite(config.replay, clock)
+        appetite = Appetite(config.replay, clock)
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
         self._reward_mean = 0.0
         self._reward_std = 0.0
-        self.drawing = Drawing(
-            config, store, replay, self.peers, self.coordination, emit, self._changed, self._appetite
-        )
+        self.drawing = Drawing(config, store, replay, self.peers, self.coordination, emit, self._changed, appetite)
         window = WINDOW_STEPS * config.replay.local_groups
         self.leaves = Leaves(clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting)
         door.leaves = self.leaves
@@ -148,6 +137,20 @@ class Agent:
         )
         self.serving = Serving(self.node_id, store, config.replay, self.head_of, self.require_welcome, self.holding)
         self.publishing, self.following = self._weights_side(weights, offload)
+        self.intake = Intake(
+            node_id=self.node_id,
+            config=config,
+            door=door,
+            appetite=appetite,
+            peers=self.peers,
+            leaves=self.leaves,
+            replay=replay,
+            serving=self.serving,
+            changed=self._changed,
+            emit=emit,
+            clock=clock,
+            learns=self.following is None,
+        )
 
     def _weights_side(
         self, weights: WeightStore | None, offload: Offload
@@ -239,7 +242,7 @@ class Agent:
         if self.following is not None:
             self.following.leave.made()
             self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
-        self._add(scored, via=self.node_id)
+        self.intake.add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
         return mean
 
@@ -306,53 +309,7 @@ class Agent:
         """The sandboxed verifier."""
         return await self._verifier.score(env, task_id, answers)
 
-    # --- peers: receiving ------------------------------------------------------------------------
-
-    async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
-        self.counters.bytes_received += sealed.size_bytes
-        with self.serving.arriving(sealed.digest):
-            result = await self._door.admit(sealed, via)
-            if isinstance(result, ScoredGroup):
-                await self.serving.read_head()
-        if isinstance(result, Refused):
-            self.refusals[result.reason] = self.refusals.get(result.reason, 0) + 1
-            self._emit("refused", {"reason": str(result.reason), "producer": result.producer or via})
-            logger.debug(
-                "group refused", extra={"reason": str(result.reason), "detail": result.detail, "via": short(via)}
-            )
-            if result.reason is not RefusalReason.LOW_STANDING:
-                self._drop_unwelcome(via, result.producer or via)
-            if self._is_arrival(result, via):
-                self._arrived(result.producer or via, is_admitted=False)
-            return result
-        self.counters.num_admitted += 1
-        self.peers.learn_head(result.group)
-        self._add(result, via)
-        if result.is_own_policy(self.node_id):
-            # after it was added: room that it takes up is not given away
-            self._arrived(result.group.producer, is_admitted=True)
-        self._emit(
-            "admitted",
-            {
-                **group_fields(result),
-                "versions": versions_of(result.group),
-                "via": via,
-                "age_s": self.clock.now_s() - result.group.created_at_s,
-            },
-        )
-        return result
-
-    def takes_from(self, peer: NodeId) -> bool:
-        """Whether our draws still have use for a group that this neighbour offers; asked once for each.
-
-        Everything that was made with our leave is taken; a node that only generates has no use for any.
-        """
-        if peer in self.leaves.followers:
-            return True
-        if self.following is not None and Role.RELAY not in self.config.roles:
-            return False
-        return self._appetite.take(peer, max(1, len(self.peers.connected)), self.replay.num_external)
+    # --- peers -------------------------------------------------------------------------------------
 
     @property
     def served(self) -> PolicyVersion:
@@ -420,7 +377,7 @@ class Agent:
             reward_mean=self._reward_mean,
             num_local=self.drawing.num_local,
             num_external=self.drawing.num_external,
-            num_refused=sum(self.refusals.values()),
+            num_refused=sum(self.intake.refusals.values()),
             edges=tuple(self.coordination.edges.values()),
             evaluations=dict(self.coordination.evaluations),
         )
@@ -431,30 +388,6 @@ class Agent:
         self._emit("failure", {"loop": loop, "error": f"{type(error).__name__}: {error}"})
 
     # --- inside --------------------------------------------------------------------------------------
-
-    def _add(self, scored: ScoredGroup, via: NodeId) -> None:
-        if self.following is None:  # else nothing here learns
-            self.replay.add(scored)
-        self.serving.offer(scored, via)
-        self._changed.fire()
-
-    def _drop_unwelcome(self, *peers: NodeId) -> None:
-        """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
-        if not all(map(self.is_welcome, peers)):
-            self.serving.wake()
-            self._changed.fire()
-
-    def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """Whether a group that was refused is one that its producer had leave for."""
-        if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
-            return False  # what others bring counts where it was signed by its producer
-        made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
-        return made_at_s is None or not self.leaves.is_of_an_earlier_watch(refused.producer, made_at_s)
-
-    def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
-        """A group that this follower had leave for came, and was admitted or refused."""
-        self.leaves.arrived(producer, is_admitted=is_admitted)
-        self._changed.fire()
 
     def _capacity(self) -> int:
         return self._allowance.for_own() if self.following is None else self.following.capacity()

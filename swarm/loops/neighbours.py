@@ -118,7 +118,7 @@ class Follow:
             async for item in client.subscribe(cursor, self._wanted):
                 sealed = await self._content(client, item)
                 if sealed is not None:
-                    await self._agent.receive(sealed, via=peer)
+                    await self._agent.intake.receive(sealed, via=peer)
                     self._agent.require_welcome(peer)
                 cursor = item.cursor
                 self._backoff.reset()
@@ -132,12 +132,12 @@ class Follow:
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
         if item.sealed is not None:
-            return item.sealed if self._agent.takes_from(self._address.node_id) else None
+            return item.sealed if self._agent.intake.takes_from(self._address.node_id) else None
         limit = self._agent.config.exchange.max_group_bytes
-        fetching = self._agent.fetching
+        fetching = self._agent.intake.fetching
         if item.size_bytes > limit or item.digest in fetching or await self._agent.store.contains(item.digest):
             return None
-        if not self._agent.takes_from(self._address.node_id):
+        if not self._agent.intake.takes_from(self._address.node_id):
             return None
         fetching.add(item.digest)
         try:

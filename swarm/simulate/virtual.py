@@ -181,7 +181,7 @@ class VirtualSwarm:
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.coordination.edges), MAX_EDGES),
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
-            "fetches": (len(agent.fetching), agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.intake.fetching), agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.coordination.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():

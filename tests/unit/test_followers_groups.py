@@ -88,7 +88,7 @@ class Bench:
 
     async def receive(self, group: RolloutGroup) -> ScoredGroup | Refused:
         now = replace(group, created_at_s=self.clock.now_s())
-        return await self.agent.receive(make_sealed(now, FOLLOWER), via=FOLLOWER.node_id)
+        return await self.agent.intake.receive(make_sealed(now, FOLLOWER), via=FOLLOWER.node_id)
 
     async def draw_two(self) -> Draw:
         """Of versions 0 to 2 that were published: one group in flight over two of them, one of the newest."""
@@ -193,7 +193,7 @@ def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_tr
         assert bench.agent.replay.num_local == 1
         leaves.give(100)
         assert leaves.num_outstanding == 2, "it delivered"
-        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.refusals == {RefusalReason.NO_LEAVE: 8}
+        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.intake.refusals == {RefusalReason.NO_LEAVE: 8}
 
     run_virtual(run())
 
@@ -220,7 +220,7 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leav
         watch = leaves.begin(FOLLOWER.node_id, window=4)
         leaves.give(8)
         for group, num_arrived in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
-            refused = await bench.agent.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
+            refused = await bench.agent.intake.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
             assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
             assert watch.num_arrived == num_arrived
 

@@ -141,7 +141,7 @@ def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go
         sent = peers.num_sent
         assert 0 < sent < 10
         await asyncio.sleep(30.0)
-        assert peers.num_sent == sent and not agent.refusals.get(RefusalReason.LOW_STANDING)
+        assert peers.num_sent == sent and not agent.intake.refusals.get(RefusalReason.LOW_STANDING)
         await asyncio.sleep(300.0)
         assert peers.num_sent > sent, "nobody is condemned for ever"
         following.cancel()
@@ -163,7 +163,7 @@ def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: boo
         liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
         await asyncio.sleep(1.0)
         for number in range(5):
-            await agent.receive(lie(number, clock), via=LIAR.node_id)
+            await agent.intake.receive(lie(number, clock), via=LIAR.node_id)
         with pytest.raises(Unavailable, match="standing"):
             async with asyncio.timeout(1.0):
                 await liar
