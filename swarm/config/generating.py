@@ -91,6 +91,9 @@ class EngineConfig(Model):
     and timeout_s (docs/engines.md); anything else is a further field of each request."""
     max_rows: Positive = 64
     """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
+    stall_s: PositiveFloat = 600.0
+    """vllm: a step or a change of weights that takes longer is taken to hang: its process ends, another one starts with
+    the last good weights."""
     tolerance_nats: Annotated[float, Field(ge=0)] = 0.0
     """Mean difference of a version's canary log-probs from the publisher's up to which the engine is taken to have
     become that version. 0: as measured for this engine and dtype."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from swarm.errors import ConfigError
+from swarm.rollout.stall import at_most
 from swarm.rollout.vllm_loop import Job, Mode, Progress
 from swarm.types import FinishReason, FloatArray
 
@@ -41,13 +42,21 @@ class VllmAdapter:
         max_rows: most sequences decoded together.
         eos_ids: tokens that end a sequence.
         options: further arguments of vllm.EngineArgs.
+        stall_s: a step, or a change of weights, that takes longer ends the process.
 
     Raises:
         ConfigError: vLLM does not take them.
     """
 
     def __init__(
-        self, model: Path, *, dtype: str, max_rows: int, eos_ids: Sequence[int], options: Mapping[str, Any]
+        self,
+        model: Path,
+        *,
+        dtype: str,
+        max_rows: int,
+        eos_ids: Sequence[int],
+        options: Mapping[str, Any],
+        stall_s: float,
     ) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vllm is imported
         import vllm
@@ -76,6 +85,7 @@ class VllmAdapter:
         except (ValueError, NotImplementedError) as error:  # of its own checks of model and arguments
             raise ConfigError(f"vLLM does not run this model with these engine.options: {error}") from error
         self._eos_ids = list(eos_ids)
+        self._stall_s = stall_s
         self.name = f"vllm {vllm.__version__}"
         self.max_tokens = int(self._engine.model_config.max_model_len)
         self.vocab_size = int(self._engine.model_config.get_vocab_size())
@@ -92,14 +102,16 @@ class VllmAdapter:
 
     def step(self) -> list[Progress]:
         """One step of what was taken up."""
-        return [_progress(output) for output in self._engine.step()]
+        with at_most(self._stall_s):
+            return [_progress(output) for output in self._engine.step()]
 
     def reload(self, path: Path | None) -> None:
         """Replaces the weights by a safetensors file; None: by those it was started with."""
-        if path is None:
-            self._engine.collective_rpc("swarm_reload_first")
-        else:
-            self._engine.collective_rpc("swarm_reload", args=(str(path),))
+        with at_most(self._stall_s):
+            if path is None:
+                self._engine.collective_rpc("swarm_reload_first")
+            else:
+                self._engine.collective_rpc("swarm_reload", args=(str(path),))
 
     def _parameters(self, job: Job) -> Any:
         from vllm import SamplingParams

@@ -97,6 +97,7 @@ class VllmGenerator:
             "max_rows": config.engine.max_rows,
             "eos_ids": sorted(codec.eos_ids),
             "options": config.engine.options,
+            "stall_s": config.engine.stall_s,
             "version": {
                 "policy_id": version.policy_id or _NAMELESS,
                 "step": version.step,

@@ -267,6 +267,7 @@ def _start(settings: dict[str, Any]) -> "VllmAdapter":
         max_rows=settings["max_rows"],
         eos_ids=settings["eos_ids"],
         options=settings["options"],
+        stall_s=settings["stall_s"],
     )
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
-from swarm.errors import ConfigError, WeightsRefused
+from swarm.errors import ConfigError, RolloutFailed, WeightsRefused
 from swarm.interfaces import Generator as Engine
 from swarm.model import CharCodec, LoadedModel, load_model, published_state, snapshot, weights_digest
 from swarm.rollout.tolerances import tolerance_nats
@@ -206,6 +206,19 @@ sys.stdin.read()
     while _is_running(pid):
         assert time.monotonic() < deadline_s, "the engine outlived its worker"
         time.sleep(0.05)
+
+
+def test_an_engine_that_hangs_ends_itself_and_says_where(python: str, tmp_path: Path) -> None:
+    config = _config(tmp_path, python, ModelConfig(source=str(_small_folder(tmp_path)), dtype="float32"), max_rows=8)
+    no_step_is_so_short = config.engine.model_copy(update={"stall_s": 1e-5})
+    engine = VllmGenerator.start(config.model_copy(update={"engine": no_step_is_so_short}), CharCodec(), START, seed=0)
+    first = engine.pid
+    with pytest.raises(RolloutFailed, match="ended twice over one call of generate"):
+        engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8))
+    assert engine.pid != first, "another one was started"
+    log = (tmp_path / "engine" / "vllm.log").read_text(encoding="utf-8", errors="replace")
+    assert "Timeout (0:00:00.000010)!" in log and "vllm_adapter.py" in log
+    engine.close()
 
 
 def _is_running(pid: int) -> bool:

@@ -1,0 +1,165 @@
+"""Whom a generator follows, and when it may begin: trainers that come, go, or are slow to reach."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from node.status import _following_problems
+from swarm.config import FollowConfig, ReplayConfig
+from swarm.exchange.faults import FaultPlan
+from swarm.types import NodeId
+
+from .following_world import TRAINER, Generator, Node, Trainer, World, following_of, play, serves, stepped_far, until
+
+
+def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(world: World) -> None:
+        first, second = Trainer(world, 0), Trainer(world, 5)
+        for trainer in (first, second):
+            await trainer.start()
+            await trainer.publish()
+        await asyncio.sleep(1.0)
+        torn = Generator(world, 1)
+        await torn.start()
+        named = Generator(world, 2, follow=FollowConfig(policy=second.node_id))
+        await named.start()
+        await serves(named, second)
+        await asyncio.sleep(20.0)
+        status = following_of(torn).status()
+        assert set(status["rivals"]) == {first.node_id, second.node_id} and not status["policy"]
+        assert torn.engine.steps == [] and await torn.agent.capacity() == 0
+        assert [record.message for record in caplog.records if "follow.policy" in record.message]
+        problems = _following_problems(status)
+        assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]
+        world.directory.adverts = {key: a for key, a in world.directory.adverts.items() if key[1] != second.node_id}
+        await asyncio.sleep(3.0)  # a look-up or some that miss it
+        assert not following_of(torn).is_found
+        await second.kill()
+        await serves(torn, first)
+
+    play(tmp_path, scene)
+
+
+def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        await generator.kill()
+        hostile = Trainer(world, 5)
+        await hostile.start()
+        await hostile.publish()
+        await trainer.learn(1, from_groups=False)
+        await asyncio.sleep(1.0)
+        again = Generator(world, 1, makes_groups=False)
+        await again.start()
+        await serves(again, trainer)
+        assert following_of(again).policy_id == trainer.node_id and not following_of(again).status()["rivals"]
+
+    play(tmp_path, scene)
+
+
+def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leave(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        other = Generator(world, 2, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        for node in (generator, other):
+            await node.start()
+            await serves(node, trainer)
+        await until(lambda: len(trainer.agent.peers.connected) == 2, "their groups are taken")
+        ended = list[str]()
+        for node in (trainer, generator):
+            watch_ends(node, ended)
+        world.directory.adverts = {k: advert for k, advert in world.directory.adverts.items() if k[1] == other.node_id}
+        world.directory.put = lambda run_id, advert: None  # type: ignore[method-assign]
+        await asyncio.sleep(5.0)
+        assert ended == [] and following_of(generator).leave.num_left > 0
+
+    play(tmp_path, scene)
+
+
+def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        await until(lambda: following_of(generator).leave.num_left > 0, "it has leave")
+        ended = list[str]()
+        watch_ends(generator, ended)
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+        await until(lambda: generator.engine.version.step == 1, "it comes", 1800.0)
+        assert ended == [] and following_of(generator).holders.scores[trainer.node_id].num_failures > 0
+
+    play(tmp_path, scene, FaultPlan(bytes_per_s=15e3))  # 70 s for a chunk
+
+
+def watch_ends(node: Node, ended: list[str]) -> None:
+    """Notes it when a node loses its trainer, or ceases to follow a neighbour."""
+    set_connected = node.agent.set_connected
+
+    async def noted(peer: NodeId, is_connected: bool) -> None:
+        ended.extend([] if is_connected else ["neighbour"])
+        await set_connected(peer, is_connected)
+
+    node.agent.set_connected = noted  # type: ignore[method-assign]
+    if node.agent.following is not None:
+        disconnected = node.agent.following.disconnected
+
+        def noted_end(peer: NodeId) -> None:
+            ended.extend(["watch"] if peer == TRAINER.node_id else [])
+            disconnected(peer)
+
+        node.agent.following.disconnected = noted_end  # type: ignore[method-assign]
+
+
+def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        generator = Generator(world, 1, makes_groups=False, follow=FollowConfig(mode="pull"))
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        await until(lambda: following_of(generator).capacity() > 0, "it may begin")
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+        await until(lambda: following_of(generator).leave.head_step == 1, "it heard of it")
+        assert following_of(generator).capacity() == 0 and following_of(generator).leave.num_left > 0
+        await serves(generator, trainer)
+        assert following_of(generator).capacity() > 0
+
+    play(tmp_path, scene, FaultPlan(bytes_per_s=1e6))
+
+
+def test_with_a_barrier_everybody_makes_an_equal_share_of_each_round_with_its_version(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        replay = ReplayConfig(local_groups=4, external_groups=0, max_age_steps=2, barrier=True)
+        follow = FollowConfig(mode="pull")
+        trainer = Trainer(world, replay=replay)
+        generators = [
+            Generator(world, 1, replay=replay, follow=follow),
+            Generator(world, 2, seconds=3.0, replay=replay, follow=follow),
+        ]
+        await trainer.start()
+        await trainer.publish()
+        for generator in generators:
+            await generator.start()
+        await until(lambda: len(trainer.agent.leaves.followers) == 2, "both are there")
+        await trainer.learn(1)
+        before = [generator.num_made for generator in generators]
+        await trainer.learn(5)
+        made = [generator.num_made - count for generator, count in zip(generators, before, strict=True)]
+        assert abs(made[0] - made[1]) <= 2, made
+        assert {group["age"] for draw in trainer.told("draw")[1:] for group in draw["groups"]} == {0}
+
+    play(tmp_path, scene)

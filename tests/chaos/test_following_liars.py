@@ -1,0 +1,166 @@
+"""Holders that lie or stall: nothing of theirs is loaded, and the version comes from others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm.exchange.holders import MAX_FAILURES
+from swarm.exchange.memory import MemoryTransport
+from swarm.interfaces import StreamItem
+from swarm.loops.follow import whom_to_watch
+from swarm.testing import TOY_RUN_ID, ToyCodec, make_identity
+from swarm.types import (
+    Advert,
+    Correction,
+    Cursor,
+    Digest,
+    Leave,
+    NodeId,
+    PolicyVersion,
+    Role,
+    SealedGroup,
+    SealedManifest,
+    Wanted,
+)
+
+from .following_world import TRAINER, Generator, Trainer, World, following_of, play, serves, stepped_far, until
+
+
+class Liar:
+    """Says that it holds the trainer's lineage. What it serves is scripted."""
+
+    def __init__(self, world: World, number: int, manifests: Callable[[], list[SealedManifest]]) -> None:
+        self.world, self.identity, self.manifests = world, make_identity(200 + number), manifests
+        self.num_asked = self.num_watched = 0
+        self.talks_for_ever = False
+
+    async def start(self, step: int) -> None:
+        transport = MemoryTransport(self.world.network, self.identity.node_id)
+        endpoints = await transport.serve(self)
+        now_s = self.world.clock.now_s()
+        advert = Advert(
+            node_id=self.identity.node_id,
+            run_id=TOY_RUN_ID,
+            endpoints=endpoints,
+            roles=(Role.GENERATOR,),
+            tokenizer_digest=ToyCodec().digest,
+            head=PolicyVersion(policy_id=TRAINER.node_id, step=step),
+            oldest_step=0,
+            num_groups=0,
+            reward_mean=0.0,
+            reward_std=0.0,
+            correction=Correction.EXACT,
+            held_bytes=0,
+            cursor=Cursor(),
+            expires_at_s=now_s + 250,
+        )
+        await self.world.directory.view(self.identity, TOY_RUN_ID, self.world.clock).announce(advert)
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        raise AssertionError("nobody asks")
+
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        self.num_watched += 1
+        for sealed in self.manifests():
+            yield sealed
+        yield Leave(head_step=10**6, limit=10**6)  # only the trainer can give leave
+        while self.talks_for_ever:
+            await asyncio.sleep(0)
+            yield self.manifests()[0]
+        await asyncio.Event().wait()
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        self.num_asked += 1
+        return b"garbage" * 1000
+
+
+class Staller(Liar):
+    """Holds the true manifests, and never sends a chunk."""
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        self.num_asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_holders_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+        stallers = [Staller(world, n, lambda: [s for _, s in trainer.store.manifests(TRAINER.node_id)]) for n in (0, 1)]
+        for staller in stallers:
+            await staller.start(step=1)
+        generator = Generator(world, 1, makes_groups=False)
+        await generator.start()
+        await serves(generator, trainer, 10.0)
+        assert sum(staller.num_asked for staller in stallers) > 0
+        holders = following_of(generator).holders
+        for staller in stallers:  # each new version gives it another chance until it is banned
+            for _ in range(MAX_FAILURES):
+                holders.failed(staller.identity.node_id, world.clock.monotonic_s())
+        adverts = await world.directory.view(generator.identity, TOY_RUN_ID, world.clock).lookup()
+        watched = whom_to_watch(generator.agent, following_of(generator), adverts)
+        assert {address.node_id for address in watched} == {trainer.node_id}
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("kind", ["forged chunks", "forged manifests", "endless talk"])
+def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(tmp_path: Path, kind: str) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        trainer.weights = stepped_far(trainer.weights)
+        await trainer.learn(1, from_groups=False)
+
+        def manifests() -> list[SealedManifest]:
+            true = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
+            return [replace(sealed, body=sealed.body + b"?") for sealed in true] if kind == "forged manifests" else true
+
+        liar = Liar(world, 0, manifests)
+        liar.talks_for_ever = kind == "endless talk"
+        await liar.start(step=1)
+        await generator.start()
+        await serves(generator, trainer)
+        await until(lambda: following_of(generator).holders.is_banned(liar.identity.node_id), "it is dropped")
+        asked, watched = liar.num_asked, liar.num_watched
+        await trainer.learn(3, from_groups=False)
+        await serves(generator, trainer)
+        await asyncio.sleep(60.0)
+        assert (liar.num_asked, liar.num_watched) == (asked, watched)
+        assert following_of(generator).leave.head_step == trainer.version.step
+        assert generator.agent.num_failures == 0
+
+    play(tmp_path, scene)
+
+
+def test_a_holder_cannot_lead_back_onto_a_branch_that_is_no_more(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        await trainer.publish()
+        trainer.save()
+        await trainer.learn(6, from_groups=False)
+        abandoned = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
+        await trainer.kill()
+        await trainer.restart()
+        await trainer.learn(2, from_groups=False)
+        liar = Liar(world, 0, lambda: abandoned)
+        await liar.start(step=6)
+        generator = Generator(world, 1, makes_groups=False)
+        await generator.start()
+        await serves(generator, trainer)
+        await trainer.learn(2, from_groups=False)
+        await serves(generator, trainer)
+        assert max(generator.engine.steps) == 4 and liar.num_watched > 0
+
+    play(tmp_path, scene)

@@ -1,0 +1,149 @@
+"""Versions that a disk or an engine cannot take: the old one keeps serving, and following goes on."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarm.config import FollowConfig
+from swarm.types import Digest
+
+from .following_world import ANCHOR_EVERY, Generator, Trainer, World, following_of, play, serves, stepped, until
+
+
+def test_a_damaged_chunk_on_the_disk_is_fetched_again_and_never_loaded(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        put, damaged = generator.store.put_chunk, list[Digest]()
+
+        def put_and_damage(digest: Digest, data: bytes) -> None:
+            put(digest, data)
+            if not damaged:
+                damaged.append(digest)
+                path = generator.config.dir / "weights" / "chunks" / digest.hex()
+                path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+        generator.store.put_chunk = put_and_damage  # type: ignore[method-assign, assignment]
+        await trainer.learn(1, from_groups=False)
+        await serves(generator, trainer)
+        [failed] = generator.told("apply_failed")
+        assert failed["step"] == 1 and "wrong_chunk" in failed["error"]
+        assert following_of(generator).status()["last_error"] == ""
+
+    play(tmp_path, scene)
+
+
+def test_a_full_disk_keeps_the_old_version_serving_and_following_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await trainer.learn(1)
+        await serves(generator, trainer)
+        served, generator.is_disk_full = trainer.version, True
+        await trainer.learn(1)
+        num_made = generator.num_made
+        await until(lambda: bool(generator.told("storage_full")), "it is told")
+        await asyncio.sleep(3.0)
+        assert generator.engine.version == served and generator.num_made > num_made
+        generator.is_disk_full = False
+        await serves(generator, trainer)
+        await trainer.learn(2)
+        await serves(generator, trainer)
+
+    play(tmp_path, scene)
+
+
+def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_followed(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        served = trainer.version
+        trainer.weights, trainer.step = stepped(trainer.weights, "one"), 1
+        bodies = trainer.publisher.publish(trainer.version, trainer.weights)
+        trainer.is_disk_full = True  # the chunks are there, the manifest finds no room
+        await trainer.agent.publish(trainer.version, bodies)
+        await asyncio.sleep(3.0)
+        assert generator.engine.version == served and trainer.told("unpublished")[0]["step"] == 1
+        trainer.is_disk_full = False
+        await trainer.learn(1, from_groups=False)
+        await trainer.learn(ANCHOR_EVERY, from_groups=False)
+        await serves(generator, trainer)
+
+    play(tmp_path, scene)
+
+
+def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newer_one_comes(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        generator = Generator(world, 1, makes_groups=False, follow=FollowConfig(mode="pull"))
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await serves(generator, trainer)
+        generator.is_disk_full = True
+        await trainer.learn(1, from_groups=False)
+        await until(lambda: bool(generator.told("storage_full")), "it is told")
+        await generator.agent.tidy(2**30)
+        assert following_of(generator).status()["newest_step"] == 1
+        generator.is_disk_full = False
+        await serves(generator, trainer)
+        await generator.agent.tidy(2**30)
+        assert following_of(generator).capacity() > 0
+        assert max(m.version.step for m, _ in generator.store.manifests(trainer.node_id)) == 1
+
+    play(tmp_path, scene)
+
+
+def test_what_is_published_while_the_disk_is_tidied_is_served(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        await trainer.publish()
+        publishing, store = trainer.agent.publishing, trainer.store
+        assert publishing is not None
+        manifests, waiting = store.manifests, asyncio.Event()
+
+        async def slow(function: Callable[..., Any], /, *arguments: object) -> Any:
+            found = function(*arguments)
+            if function == manifests:
+                await waiting.wait()
+            return found
+
+        publishing._offload = slow
+        tidying = asyncio.create_task(publishing.tidy())
+        await asyncio.sleep(0)
+        await trainer.learn(1, from_groups=False)
+        waiting.set()
+        await tidying
+        assert trainer.agent.holding.head_step(trainer.node_id) == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1)
+        generator.engine.refuses = lambda version: version.step == 2
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await trainer.learn(2)
+        await until(lambda: len(generator.told("apply_failed")) == 2, "it is tried twice")
+        await asyncio.sleep(5.0)
+        assert len(generator.told("apply_failed")) == 2 and generator.engine.version.step == 1
+        status = following_of(generator).status()
+        assert status["last_error"] == "step 2: as scripted" and status["num_apply_failed"] == 2
+        await trainer.learn(3)
+        await serves(generator, trainer)
+        assert 2 not in generator.engine.steps and following_of(generator).status()["last_error"] == ""
+
+    play(tmp_path, scene)
