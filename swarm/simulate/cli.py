@@ -53,6 +53,10 @@ VirtualOption = Annotated[bool, typer.Option("--virtual", help="The whole swarm 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
 ]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep-checkpoints", help="Keep models and optimizer states (3 GB a SmolLM2 learner) at the end."),
+]
 OutOption = Annotated[Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")]
 
 
@@ -77,6 +81,7 @@ def simulate(
     virtual: VirtualOption = False,
     set_: SetOption = None,
     out: OutOption = None,
+    keep_checkpoints: KeepOption = False,
 ) -> None:
     """Run a real swarm on this machine and report what it did.
 
@@ -106,6 +111,7 @@ def simulate(
         mode=mode,
         overrides=tuple(set_ or ()),
         out=out,
+        keep_checkpoints=keep_checkpoints,
     )
     _end(_run(options, compare))
 

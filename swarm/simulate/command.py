@@ -15,6 +15,7 @@ from rich.console import Console
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.simulate.invariants import Invariants
+from swarm.simulate.leftovers import delete_heavy
 from swarm.simulate.live import LiveProgress
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.simulate.report import render_summary, write_report
@@ -22,6 +23,7 @@ from swarm.simulate.result import SimulationResult, SwarmResult, node_result
 from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
 from swarm.types import Role
 
+WORTH_TELLING_BYTES = 10**8  # deleted
 KNOWN_FIRST = ("put", "restored")  # what exists; fed before what was done with it
 
 
@@ -106,7 +108,12 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
     remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
     title = PRESETS[options.preset].title + remark
     with LiveProgress(console, title, asks, num_steps=configs[0].learner.num_steps) as live:
-        return asyncio.run(run_swarm(options, directory, live.watch, live.tick))
+        run = asyncio.run(run_swarm(options, directory, live.watch, live.tick))
+    if not options.keep_checkpoints:
+        freed = delete_heavy(config.dir for config in configs)
+        if freed >= WORTH_TELLING_BYTES:
+            console.print(f"{freed / 1e9:.1f} GB of checkpoints deleted (--keep-checkpoints keeps them)")
+    return run
 
 
 def swarm_result(run: SwarmRun) -> SwarmResult:

@@ -81,6 +81,7 @@ class SimulationOptions:
     has_vllm: bool = False  # else its generators use transformers, too
     colocated: bool = False  # the trainer of an echo preset generates for itself, alone
     overrides: tuple[str, ...] = ()  # key.path=value for every node
+    keep_checkpoints: bool = False  # after the end, with everything else that only a restart would read
     out: Path | None = None
 
 

@@ -22,6 +22,8 @@ from swarm.simulate.figures import (
 from swarm.simulate.live import figure
 from swarm.simulate.result import RIVALS, SimulationResult, SwarmResult
 
+_ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
+
 
 def render_summary(result: SimulationResult) -> RenderableType:
     """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
@@ -71,8 +73,8 @@ def _cells(row: NodeRow) -> list[str]:
 
 
 def arrow(change: Change | None) -> str:
-    """`.16→.71`, or a dash."""
-    return "-" if change is None else f"{figure(change.before)}→{figure(change.after)}"
+    """`.16`, an arrow, `.71`; or a dash."""
+    return "-" if change is None else f"{figure(change.before)}{_ARROW}{figure(change.after)}"
 
 
 def _follow_table(rows: list[FollowRow]) -> Table:

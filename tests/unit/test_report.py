@@ -203,7 +203,7 @@ def test_the_page_is_self_contained_and_its_charts_are_well_formed():
     assert len(charts) >= 9
     for chart in charts:
         ElementTree.fromstring(chart)
-    assert ".20→.70" in page and "too_old" in page and "all invariants hold" in page
+    assert ".20\N{RIGHTWARDS ARROW}.70" in page and "too_old" in page and "all invariants hold" in page
 
 
 def test_a_violated_invariant_is_shown_with_its_detail():
@@ -254,7 +254,7 @@ def test_the_summary_fits_a_terminal_and_says_what_matters():
     with console.capture() as captured:
         console.print(render_summary(result()))
     text = captured.get()
-    assert text.count(".20→.70") == 8 and text.count(".20→.45") == 8
+    assert text.count(".20\N{RIGHTWARDS ARROW}.70") == 8 and text.count(".20\N{RIGHTWARDS ARROW}.45") == 8
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "swarm minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
     assert "products all .10 (n=64)" in text and "ok" in text and "no group twice" in text
@@ -267,7 +267,7 @@ def test_the_widest_figures_fit_80_columns():
     console = Console(width=80)
     with console.capture() as captured:
         console.print(table_of([row], "wide"))
-    assert "…" not in captured.get() and ".20→1.00" in captured.get()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in captured.get() and ".20\N{RIGHTWARDS ARROW}1.00" in captured.get()
     assert "products" in captured.get() and "250/250" in captured.get() and "1234" in captured.get()
 
 
