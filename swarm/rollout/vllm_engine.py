@@ -23,6 +23,7 @@ from swarm.model.source import TINY
 from swarm.rollout.seeds import SampleSeeds
 from swarm.rollout.tolerances import tolerance_nats
 from swarm.rollout.vllm_process import EngineProcess, vllm_python
+from swarm.rollout.vllm_settings import EngineSettings
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, VersionSpan
 from swarm.wire.engine import EngineClient, Made, NewWeights, Wanted
 
@@ -91,19 +92,15 @@ class VllmGenerator:
         directory = config.dir / FOLDER
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _delete_weights(directory)  # of a worker that was killed
-        settings = {
-            "model": str(resolve_source(config.model, None, with_weights=True)),
-            "dtype": config.model.dtype,
-            "max_rows": config.engine.max_rows,
-            "eos_ids": sorted(codec.eos_ids),
-            "options": config.engine.options,
-            "stall_s": config.engine.stall_s,
-            "version": {
-                "policy_id": version.policy_id or _NAMELESS,
-                "step": version.step,
-                "digest": version.digest.hex(),
-            },
-        }
+        settings = EngineSettings(
+            model=str(resolve_source(config.model, None, with_weights=True)),
+            dtype=config.model.dtype,
+            max_rows=config.engine.max_rows,
+            eos_ids=sorted(codec.eos_ids),
+            version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+            options=config.engine.options,
+            stall_s=config.engine.stall_s,
+        )
         python = vllm_python(config.engine)
         tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)
         return cls(

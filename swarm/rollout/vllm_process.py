@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError, Unavailable
+from swarm.rollout.vllm_settings import EngineSettings
 from swarm.wire.engine import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class EngineProcess:
 
     Args:
         python: interpreter of vLLM's environment.
-        settings: what `swarm.rollout.vllm_server` reads; the socket is added.
+        settings: of the engine.
         directory: for socket, settings and log.
         num_threads: of its computations on CPU.
 
@@ -62,7 +63,7 @@ class EngineProcess:
         Unavailable: it ended, or was not ready in time; another attempt may succeed.
     """
 
-    def __init__(self, python: str, settings: Mapping[str, Any], directory: Path, num_threads: int) -> None:
+    def __init__(self, python: str, settings: EngineSettings, directory: Path, num_threads: int) -> None:
         socket = directory / f"{secrets.token_hex(3)}.sock"
         if len(os.fsencode(str(socket.absolute()))) > MAX_SOCKET_PATH_BYTES:
             raise ConfigError(f"dir: {str(socket)!r} is too long for a Unix socket; choose a shorter directory")
@@ -70,7 +71,7 @@ class EngineProcess:
         self._log = directory / LOG
         self._python = python
         self._settings = directory / "settings.json"
-        self._settings.write_text(json.dumps({**settings, "socket": str(self._socket)}), encoding="utf-8")
+        settings.write(self._settings)
         self._environment = _environment(num_threads)
         self._answers: queue.SimpleQueue[str | OSError] = queue.SimpleQueue()  # its first line, or why there is none
         self._process: subprocess.Popen[bytes] | None = None
@@ -117,7 +118,8 @@ class EngineProcess:
     def _watch(self) -> None:
         """Starts the process, hands on its first line, waits for its end."""
         command = [self._python, "-P", "-m", MODULE]
-        command += ["--settings", str(self._settings.absolute()), "--parent", str(os.getpid())]
+        command += ["--settings", str(self._settings.absolute()), "--socket", str(self._socket)]
+        command += ["--parent", str(os.getpid())]
         try:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(

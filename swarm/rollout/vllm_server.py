@@ -22,7 +22,8 @@ import numpy as np
 
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.rollout.vllm_loop import EngineLoop, Mode, Row, score_row
-from swarm.types import FloatArray, LoadReport, PolicyVersion, Rollout, TokenTrace, short
+from swarm.rollout.vllm_settings import EngineSettings
+from swarm.types import FloatArray, LoadReport, Rollout, TokenTrace, short
 from swarm.weights.tensors import PublishedDigest, TorchWeights
 from swarm.wire.engine import EngineState, Made, NewWeights, Wanted, serve_engine
 
@@ -230,44 +231,43 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the worker, which ends this process in its turn
     parser = argparse.ArgumentParser(description="A vLLM engine of a node.")
     parser.add_argument("--settings", type=Path, required=True, help="JSON, written by the worker")
+    parser.add_argument("--socket", required=True, help="path to serve on")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
     arguments = parser.parse_args()
     _die_with(arguments.parent)
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints from now on goes to the log
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings: dict[str, Any] = json.loads(arguments.settings.read_text(encoding="utf-8"))
     try:
+        settings = EngineSettings.read(arguments.settings)
         adapter = _start(settings)
     except (ConfigError, ImportError) as error:
         kind = "missing" if isinstance(error, ImportError) else "error"
         print(json.dumps({kind: str(error)}), file=answer, flush=True)
         sys.exit(EXIT_CONFIG)
-    version = settings["version"]
-    start = PolicyVersion(policy_id=version["policy_id"], step=version["step"], digest=bytes.fromhex(version["digest"]))
-    engine = EngineLoop(adapter, start)
+    engine = EngineLoop(adapter, settings.version)
     threading.Thread(target=_run, args=(engine,), name="engine", daemon=True).start()
     limits = Limits(max_tokens=adapter.max_tokens, vocab_size=adapter.vocab_size)
-    handler = Handler(engine, adapter.name, limits, shapes_of(Path(settings["model"]), settings["dtype"]))
+    handler = Handler(engine, adapter.name, limits, shapes_of(Path(settings.model), settings.dtype))
 
     def tell() -> None:
         print(json.dumps({"ready": adapter.name}), file=answer, flush=True)
 
-    asyncio.run(_serve(handler, settings["socket"], tell))
+    asyncio.run(_serve(handler, arguments.socket, tell))
     engine.stop()
     os._exit(0)  # vLLM's threads and exit handlers would take seconds; nothing is left to be saved
 
 
-def _start(settings: dict[str, Any]) -> "VllmAdapter":
+def _start(settings: EngineSettings) -> "VllmAdapter":
     from swarm.rollout.vllm_adapter import VllmAdapter
 
     return VllmAdapter(
-        Path(settings["model"]),
-        dtype=settings["dtype"],
-        max_rows=settings["max_rows"],
-        eos_ids=settings["eos_ids"],
-        options=settings["options"],
-        stall_s=settings["stall_s"],
+        Path(settings.model),
+        dtype=settings.dtype,
+        max_rows=settings.max_rows,
+        eos_ids=settings.eos_ids,
+        options=settings.options,
+        stall_s=settings.stall_s,
     )
 
 

@@ -1,5 +1,6 @@
 """What a vLLM engine that cannot be started says, without vLLM."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,17 +12,46 @@ from swarm.model import CharCodec
 from swarm.rollout.tolerances import TOLERANCE_NATS, tolerance_nats
 from swarm.rollout.vllm_engine import VllmGenerator
 from swarm.rollout.vllm_process import EngineProcess, has_vllm, vllm_python
+from swarm.rollout.vllm_settings import EngineSettings
 from swarm.types import PolicyVersion
 
 
 def started(python: str, directory: Path) -> EngineProcess:
-    settings = {"model": str(directory), "dtype": "float32", "max_rows": 1, "eos_ids": [1], "options": {}}
-    return EngineProcess(python, settings, directory, 1)
+    return EngineProcess(python, _settings(directory), directory, 1)
+
+
+def _settings(directory: Path) -> EngineSettings:
+    return EngineSettings(
+        model=str(directory),
+        dtype="float32",
+        max_rows=1,
+        eos_ids=[1],
+        version=PolicyVersion(policy_id="a", step=3, digest=bytes(range(32))),
+        options={"max_model_len": 64},
+        stall_s=60.0,
+    )
 
 
 def test_a_missing_interpreter_is_told_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine.python.*make vllm"):
         started(str(tmp_path / "python"), tmp_path)
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    _settings(tmp_path).write(path)
+    assert EngineSettings.read(path) == _settings(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"gone": 1}, {"stall_s": None}])
+def test_settings_of_another_release_are_told_with_the_fix(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "settings.json"
+    _settings(tmp_path).write(path)
+    plain = {**json.loads(path.read_text(encoding="utf-8")), **change}
+    kept = {name: value for name, value in plain.items() if value is not None}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"another release.*make vllm"):
+        EngineSettings.read(path)
 
 
 @pytest.mark.timeout(60)
