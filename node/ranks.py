@@ -7,6 +7,7 @@ started them.
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -43,24 +44,31 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,  # the agent starts the whole worker again
-    )
-    try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except ChildFailedError as error:
-        # One that cannot work with its configuration (2) outweighs those that only lost it (1, or a signal: negative).
-        return max(failure.exitcode for failure in error.failures.values())
-    except SignalException as error:
-        return 128 + error.sigval
-    return 0
+    from swarm.learn.sharded import STORE_VARIABLE
+
+    # They meet through files: torch's TCP stores have no password and listen on every interface.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="swarm-ranks-") as folder:
+        os.environ[STORE_VARIABLE] = f"{folder}/group"
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{folder}/launch",
+            rdzv_configs={"store_type": "file"},
+            local_addr="localhost",
+            max_restarts=0,  # the agent starts the whole worker again
+        )
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as error:
+            # One that cannot work with its configuration (2) outweighs those that only lost it (1; a signal: below 0).
+            return max(failure.exitcode for failure in error.failures.values())
+        except SignalException as error:
+            return 128 + error.sigval
+        return 0
 
 
 def join(config: NodeConfig) -> "ShardedRanks | None":

@@ -26,7 +26,19 @@ from swarm.learn.optimizer import MasterAdamW
 Result = TypeVar("Result")
 
 IDLE_LIMIT = timedelta(days=365)  # a rank that follows waits for the next draw however long rollouts take
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STORE_VARIABLE = (
+    "SWARM_RANKS_STORE"  # a file through which the ranks of one machine meet; torch's TCP store listens to all
+)
+_OF_A_RANK = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    STORE_VARIABLE,
+)
 _PASS = "run_pass"
 
 
@@ -63,8 +75,15 @@ class ShardedRanks:
         if kind == "cuda":
             torch.cuda.set_device(device)
         if local_count == int(os.environ["WORLD_SIZE"]):  # one machine: nothing listens on the network
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+            for backend in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        store = os.environ.get(STORE_VARIABLE)
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo",
+            init_method=f"file://{store}" if store else None,  # None: where the environment says, over TCP
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
         ranks = cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
         for name in [name for name in os.environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # an engine that is started from here is no rank

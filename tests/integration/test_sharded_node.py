@@ -78,12 +78,20 @@ def ranks() -> dict[int, psutil.Process]:
     return found
 
 
+def listening(process: psutil.Process | None) -> set[str]:
+    """Addresses that a process takes connections on."""
+    assert process is not None
+    return {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+
+
 async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothing_behind(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_steps=500)
     async with running(config) as (daemon, task):
         await until(lambda: daemon.agent.head.step >= 2, task)
         before = ranks()
         assert sorted(before) == [0, 1]
+        ears = listening(before[0]) | listening(before[1]) | listening(before[0].parent())
+        assert ears and ears <= {"127.0.0.1", "::1"}  # nothing of it is reached from another machine
         os.kill(before[1].pid, signal.SIGKILL)
         reached = daemon.agent.head.step
         await until(lambda: daemon.status()["restarts"]["worker"] == 1 and not before[0].is_running(), task)
