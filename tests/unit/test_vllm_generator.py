@@ -19,6 +19,7 @@ from swarm.model import CharCodec
 from swarm.model.network import save_tensors
 from swarm.rollout.vllm_engine import VllmGenerator
 from swarm.rollout.vllm_process import EngineProcess
+from swarm.rollout.vllm_settings import EngineSettings
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,8 +84,15 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "scripted.py"}" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    version = {"policy_id": "a", "step": 0, "digest": bytes(32).hex()}
-    settings = {"model": str(tmp_path / "model"), "dtype": "float32", "version": version}
+    settings = EngineSettings(
+        model=str(tmp_path / "model"),
+        dtype="float32",
+        max_rows=8,
+        eos_ids=[1],
+        version=PolicyVersion(policy_id="a", step=0, digest=bytes(32)),
+        options={},
+        stall_s=60.0,
+    )
 
     def launch() -> EngineProcess:
         return EngineProcess(str(python), settings, tmp_path, 1)
