@@ -10,6 +10,7 @@ import errno
 import fcntl
 import itertools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable
@@ -191,9 +192,14 @@ class WeightStore:
         return num_bytes
 
     def _delete_unnamed(self, done_with_s: dict[str, float], grace_s: float) -> int:
-        """Removes chunks that were there when a dropped manifest was written, and what has been lying here unnamed."""
-        kept = {chunk.hex() for manifest, _ in self._all().values() for chunk in manifest.chunks}
-        oldest_s = self._clock.now_s() - grace_s
+        """Removes chunks that were there when a dropped manifest was written, and what has been lying here unnamed.
+
+        While a manifest cannot be read nobody knows what is unnamed.
+        """
+        opened = self._all()
+        kept = {chunk.hex() for manifest, _ in opened.values() for chunk in manifest.chunks}
+        is_known = all(name in opened for name, _, _ in _files(self._manifests))
+        oldest_s = self._clock.now_s() - grace_s if is_known else -math.inf
         num_bytes = 0
         for name, _, changed_s in list(_files(self._chunks)):
             if name not in kept and (changed_s <= done_with_s.get(name, 0.0) or changed_s < oldest_s):
@@ -224,10 +230,19 @@ class WeightStore:
     # --- inside ----------------------------------------------------------------------------------
 
     def _all(self) -> dict[str, tuple[Manifest, SealedManifest]]:
-        """Every manifest on disk, by name of its file; one that does not open is removed."""
+        """Every manifest on disk, by name of its file; one that does not open is removed.
+
+        One that cannot be read now (no file handle is left, the disk does not answer) stays, and is missing here.
+        """
         names = {name for name, _, _ in _files(self._manifests)}
         for name in names - self._opened.keys():
-            sealed = _read_sealed(self._manifests / name)
+            try:
+                sealed = _read_sealed(self._manifests / name)
+            except FileNotFoundError:
+                continue  # dropped meanwhile
+            except OSError as error:
+                logger.error("a manifest cannot be read", extra={"manifest": name[:8], "error": str(error)})
+                continue
             manifest = None if sealed is None or sealed.digest.hex() != name else self.open(sealed)
             if sealed is not None and isinstance(manifest, Manifest):
                 with self._lock:
@@ -291,10 +306,8 @@ def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, f
 
 
 def _read_sealed(path: Path) -> SealedManifest | None:
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
+    """None for a file that is no manifest. Raises OSError."""
+    data = path.read_bytes()
     key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
     if len(signature) < _SIGNATURE_BYTES:
         return None

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,6 +108,52 @@ def test_a_damaged_manifest_is_dropped_when_the_store_opens(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-1])
     assert WeightStore(tmp_path, 10 * MIB).manifests(OWNER.node_id) == []
     assert not path.exists()
+
+
+def test_a_manifest_that_cannot_be_read_now_stays_with_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    sealed = add(WeightStore(tmp_path, 10 * MIB, clock=clock), 1, None)
+    clock.advance(2 * GRACE_S)
+    store = WeightStore(tmp_path, 10 * MIB, clock=clock)  # nothing is opened yet
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+        assert store.manifests(OWNER.node_id) == []
+        assert store.prune([OWNER.node_id]) == 0
+    [(found, again)] = store.manifests(OWNER.node_id)
+    assert again == sealed and not store.missing(found.chunks)
+
+
+def test_a_manifest_is_put_in_place_after_its_chunks_and_before_anybody_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace_file = os.fsync, Path.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        synced = next(path for path in tmp_path.rglob("*") if path.stat().st_ino == os.fstat(descriptor).st_ino)
+        calls.append(f"sync {_kind(synced, tmp_path)}")
+        fsync(descriptor)
+
+    def recorded_replace(path: Path, target: Path) -> Path:
+        calls.append(f"rename to {_kind(target, tmp_path)}")
+        return replace_file(path, target)
+
+    store, data = WeightStore(tmp_path, 10 * MIB), payload("1 from None")
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    store.put_chunk(chunk_digest(data), data)
+    store.add_manifest(seal_manifest(manifest(1, None, data), OWNER))
+    assert calls == [
+        *("sync a file of chunks", "rename to a file of chunks", "sync chunks"),
+        *("sync a file of manifests", "rename to a file of manifests", "sync manifests"),
+    ]
+
+
+def _kind(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).parts
+    return parts[0] if len(parts) == 1 else f"a file of {parts[0]}"
 
 
 def test_a_manifest_of_another_owners_lineage_or_beyond_the_budget_is_unusable(tmp_path: Path) -> None:
