@@ -25,17 +25,6 @@ def is_anchor(step: int, every: int = ANCHOR_EVERY) -> bool:
     return step % every == 0
 
 
-def bases_for(step: int, every: int = ANCHOR_EVERY) -> tuple[int, ...]:
-    """Versions that patches to a new version start from: the one before it, and the anchor before it.
-
-    Whoever keeps the newest anchor is therefore never more than one patch away from the head.
-    """
-    if step <= 0:
-        return ()
-    anchor = (step - 1) // every * every
-    return (step - 1,) if anchor == step - 1 else (step - 1, anchor)
-
-
 def cheapest_route(offers: Iterable[Offer], held: Iterable[int], wanted: int) -> tuple[Offer, ...] | None:
     """The legs to take, in order; empty where `wanted` is held, None where there is no way.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from swarm.types import Canary, Digest, FloatArray, PolicyVersion
 from swarm.weights.manifest import manifest_body
-from swarm.weights.plan import ANCHOR_EVERY, bases_for, is_anchor
+from swarm.weights.plan import ANCHOR_EVERY, is_anchor
 from swarm.weights.publish import Held, publish
 from swarm.weights.tensors import Weights
 
@@ -66,22 +66,24 @@ class Publisher:
             return []
         target = Held(version=version, weights=weights)
         canaries = self._canaries()
-        bodies = [manifest_body(publish(target, base, self._put, canaries)) for base in self._bases(version)]
-        if is_anchor(version.step, self._anchor_every) or not bodies:
-            bodies.append(manifest_body(publish(target, None, self._put, canaries)))
-            self._anchor = target
+        bodies: list[bytes] = []
+        for base in self._bases(version):
+            manifest = publish(target, base, self._put, canaries)
+            bodies.append(manifest_body(manifest))
+            if manifest.base is None:  # as planned, or since so much changed: another patch is not worth it either
+                self._anchor = target
+                break
         self._newest = target
         return bodies
 
-    def _bases(self, version: PolicyVersion) -> list[Held]:
-        """What is held of the versions that patches to this one start from; nothing after a step back."""
-        held = [self._newest, self._anchor] if self._newest is not self._anchor else [self._newest]
-        known = {base.version.step: base for base in held if base is not None}
-        if any(step >= version.step for step in known):
-            return []
-        steps = bases_for(version.step, self._anchor_every)
-        found = [known[step] for step in steps if step in known]
-        return found or [base for base in [self._newest] if base is not None]
+    def _bases(self, version: PolicyVersion) -> list[Held | None]:
+        """What ways to this version start from, None for nothing: the version before it, the newest anchor."""
+        if self._newest is None or self._newest.version.step >= version.step:
+            return [None]  # the first since the start, or a step back
+        bases: list[Held | None] = [self._newest]
+        if self._anchor is not self._newest:
+            bases.append(self._anchor)
+        return [*bases, None] if is_anchor(version.step, self._anchor_every) else bases
 
     def _canaries(self) -> tuple[Canary, ...]:
         if self._score is None or not self._canary_ids:

@@ -58,11 +58,15 @@ class Chain:
         self.first = self.tensors
         self.chunks: dict[bytes, bytes] = {}
         self.trained = TableEngine(self.tensors)
-        self.publisher = Publisher(
-            self.chunks.__setitem__, [[1, 2, 3], [4, 5]], self.trained.score, anchor_every=anchor_every
-        )
+        self.anchor_every = anchor_every
         self.bodies: dict[int, list[SealedManifest]] = {}
         self.step = 0
+        self.restart_trainer()
+
+    def restart_trainer(self) -> None:
+        self.publisher = Publisher(
+            self.chunks.__setitem__, [[1, 2, 3], [4, 5]], self.trained.score, anchor_every=self.anchor_every
+        )
 
     def publish(self, owner: Identity = TRAINER) -> list[SealedManifest]:
         version = PolicyVersion(policy_id=TRAINER.node_id, step=self.step, digest=weights_digest(self.tensors))
@@ -100,6 +104,29 @@ def trained_chain(num_steps: int) -> Chain:
 def test_every_version_patches_the_one_before_and_the_newest_anchor() -> None:
     chain = trained_chain(6)
     assert [chain.bases(step) for step in range(7)] == [[None], [0], [1, 0], [2, 0], [3, 0, None], [4], [5, 4]]
+
+
+def test_a_trainer_that_went_on_from_a_checkpoint_patches_from_what_it_published_in_full_then() -> None:
+    chain = trained_chain(5)
+    chain.restart_trainer()
+    for _ in range(5):
+        chain.publish()
+        chain.train()
+    assert [chain.bases(step) for step in range(5, 10)] == [[None], [5], [6, 5], [7, 5, None], [8]]
+
+
+def test_a_version_to_which_no_patch_is_worth_it_is_published_once_in_full_and_is_the_anchor_then() -> None:
+    chain = trained_chain(2)
+    chain.train()
+    chain.tensors = chain.trained.tensors = {name: -3 * tensor for name, tensor in chain.tensors.items()}
+    before = set(chain.chunks)
+    chain.publish()
+    assert chain.bases(3) == [None] and len(chain.chunks.keys() - before) == 1
+    chain.train()
+    chain.publish()
+    chain.train()
+    chain.publish()
+    assert [chain.bases(4), chain.bases(5)] == [[3, None], [4]]
 
 
 def test_an_engine_follows_step_by_step() -> None:

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.weights.plan import Offer, bases_for, cheapest_route, is_anchor, route_bytes
+from swarm.weights.plan import Offer, cheapest_route, is_anchor, route_bytes
 
 
 def offer(base_step: int | None, step: int, num_bytes: int) -> Offer:
@@ -14,15 +14,6 @@ def offer(base_step: int | None, step: int, num_bytes: int) -> Offer:
 
 def test_every_tenth_version_is_an_anchor() -> None:
     assert [step for step in range(31) if is_anchor(step)] == [0, 10, 20, 30]
-
-
-def test_a_holder_of_the_newest_anchor_is_one_patch_away() -> None:
-    assert bases_for(0) == ()
-    assert bases_for(1) == (0,)
-    assert bases_for(7) == (6, 0)
-    assert bases_for(10) == (9, 0)
-    assert bases_for(11) == (10,)
-    assert bases_for(23) == (22, 20)
 
 
 def test_who_holds_the_version_takes_nothing() -> None:
