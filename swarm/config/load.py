@@ -35,7 +35,9 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file") from None
-        except tomllib.TOMLDecodeError as error:
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides or []:
         _apply_override(data, _full_key(kind, override))

@@ -1,0 +1,31 @@
+"""A configuration that cannot be read says why, in one line; one that is changed is validated as a whole."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swarm.cli import app
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("", "Is a directory"), ("node.toml/deeper", "Not a directory"), ("nowhere.toml", "no such file")],
+)
+def test_what_is_no_readable_file_is_named_with_the_reason(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "node.toml").write_text("")
+    path = tmp_path / name
+    with pytest.raises(ConfigError, match=f"^{path}: .*{reason}$"):
+        load_config(NodeConfig, path)
+    found = CliRunner().invoke(app, ["check", "--config", str(path)], env={"COLUMNS": "400"})
+    assert found.exit_code == 2
+    assert found.stderr.startswith("ConfigError:")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(NodeConfig, path)
