@@ -1,7 +1,8 @@
 """vLLM as a step-wise engine: the only module that calls it, beside `vllm_worker`.
 
-Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature; steps are
-synchronous, so that no token is under way between two of them. Runs in vLLM's environment only.
+Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN where
+there are none; steps are synchronous, so that no token is under way between two of them, and every sequence ends. Runs
+in vLLM's environment only.
 """
 
 import logging
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 TESTED: Final = ("0.32.",)  # vLLM's interfaces move; with another version expect to adapt this module
 CPU_CACHE_BYTES: Final = 1 << 30  # vLLM would take most of the machine's memory
-_FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # all others: it was aborted
 # What the rest relies on; engine.options cannot change it.
 _FIXED: Final[Mapping[str, Any]] = {
     "skip_tokenizer_init": True,
@@ -142,10 +143,10 @@ class VllmAdapter:
 
 def _progress(output: Any) -> Progress:
     made = output.outputs[0]
-    finish = _FINISH.get(made.finish_reason) if output.finished else None
+    finish = _FINISH.get(made.finish_reason, FinishReason.ABORTED) if output.finished else None
     if output.prompt_logprobs is not None:
         return Progress(name=output.request_id, finish=finish, scores=_scores(output))
-    logprobs = [] if made.logprobs is None else [min(0.0, value) for value in made.logprobs.logprobs]
+    logprobs = [] if made.logprobs is None else [_at_most_0(value) for value in made.logprobs.logprobs]
     assert made.logprobs is None or len(logprobs) == len(made.token_ids), "one log-prob a token was asked for"
     return Progress(name=output.request_id, token_ids=list(made.token_ids), logprobs=logprobs, finish=finish)
 
@@ -157,5 +158,10 @@ def _scores(output: Any) -> FloatArray:
     for place, (start, end) in enumerate(zip(flat.start_indices, flat.end_indices, strict=True)):
         for at in range(start, end):
             if flat.token_ids[at] == ids[place]:
-                scores[place] = min(0.0, flat.logprobs[at])
+                scores[place] = _at_most_0(flat.logprobs[at])
     return scores
+
+
+def _at_most_0(logprob: float) -> float:
+    """Without what rounding adds. NaN stays NaN: Python's min(0.0, nan) is 0, a certain token."""
+    return 0.0 if logprob > 0.0 else logprob

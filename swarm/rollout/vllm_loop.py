@@ -100,13 +100,22 @@ class Row:
         self.logprobs += progress.logprobs
         self.scores = progress.scores
         if progress.finish is not None:
-            self.finish = progress.finish
+            self.end(progress.finish, version)
+
+    def end(self, finish: FinishReason, version: PolicyVersion) -> None:
+        """Nothing more is made of it. Where nothing was made at all it is of the version that would have."""
+        self.finish = finish
+        self.spans = self.spans or [VersionSpan(start=0, version=version)]
 
     def back_to(self, num_tokens: int) -> None:
         """Takes back what was made after that."""
         del self.tokens[num_tokens:], self.logprobs[num_tokens:]
         self.spans = [span for span in self.spans if span.start < num_tokens]
         self.finish, self.scores = FinishReason.ABORTED, None
+
+    def scored(self) -> FloatArray:
+        """[T] log-probs of the prompt; all NaN where the engine gave none."""
+        return np.full(len(self.prompt), np.nan, np.float32) if self.scores is None else self.scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,7 +266,7 @@ class EngineLoop:
         rows = [row for row in (*self._running.values(), *self._waiting) if row.mode is not Mode.SCORE]
         self._drop(rows)
         for row in rows:
-            row.spans = row.spans or [VersionSpan(start=0, version=self._version)]
+            row.end(FinishReason.ABORTED, self._version)
         _tell(rows)
 
     # --- changes of weights --------------------------------------------------------------------
@@ -318,7 +327,7 @@ class EngineLoop:
                 self._begin(row)
         while any(row.name for row in rows):
             ended += [row for row in self._step() if row not in rows]
-        return [row.scores if row.scores is not None else np.full(len(row.prompt), np.nan, np.float32) for row in rows]
+        return [row.scored() for row in rows]
 
 
 def score_row(sequence: Sequence[int], ended: Callable[[Row], None]) -> Row:

@@ -119,7 +119,7 @@ class Handler:
                 await ended.get()
         finally:
             self._engine.forget(asked)
-        return [row.scores if row.scores is not None else np.empty(0, np.float32) for row in rows]
+        return [row.scored() for row in rows]
 
     async def load(self, new: NewWeights) -> LoadReport:
         """Becomes that version. Raises WeightsRefused, ConfigError."""
@@ -163,11 +163,22 @@ def _rollout(row: Row) -> Rollout:
     trace = TokenTrace(
         token_ids=np.asarray(row.tokens, np.int32),
         action_mask=np.ones(num_tokens, np.bool_),
-        logprobs=np.asarray(row.logprobs, np.float32) if row.mode is Mode.SAMPLE else None,
+        logprobs=_logprobs(row),
         turn_ids=np.zeros(num_tokens, np.int16),
         spans=tuple(row.spans),
     )
     return Rollout(text="", trace=trace, sampling=row.sampling, finish=row.finish, claimed_reward=float("nan"))
+
+
+def _logprobs(row: Row) -> FloatArray | None:
+    """[T] of a sampled sequence; None where one is no finite number, since what the others are worth nobody knows."""
+    logprobs = np.asarray(row.logprobs, np.float32)
+    if row.mode is not Mode.SAMPLE:
+        return None
+    if not np.isfinite(logprobs).all():
+        logger.warning("a log-prob of the engine is no finite number: those of its sequence are left out")
+        return None
+    return logprobs
 
 
 def verify_file(path: Path, digest: bytes, shapes: Shapes) -> None:
