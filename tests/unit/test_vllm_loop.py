@@ -17,13 +17,17 @@ NEW = PolicyVersion(policy_id="a", step=2)
 
 
 class ScriptedEngine:
-    """Each token is the number of the weights that made it; log-probs of a text are minus that number."""
+    """Each token is the number of the weights that made it; log-probs of a text are minus that number.
+
+    A prompt is read when its job is taken up, and the first token after it is of the weights that read it.
+    """
 
     def __init__(self) -> None:
         self.weights = 1  # of OLD; a file named "2" holds those of NEW
         self.jobs: dict[str, Job] = {}
         self.made: dict[str, int] = {}
-        self.salts: list[str] = []
+        self.read_by: dict[str, int] = {}  # the weights, by job
+        self.taken: list[Job] = []
         self.before_step: Callable[[int], None] = lambda number: None
         self.num_steps = 0
         self.fails_on = ""
@@ -31,7 +35,8 @@ class ScriptedEngine:
     def add(self, name: str, job: Job) -> None:
         assert job.max_new_tokens > 0
         self.jobs[name], self.made[name] = job, 0
-        self.salts.append(job.salt)
+        self.read_by[name] = self.weights
+        self.taken.append(job)
 
     def drop(self, names: Sequence[str]) -> None:
         for name in names:
@@ -50,7 +55,8 @@ class ScriptedEngine:
             else:
                 is_over = self.made[name] == job.max_new_tokens
                 finish = FinishReason.LENGTH if is_over else None
-                found.append(Progress(name=name, token_ids=[self.weights], logprobs=[-0.5], finish=finish))
+                token = self.read_by[name] if self.made[name] == 1 else self.weights
+                found.append(Progress(name=name, token_ids=[token], logprobs=[-0.5], finish=finish))
             if found[-1].finish is not None:
                 del self.jobs[name]
         return found
@@ -133,6 +139,23 @@ def test_every_token_is_of_the_weights_its_span_names(running: Running) -> None:
     assert running.loop.version == NEW and running.loop.num_loads == 1
 
 
+def test_a_prompt_without_an_answer_yet_is_read_anew_by_new_weights(running: Running) -> None:
+    loaded = running.load("2", canary(-2.0))  # heard together with the sequence, right after which it is taken up
+    (row,) = running.start(3)
+    running.wait()
+    assert loaded.result().mismatch_nats == 0.0
+    assert row.tokens == [2, 2, 2] and spans(row) == [(0, 2)]
+
+
+def test_a_sequence_that_goes_on_after_a_refusal_does_not_repeat_its_random_numbers(running: Running) -> None:
+    running.at(3, lambda: running.load("2", canary(-1.0)))
+    (row,) = running.start(6)
+    running.wait()
+    first, again = [job for job in running.engine.taken if job.mode is Mode.SAMPLE]
+    assert list(again.token_ids) == [7, 8, 1, 1, 1] and again.max_new_tokens == 3 and len(row.tokens) == 6
+    assert first.seed == row.seed != again.seed
+
+
 def test_what_a_refused_version_made_is_taken_back(running: Running) -> None:
     loaded: list[Future[LoadReport]] = []
     running.at(3, lambda: loaded.append(running.load("2", canary(-1.0))))
@@ -190,8 +213,8 @@ def test_prefixes_of_other_weights_are_not_reused_even_after_a_refusal(running: 
     for last in (-1.0, -2.0):  # refused, then taken
         change = running.load("2", canary(last))
         assert change.exception(5.0) is None or last == -1.0
-    refused, taken = running.engine.salts
-    assert refused != taken
+    refused, taken = running.engine.taken
+    assert refused.salt != taken.salt
 
 
 def test_after_a_refusal_prefixes_of_before_and_of_the_refused_weights_are_both_left(running: Running) -> None:
@@ -200,8 +223,8 @@ def test_after_a_refusal_prefixes_of_before_and_of_the_refused_weights_are_both_
     (row,) = running.start(6)
     running.wait()
     assert isinstance(loaded[0].exception(), WeightsRefused) and row.tokens == [1] * 6
-    before, refused, after = running.engine.salts  # of the sequence, of the canary, of the sequence again
-    assert len({before, refused, after}) == 3
+    before, refused, after = running.engine.taken  # the sequence, the canary, the sequence again
+    assert len({before.salt, refused.salt, after.salt}) == 3
 
 
 def test_cancel_gives_sequences_as_they_are_and_lets_scores_end(running: Running) -> None:
