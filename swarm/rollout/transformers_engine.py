@@ -4,6 +4,7 @@ Invariant: the log-probability of a token is that of its own row, whatever else 
 random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
 """
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
+
+logger = logging.getLogger(__name__)
 
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
@@ -168,7 +171,8 @@ class TransformersGenerator:
 
         Raises:
             ConfigError: they do not fit this network.
-            WeightsRefused: the canaries disagree or cannot be scored. In both cases the old weights serve on.
+            WeightsRefused: the canaries disagree or cannot be scored, or there is no memory for the weights before.
+                In all cases those serve on.
         """
         if not isinstance(weights, dict):
             raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
@@ -184,19 +188,26 @@ class TransformersGenerator:
 
     def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> LoadReport:
         began_s = time.monotonic()
-        before = snapshot(self._network)
         try:
-            load_published(self._network, weights)
-            mismatch = check_canaries(version, canaries, self._score, self._tolerance_nats)
+            mismatch = self._swap(version, weights, canaries)
         except (ConfigError, WeightsRefused):
-            load_published(self._network, before)
             raise
         except Exception as error:
-            load_published(self._network, before)
+            logger.exception("weights could not be loaded", extra={"step": version.step})
             raise WeightsRefused(f"step {version.step}: {type(error).__name__}: {error}") from error
         self._version = version
         self._seeds.forget()
         return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
+
+    def _swap(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> float:
+        """The canaries' mismatch with the new weights; whatever fails, the network has the old ones again."""
+        before = snapshot(self._network)
+        try:
+            load_published(self._network, weights)
+            return check_canaries(version, canaries, self._score, self._tolerance_nats)
+        except Exception:
+            load_published(self._network, before)
+            raise
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:

@@ -4,6 +4,7 @@ Invariant: the engine is touched only with weights whose digest is the announced
 is always what the engine serves.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from swarm.weights.manifest import Limits, Manifest, open_manifest
 from swarm.weights.publish import Held, stage
 from swarm.weights.refuse import Unusable
 from swarm.weights.tensors import to_torch
+
+logger = logging.getLogger(__name__)
 
 Chunk = Callable[[Digest], bytes | None]
 
@@ -69,20 +72,24 @@ class Applier:
         Returns:
             A report with an error where anything was wrong: then the engine serves what it served before.
         """
-        began_s = time.monotonic()
         try:
-            staged = self._stage(way)
-        except MemoryError:
-            return ApplyReport(version=self.version, error="not enough memory for a second copy of the weights")
+            return self._apply(way)
+        except (WeightsRefused, ConfigError, Unavailable) as error:
+            return ApplyReport(version=self.target(way), error=str(error))
+        except Exception as error:  # no memory, or whatever a device or a trainer comes up with: generation goes on
+            target = self.target(way)
+            logger.exception("a version could not be taken", extra={"step": target.step})
+            return ApplyReport(version=target, error=f"{type(error).__name__}: {error}")
+
+    def _apply(self, way: Way) -> ApplyReport:
+        began_s = time.monotonic()
+        staged = self._stage(way)
         staged_s = time.monotonic()
         if isinstance(staged, Unusable):
-            return ApplyReport(version=self.version, error=f"{staged.reason}: {staged.detail}")
+            return ApplyReport(version=self.target(way), error=f"{staged.reason}: {staged.detail}")
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
-        try:
-            loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
-        except (WeightsRefused, ConfigError, Unavailable) as error:
-            return ApplyReport(version=version, error=str(error), num_bytes=staged.num_bytes)
+        loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
         self._held = staged.held
         seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         return ApplyReport(

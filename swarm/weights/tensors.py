@@ -25,7 +25,7 @@ Bits = NDArray[Any]  # 1-D, little-endian unsigned integers as wide as the dtype
 
 MAX_NAME_BYTES: Final = 512
 MAX_DIMS: Final = 8
-MAX_ELEMENTS: Final = 2**40  # of one tensor
+MAX_ELEMENTS: Final = 2**40  # of one tensor; a dimension of 0 counts as 1, or its strides were beyond any integer
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
 
@@ -84,9 +84,9 @@ class TensorSpec:
             raise ValueError(f"tensor name {self.name[:40]!r} is not one")
         if self.dtype not in DTYPES:
             raise ValueError(f"tensor {self.name}: dtype {self.dtype[:20]!r} is unknown")
-        if len(self.shape) > MAX_DIMS or any(not 0 <= size <= MAX_ELEMENTS for size in self.shape):
-            raise ValueError(f"tensor {self.name}: shape has {len(self.shape)} dimensions or one out of bounds")
-        if self.num_elements > MAX_ELEMENTS:
+        if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
+            raise ValueError(f"tensor {self.name}: shape has {len(self.shape)} dimensions or a negative one")
+        if math.prod(max(1, size) for size in self.shape) > MAX_ELEMENTS:
             raise ValueError(f"tensor {self.name}: over {MAX_ELEMENTS} elements")
 
     @property

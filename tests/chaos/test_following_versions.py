@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.config import FollowConfig
-from swarm.types import Digest
+from swarm.types import Digest, PolicyVersion
 
 from .following_world import ANCHOR_EVERY, Generator, Trainer, World, following_of, play, serves, stepped, until
 
@@ -145,5 +145,27 @@ def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp
         await trainer.learn(3)
         await serves(generator, trainer)
         assert 2 not in generator.engine.steps and following_of(generator).status()["last_error"] == ""
+
+    play(tmp_path, scene)
+
+
+def test_an_engine_that_fails_with_an_unforeseen_error_is_told_and_follows_on(tmp_path: Path) -> None:
+    def fail(version: PolicyVersion) -> bool:
+        if version.step == 2:
+            raise RuntimeError("out of memory")
+        return False
+
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1)
+        generator.engine.refuses = fail
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        await trainer.learn(2)
+        await until(lambda: len(generator.told("apply_failed")) == 2, "it is tried twice")
+        assert following_of(generator).status()["last_error"] == "step 2: RuntimeError: out of memory"
+        assert generator.engine.version.step == 1
+        await trainer.learn(3)
+        await serves(generator, trainer)
 
     play(tmp_path, scene)

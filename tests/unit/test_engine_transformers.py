@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from swarm.clock import ManualClock
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, WeightsRefused
 from swarm.interfaces import Generator
 from swarm.model import CharCodec, snapshot, tiny_network
+from swarm.rollout import transformers_engine
 from swarm.rollout.produce import UNSCORED, evaluate, produce
 from swarm.rollout.sampling import truncated
 from swarm.rollout.transformers_engine import TransformersGenerator
@@ -169,6 +170,28 @@ def test_loading_swaps_version_and_weights_and_a_misfit_changes_neither() -> Non
     assert group[0].trace is not None and group[0].trace.spans[0].version == newer
     expected = full_forward(other, PROMPTS[0], tokens_of(group[0]), WARM.temperature)
     np.testing.assert_allclose(logprobs_of(group[0]), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", ["snapshot", "load_published", "check_canaries"])
+def test_a_load_that_fails_half_way_leaves_the_old_weights(
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = engine()
+    before, newer = generator.greedy(PROMPTS, 8), PolicyVersion(policy_id="a", step=1)
+    run, weights = getattr(transformers_engine, step), snapshot(noisy_network(seed=7))
+
+    def fail_once(*arguments: object) -> None:
+        monkeypatch.setattr(transformers_engine, step, run)
+        run(*arguments)
+        raise torch.OutOfMemoryError("tried to allocate 15 GiB")
+
+    monkeypatch.setattr(transformers_engine, step, fail_once)
+    with pytest.raises(WeightsRefused, match="step 1: OutOfMemoryError: tried to allocate 15 GiB"):
+        generator.load(newer, weights)
+    assert [record.exc_info is not None for record in caplog.records] == [True], "the traceback is told"
+    assert generator.version == VERSION and generator.greedy(PROMPTS, 8) == before
+    generator.load(newer, weights)
+    assert generator.version == newer and generator.greedy(PROMPTS, 8) != before
 
 
 def test_cancel_ends_a_call_and_marks_the_unfinished_aborted() -> None:

@@ -11,7 +11,9 @@ from swarm.errors import WeightsRefused
 from swarm.identity import Identity
 from swarm.model import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
+from swarm.weights import apply
 from swarm.weights.apply import Applier
+from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Limits, layout_digest, open_manifest, seal_body, seal_manifest
 from swarm.weights.publish import Held
 from swarm.weights.publisher import Publisher
@@ -197,6 +199,27 @@ def test_an_engine_that_became_something_else_is_put_back() -> None:
     assert engine.tensors is chain.first and applier.version.step == 0
 
 
+@pytest.mark.parametrize("where", ["stage", "to_torch", "load"])
+def test_whatever_is_raised_on_the_way_is_reported_and_the_old_version_serves_on(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = trained_chain(1)
+    engine = TableEngine(chain.first)
+    applier = chain.applier(engine)
+    errors = {"stage": MemoryError("15 GiB"), "to_torch": RuntimeError("stride"), "load": OSError("no such device")}
+
+    def fail(*_: object, **__: object) -> None:
+        raise errors[where]
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine if where == "load" else apply, where, fail)
+        report = applier.apply((chain.bodies[1][0],))
+    assert report.error == f"{type(errors[where]).__name__}: {errors[where]}" and report.version.step == 1
+    assert [record.exc_info is not None for record in caplog.records] == [True], "the traceback is told"
+    assert engine.tensors is chain.first and applier.version.step == 0
+    assert not applier.apply((chain.bodies[1][0],)).error and applier.version.step == 1
+
+
 def test_a_version_of_a_lineage_that_the_signer_does_not_own_is_refused() -> None:
     chain = trained_chain(0)
     chain.train()
@@ -256,3 +279,21 @@ def test_a_manifest_of_a_terabyte_with_a_payload_of_bytes_is_refused_before_anyt
     bomb = replace(manifest, tensors=huge, hashes=manifest.hashes[:1], layout=layout_digest(huge))
     found = open_manifest(seal_manifest(bomb, TRAINER), TRAINER.node_id, Limits())
     assert isinstance(found, Unusable) and "are not the" in found.detail
+
+
+def test_a_manifest_of_no_elements_in_a_shape_that_torch_cannot_make_is_refused() -> None:
+    chain = trained_chain(0)
+    manifest = open_manifest(chain.bodies[0][0], TRAINER.node_id, Limits())
+    assert not isinstance(manifest, Unusable)
+    empty = TensorSpec(name="table", dtype="bfloat16", shape=(1, 1, 0))
+    object.__setattr__(empty, "shape", (2**40, 2**40, 0))  # what a hostile trainer signs
+    hostile = replace(
+        manifest,
+        tensors=(empty,),
+        hashes=manifest.hashes[:1],
+        layout=layout_digest((empty,)),
+        payload_bytes=full_bytes((empty,)),
+        chunks=manifest.chunks[:1],
+    )
+    found = open_manifest(seal_manifest(hostile, TRAINER), TRAINER.node_id, Limits())
+    assert isinstance(found, Unusable) and f"over {2**40} elements" in found.detail

@@ -315,7 +315,16 @@ def test_a_manifest_over_the_receivers_limits_is_refused_before_anything_is_allo
 
 @pytest.mark.parametrize(
     "fields",
-    [{"name": "a b"}, {"name": ""}, {"name": "x" * 600}, {"dtype": "complex64"}, {"shape": (-1,)}, {"shape": (1,) * 9}],
+    [
+        {"name": "a b"},
+        {"name": ""},
+        {"name": "x" * 600},
+        {"dtype": "complex64"},
+        {"shape": (-1,)},
+        {"shape": (1,) * 9},
+        {"shape": (2**20, 2**21)},
+        {"shape": (2**40, 2**40, 0)},  # no elements, and strides that torch cannot count
+    ],
 )
 def test_a_tensor_out_of_bounds_is_no_tensor(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tensor"):
