@@ -1,6 +1,7 @@
 """Checkpoints of a learner: complete or absent, never half written.
 
-Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk.
+Invariant: a directory `checkpoint-NNNNNNNN` exists only after everything in it reached the disk, and until it is no
+longer needed; before and after that it has the name of a draft.
 """
 
 import json
@@ -21,7 +22,7 @@ from swarm.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
-_NAME = re.compile(r"^checkpoint-(\d{8,})$")
+_NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 
 
@@ -37,20 +38,24 @@ class Checkpoint:
 def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     """Saves under `root` and deletes all but the newest two. Raises OSError when the disk refuses."""
     root.mkdir(parents=True, exist_ok=True)
+    for draft in root.glob(_draft("checkpoint-*")):  # of a crash
+        shutil.rmtree(draft)
     final = root / f"checkpoint-{checkpoint.step:08d}"
-    staged = root / f".{final.name}.part"
-    for leftover in (staged, final):  # of a crash; or of the same step, saved again
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    staged = root / _draft(final.name)
     staged.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, staged / _TENSORS)
     (staged / _STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="ascii")
     for path in (staged / _TENSORS, staged / _STATE, staged):
         _sync(path)
+    replaced = final.with_suffix(".replaced")
+    if final.exists():
+        _delete(replaced)  # of a crash
+        final.rename(replaced)  # can be read until the new one is there
     staged.rename(final)
     _sync(root)
+    _delete(replaced)
     for old in _newest_first(root)[NUM_KEPT:]:
-        shutil.rmtree(old)
+        _delete(old)
     return final
 
 
@@ -72,7 +77,17 @@ def read_checkpoint(root: Path) -> Checkpoint:
 
 def _newest_first(root: Path) -> list[Path]:
     found = [path for path in root.iterdir() if _NAME.match(path.name)] if root.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    return sorted(found, key=lambda path: (int(path.stem.rpartition("-")[2]), not path.suffix), reverse=True)
+
+
+def _draft(name: str) -> str:
+    """What it is named while it is not yet complete, or no longer."""
+    return f".{name}.part"
+
+
+def _delete(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path.rename(path.with_name(_draft(path.name))))
 
 
 def _sync(path: Path) -> None:

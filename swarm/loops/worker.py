@@ -53,7 +53,6 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
         began_s = worker.clock.monotonic_s()
         draw = await worker.exchange.draw(learner.version)
         await _learn_from(worker, learner, draw, draw_seconds=worker.clock.monotonic_s() - began_s)
-    await worker.offload(learner.save)
 
 
 async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
@@ -109,7 +108,7 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
     if _is_done(worker, learner) or (every and step % every == 0):
         await _evaluate(worker, learner)
     checkpoint_every = worker.config.learner.checkpoint_every
-    if checkpoint_every and step % checkpoint_every == 0:
+    if _is_done(worker, learner) or (checkpoint_every and step % checkpoint_every == 0):
         await worker.offload(learner.save)
 
 

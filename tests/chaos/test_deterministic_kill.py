@@ -53,6 +53,7 @@ class Machine:
         self.path = directory / "groups.sqlite"
         self.events: list[tuple[str, JsonDict]] = []
         self.checkpoint = (PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32), 1)
+        self.saved: list[int] = []
         self.num_writes = 0
         self.kill_at: int | None = None
         self.is_dead = asyncio.Event()
@@ -129,6 +130,7 @@ class HashLearner:
     def save(self) -> None:
         self._machine.write()
         self._machine.checkpoint = (self.version, self.next_draw)
+        self._machine.saved.append(self.version.step)
 
 
 class HashGenerator:
@@ -268,6 +270,7 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
     silent = sum(event["num_silent"] for event in whole.of("draw"))
     assert silent > 0
     assert len(whole.of("put")) > LOCAL_GROUPS * len(rows), "no draw found nothing but groups without signal"
+    assert whole.saved == [2, 4, 6], "every second step, and none twice: the last is one of them"
 
 
 @pytest.mark.timeout(60)

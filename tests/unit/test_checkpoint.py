@@ -1,0 +1,142 @@
+"""A checkpoint is complete or absent, and none is lost while another is written."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.learn import checkpoint as module
+from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
+
+RMTREE = shutil.rmtree
+
+
+@pytest.fixture(autouse=True)
+def not_really(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of checkpoints; a disk that syncs each of them takes its time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def saved(step: int, next_draw: int) -> Checkpoint:
+    return Checkpoint(step=step, tensors={"weight": torch.full((3,), float(next_draw))}, state={"next_draw": next_draw})
+
+
+def number_of(root: Path) -> float:
+    """What the newest readable checkpoint has, in tensors and state alike."""
+    found = read_checkpoint(root)
+    assert found.tensors["weight"].tolist() == [found.state["next_draw"]] * 3
+    return found.state["next_draw"]
+
+
+class Crash(Exception):
+    """The process ended there."""
+
+
+class Crashing:
+    """Counts what is done to the disk, and ends the process in the middle of operation `at`."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+
+    def wrap(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def crashing(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.count == self.at:
+                if work is RMTREE:  # half of it is gone
+                    (args[0] / "tensors.safetensors").unlink(missing_ok=True)
+                raise Crash
+            return work(*args, **kwargs)
+
+        return crashing
+
+
+def write_until(at: int, root: Path, what: Checkpoint) -> bool:
+    """Whether it was written before the crash in operation `at`."""
+    crashing = Crashing(at)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "save_file", crashing.wrap(module.save_file))
+        patch.setattr(os, "fsync", crashing.wrap(os.fsync))
+        patch.setattr(shutil, "rmtree", crashing.wrap(shutil.rmtree))
+        for name in ("mkdir", "rename", "write_text"):
+            patch.setattr(Path, name, crashing.wrap(getattr(Path, name)))
+        try:
+            write_checkpoint(root, what)
+        except Crash:
+            return False
+        return True
+
+
+def assert_every_crash_leaves_the_old_or_the_new(tmp_path: Path, step: int) -> None:
+    """Old: steps 4 and 5. New: `step`, twice where the first one ended with a crash."""
+    for at in range(1, 100):
+        root = tmp_path / str(at)
+        write_checkpoint(root, saved(4, 40))
+        write_checkpoint(root, saved(5, 50))
+        is_written = write_until(at, root, saved(step, 60))
+        assert number_of(root) in ({60} if is_written else {50, 60}), at
+        for path in root.glob("checkpoint-*"):
+            assert {each.name for each in path.iterdir()} == {"tensors.safetensors", "state.json"}, at
+        write_checkpoint(root, saved(step, 70))
+        assert number_of(root) == 70, at
+        assert len(list(root.iterdir())) == 2, "the newest two, and nothing that the crash left"
+        if is_written:
+            assert at > 10
+            return
+    raise AssertionError("it never came to an end")
+
+
+def test_a_crash_while_a_step_is_saved_leaves_the_one_before(tmp_path: Path) -> None:
+    assert_every_crash_leaves_the_old_or_the_new(tmp_path, step=6)
+
+
+def test_a_crash_while_the_same_step_is_saved_again_leaves_one_of_the_two(tmp_path: Path) -> None:
+    assert_every_crash_leaves_the_old_or_the_new(tmp_path, step=5)
+
+
+def test_two_crashes_while_the_same_step_is_saved_again_leave_one_of_the_three(tmp_path: Path) -> None:
+    for first in range(1, 16):
+        for second in range(1, 16):
+            root = tmp_path / f"{first}-{second}"
+            write_checkpoint(root, saved(5, 50))
+            write_until(first, root, saved(5, 60))
+            write_until(second, root, saved(5, 70))
+            assert number_of(root) in {50, 60, 70}, (first, second)
+
+
+def test_the_same_step_can_be_saved_again_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_checkpoint(tmp_path, saved(5, 50))
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(tmp_path, saved(5, 60))
+    assert has_checkpoint(tmp_path) and number_of(tmp_path) == 50
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    rename = Path.rename
+
+    def syncing(path: Path) -> None:
+        seen.append(f"sync {path.name}")
+
+    def renaming(path: Path, target: Path) -> Path:
+        seen.append(f"rename to {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(module, "_sync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    write_checkpoint(tmp_path / "checkpoints", saved(1, 1))
+    assert seen == [
+        "sync tensors.safetensors",
+        "sync state.json",
+        "sync .checkpoint-00000001.part",
+        "rename to checkpoint-00000001",
+        "sync checkpoints",
+    ]
