@@ -88,7 +88,7 @@ class EngineConfig(Model):
     """openai: base address, such as http://127.0.0.1:8000/v1."""
     options: dict[str, Any] = Field(default_factory=dict)
     """vllm: further engine arguments, such as tensor_parallel_size. openai: model, weights, weights_dir, api_key_env
-    and timeout_s (docs/engines.md); anything else is a further field of each request."""
+    and timeout_s (docs/engines.md)."""
     max_rows: Positive = 64
     """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
     stall_s: PositiveFloat = 600.0

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
-_OWN_OPTIONS: Final = ("model", "api_key_env", "weights", "weights_dir", "timeout_s")  # the others go to the server
+_OPTIONS: Final = ("api_key_env", "model", "timeout_s", "weights", "weights_dir")
 _NOTHING: Final = Completion(token_ids=[], logprobs=[], finish=FinishReason.ABORTED)
 _SEED_BITS: Final = 63  # of a server's seeds
 
@@ -59,8 +59,8 @@ class OpenAIGenerator:
 
     Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
     environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
-    that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. All
-    others become fields of each request.
+    that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. None
+    changes what is asked of the server: tokens are drawn as the rollout's `Sampling` says, and no other way.
 
     Example:
         generator = OpenAIGenerator.start(config, codec, PolicyVersion(policy_id="", step=0), seed=0)
@@ -106,11 +106,15 @@ class OpenAIGenerator:
         engine, options = config.engine, config.engine.options
         if not engine.url:
             raise ConfigError("engine.url: needed for kind = 'openai', such as http://127.0.0.1:8000/v1")
+        unknown = sorted(options.keys() - set(_OPTIONS))
+        if unknown:
+            raise ConfigError(
+                f"engine.options.{unknown[0]}: unknown with kind = 'openai'; known are {', '.join(_OPTIONS)}"
+            )
         client = JsonClient(
             engine.url.rstrip("/").removesuffix("/v1"), _api_key(options), float(options.get("timeout_s", 600.0))
         )
-        extra = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
-        server = find_server(client, str(options.get("model", "")), codec.eos_ids, extra)
+        server = find_server(client, str(options.get("model", "")), codec.eos_ids)
         return cls(
             client,
             server,

@@ -9,7 +9,7 @@ Sources: vLLM `entrypoints/openai/completion/protocol.py` (return_token_ids, pro
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -59,11 +59,10 @@ class Server(Protocol):
 class VllmServer:
     """vLLM, or another server whose completions take and return token ids as vLLM's do."""
 
-    def __init__(self, client: JsonClient, model: str, eos_ids: Collection[int], extra: Mapping[str, Any]) -> None:
+    def __init__(self, client: JsonClient, model: str, eos_ids: Collection[int]) -> None:
         self.model = model
         self._client = client
         self._eos_ids = sorted(eos_ids)
-        self._extra = dict(extra)
         self._scoring = threading.Lock()
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
@@ -85,7 +84,7 @@ class VllmServer:
             "logprobs": 0,  # the sampled token's alone
             "return_token_ids": True,
         }
-        return _read(self._completions({**body, **self._extra}), self._completion)
+        return _read(self._completions(body), self._completion)
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
         """By `prompt_logprobs`; one more token has to be made, and is thrown away.
@@ -133,11 +132,10 @@ class VllmServer:
 class SglangServer:
     """SGLang's own /generate, which takes and gives token ids in every version."""
 
-    def __init__(self, client: JsonClient, model: str, eos_ids: Collection[int], extra: Mapping[str, Any]) -> None:
+    def __init__(self, client: JsonClient, model: str, eos_ids: Collection[int]) -> None:
         self.model = model
         self._client = client
         self._eos_ids = sorted(eos_ids)
-        self._extra = dict(extra)
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
         """A completion. The seed counts where the server was started with --enable-deterministic-inference."""
@@ -153,7 +151,6 @@ class SglangServer:
                 "sampling_seed": seed % 2**31,
             },
             "return_logprob": True,
-            **self._extra,
         }
         return _read(self._generate(model, body), self._completion)
 
@@ -189,7 +186,7 @@ class SglangServer:
         return _checked(ids, [entry[0] for entry in entries], finish, self._eos_ids)
 
 
-def find_server(client: JsonClient, model: str, eos_ids: Collection[int], extra: Mapping[str, Any]) -> Server:
+def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Server:
     """The dialect that the server says it speaks.
 
     Args:
@@ -207,7 +204,7 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int], extra:
     if name not in cards:
         raise ConfigError(f"engine.options.model {model!r}: the server at {client.url} has {sorted(cards)}")
     kind = SglangServer if cards[name] == "sglang" else VllmServer
-    return kind(client, name, eos_ids, extra)
+    return kind(client, name, eos_ids)
 
 
 def log_probs_are_scaled(server: Server, model: str, prompt: Sequence[int]) -> bool | None:

@@ -204,7 +204,7 @@ def serving(dialect: str, network: torch.nn.Module | None = None) -> Generator[S
 
 def engine_on(server: Server, folder: Path) -> OpenAIGenerator:
     client = JsonClient(server.url.removesuffix("/v1"))
-    found = find_server(client, "", CODEC.eos_ids, {})
+    found = find_server(client, "", CODEC.eos_ids)
     if server.dialect == "sglang":
         taking = DiskWeights(client, folder, snapshot(server.network))
     else:

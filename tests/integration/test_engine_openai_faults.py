@@ -144,6 +144,16 @@ def test_every_parameter_of_sampling_is_sent_and_the_prompt_as_ids(vllm: Server,
         assert body["stop_token_ids"] == [CODEC.eos_id] and body["max_tokens"] == 6
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "logit_bias", "sampling_params", "weight_dir"])
+def test_no_option_changes_what_is_asked_of_the_server(dialect: str, name: str, tmp_path: Path) -> None:
+    with serving(dialect) as server:
+        config = NodeConfig(dir=tmp_path, engine=EngineConfig(kind="openai", url=server.url, options={name: 0.5}))
+        with pytest.raises(ConfigError, match=rf"engine\.options\.{name}: .*api_key_env.*weights_dir"):
+            OpenAIGenerator.start(config, CODEC, START, 0)
+        assert not server.seen
+
+
 def test_a_key_comes_from_the_environment_and_stands_in_no_message(
     vllm: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +279,7 @@ def test_an_engine_that_starts_again_deletes_what_the_one_before_left(dialect: s
 
 def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Path) -> None:
     shipped = load_model(ModelConfig(source="tiny", dtype="float32")).network
-    options = {"weights": "sglang_disk", "custom": 3, "weights_dir": str(tmp_path / "shared")}
+    options = {"weights": "sglang_disk", "weights_dir": str(tmp_path / "shared")}
     identity = Identity.create()
     identity.save(tmp_path / "identity.key")
     with serving("sglang", network_of(0)) as server:
@@ -282,7 +292,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
         np.testing.assert_allclose(engine.score(PROMPTS[2:])[0][1:], full_forward(shipped, PROMPTS[2])[1:], atol=1e-4)
         engine.generate(PROMPTS[:1], 1, SHORT)
         assert [path.name for path in (tmp_path / "shared").iterdir()] == [identity.node_id]
-        assert server.seen[-1][1]["custom"] == 3 and "weights" not in server.seen[-1][1]
+        assert not options.keys() & server.seen[-1][1].keys()
         engine.close()
         for url, changed, message in (
             (server.url, {"weights": "vllm_lora"}, "use sglang_disk"),
