@@ -313,6 +313,7 @@ class RefusalReason(StrEnum):
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
     LOW_STANDING = "low_standing"
     OVER_QUOTA = "over_quota"
+    TOO_MUCH_TALK = "too_much_talk"  # more items on a neighbour's streams than anybody has to say
     NO_LEAVE = "no_leave"  # of our own lineage, more than its producer was given leave for
     NO_ROOM = "no_room"
 

@@ -24,7 +24,7 @@ class ExchangeConfig(Model):
     store_bytes: Positive = 2 * 2**30
     """Disk budget of the group store."""
     groups_per_minute: Positive = 6000
-    """Most groups accepted from one peer in a minute."""
+    """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
     dial_timeout_s: PositiveFloat = 5.0
     """Deadline of a connection attempt."""
     lookup_every_s: PositiveFloat = 2.0

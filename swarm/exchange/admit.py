@@ -132,6 +132,12 @@ class Door:
             self._standing.record_good(result.group.producer)
         return result
 
+    def refuse_talk(self, via: NodeId) -> Refused:
+        """A neighbour said more than anybody has to say; it is charged."""
+        refused = Refused(reason=RefusalReason.TOO_MUCH_TALK, detail=f"{short(via)} said too much in a minute")
+        self._count(refused, via, is_signed=False)
+        return refused
+
     async def score_own(self, group: RolloutGroup) -> tuple[RolloutGroup, FloatArray]:
         """One of our groups with its rewards claimed: rewards ([G]) and verifier come from the sandbox.
 

@@ -7,6 +7,7 @@ import logging
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
+from swarm.errors import Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.agent_events import Emit, group_fields, versions_of
 from swarm.exchange.appetite import Appetite
@@ -16,6 +17,7 @@ from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
 from swarm.exchange.signal import Signal
 from swarm.exchange.standing import UNPROVEN
+from swarm.exchange.talk import Talk
 from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,14 @@ class Intake:
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
+        self._talk = Talk(clock, config.exchange.groups_per_minute)
+
+    def hear(self, peer: NodeId) -> None:
+        """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
+        if not self._talk.take(peer):
+            refused = self._door.refuse_talk(peer)
+            self._note_refused(refused, via=peer)
+            raise Unavailable(refused.detail)
 
     def takes_from(self, peer: NodeId) -> bool:
         """Whether our draws still have use for a group that this neighbour offers; asked once for each.

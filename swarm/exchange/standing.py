@@ -50,6 +50,7 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
         RefusalReason.BAD_VERSION: 2.0,
         RefusalReason.FALSE_REWARD: 4.0,
         RefusalReason.VERIFIER_FAILED: 2.0,
+        RefusalReason.TOO_MUCH_TALK: 4.0,
     }
 )
 

@@ -116,6 +116,7 @@ class Follow:
         try:
             await self._agent.set_connected(peer, True)
             async for item in client.subscribe(cursor, self._wanted):
+                self._agent.intake.hear(peer)
                 sealed = await self._content(client, item)
                 if sealed is not None:
                     await self._agent.intake.receive(sealed, via=peer)
@@ -132,7 +133,10 @@ class Follow:
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
         if item.sealed is not None:
-            return item.sealed if self._agent.intake.takes_from(self._address.node_id) else None
+            if self._agent.intake.takes_from(self._address.node_id):
+                return item.sealed
+            self._agent.intake.bytes_received += item.sealed.size_bytes
+            return None
         limit = self._agent.config.exchange.max_group_bytes
         fetching = self._agent.intake.fetching
         if item.size_bytes > limit or item.digest in fetching or await self._agent.store.contains(item.digest):
