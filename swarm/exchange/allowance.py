@@ -1,7 +1,7 @@
 """How many groups of the own lineage may be begun, here and by those who follow it, so that none becomes too old.
 
 Invariant: what is being made here, what followers have leave for and what waits for a draw never exceed together what
-the draws of one group's life can use, but for leave that was written off.
+the draws of one group's life can use, but for leave that was written off and for the trials of newcomers.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,8 @@
 
 Invariant: leave is only given while less is outstanding than there is room for; what was given to a follower is a total
 that only grows, and what a follower that vanished, or hangs, had outstanding is free again. Who has brought nothing yet
-has one group outstanding at most. Pure bookkeeping, single-threaded.
+is tried with one group, beside the room and in turn, so identities that cost nothing take no room from those who
+deliver. Pure bookkeeping, single-threaded.
 """
 
 from collections import deque
@@ -15,6 +16,8 @@ from swarm.exchange.peers import keep_newest
 from swarm.types import JsonDict, Leave, NodeId
 
 PATIENCE_SHARE: Final = 0.5  # of a group's life: leave that is older was lost, or its group comes too late to matter
+TURN_SHARE: Final = 0.05  # of a group's life: a trial that is older is not waited for where others wait for theirs
+GROUPS_PER_TRIAL: Final = 4  # that there is room for: so many followers are tried at a time, and one at least
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +26,11 @@ class Account:
 
     allowed: int = 1  # groups that it may have outstanding: twice as many with each that is admitted
     owed_s: deque[float] = field(default_factory=deque[float])  # of groups that are not waited for, but may still come
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a group of it was admitted, and none written off since."""
+        return self.allowed > 1
 
 
 @dataclass(eq=False, slots=True)
@@ -36,11 +44,22 @@ class Watch:
     limit: int = 0  # groups that it may have begun since the watch began
     given_s: deque[float] = field(default_factory=deque[float])  # of what is outstanding, oldest first
     is_over: bool = False  # the peer watches anew, or went away
+    is_tried: bool = False  # what is outstanding is a trial
 
     @property
     def num_outstanding(self) -> int:
         """Groups that it may still bring, and that are waited for."""
         return len(self.given_s)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether it delivers, and less is outstanding than it may have."""
+        return self.account.is_proven and self.num_outstanding < min(self.window, self.account.allowed)
+
+    @property
+    def awaits_trial(self) -> bool:
+        """Whether it has nothing outstanding and did not show that it delivers."""
+        return not self.account.is_proven and not self.given_s
 
     @property
     def num_arrived(self) -> int:
@@ -54,15 +73,18 @@ class Leaves:
     Fair among followers: whoever has least outstanding and waiting for a draw gets the next one, so a slow follower
     holds at most an equal share of the room, a fast one is served as often as it delivers, and one that floods is not
     the main source. Leave is written off when its group has not come after a share of its life, and its holder starts
-    again with one at a time: groups that were lost on the way must not use up the room for good.
+    again with a trial: groups that were lost on the way must not use up the room for good.
+
+    Whoever waited longest for a trial is tried next, a quarter as many at a time as there is room for. Where others
+    wait, a trial is soon not waited for; its group counts whenever it comes.
 
     Args:
         clock: monotonic and wall.
         max_age_s: `replay.max_age_s`.
         max_window: groups that one follower may have outstanding, whatever it wants; also how many more of it are
             taken in that come after they were written off, or were begun before it, or this node, started anew.
-        in_rounds: each time there is room, all followers get equal shares of it at once, whatever their window
-            (`replay.barrier`).
+        in_rounds: each time there is room, all followers get equal shares of it at once, whatever their window, and
+            newcomers one group of it (`replay.barrier`): a round waits for everybody, also for who brings nothing.
         num_waiting: groups of a follower that wait for a draw.
 
     Example:
@@ -83,12 +105,13 @@ class Leaves:
         self._clock = clock
         self._max_age_s = max_age_s
         self._patience_s = PATIENCE_SHARE * max_age_s
-        self._max_window = max(1, max_window)
+        self._turn_s = TURN_SHARE * max_age_s
+        self._max_window = max(2, max_window)  # more than a trial
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
         self._started_s = clock.monotonic_s()
         self._accounts: dict[NodeId, Account] = {}  # whose was touched last comes last
-        self._watches: dict[NodeId, Watch] = {}  # of followers; whoever was given something last comes last
+        self._watches: dict[NodeId, Watch] = {}  # of followers; whose turn was last comes last
 
     def begin(self, peer: NodeId, window: int) -> Watch:
         """A peer began to watch; an older watch of the same peer is over. With a window of 0 it gets no leave."""
@@ -127,6 +150,7 @@ class Leaves:
             watch.given_s.popleft()
             if not is_admitted:
                 self._owe(account, 1)
+            self._end_turn(watch)
         elif is_admitted and account.owed_s:
             account.owed_s.popleft()
         else:
@@ -140,44 +164,44 @@ class Leaves:
         return watch is not None and created_at_s < watch.began_at_s
 
     def give(self, room: int) -> None:
-        """Gives what is free.
+        """Gives what is free, and a trial to whoever's turn it is.
 
         Args:
-            room: groups that may be outstanding in all.
+            room: groups that may be outstanding in all, besides trials.
         """
         self.write_off()
         free = room - self.num_outstanding
         if self._in_rounds:
             self._give_equal_shares(free)
             return
-        while free > 0:
-            wanting = [w for w in self._watches.values() if w.num_outstanding < min(w.window, w.account.allowed)]
-            if not wanting:
-                return
-            self._give(min(wanting, key=lambda watch: watch.num_outstanding + self._num_waiting(watch.peer)), 1)
-            free -= 1
+        self._give_one_by_one(free)
+        self._give_trials(max(1, room // GROUPS_PER_TRIAL) if room > 0 else 0)
 
     def write_off(self) -> bool:
         """Frees what was not delivered for too long. True where that was something."""
-        latest_s = self._clock.monotonic_s() - self._patience_s
-        before = self.num_outstanding
-        for watch in self._watches.values():
+        now_s, num_late = self._clock.monotonic_s(), 0
+        trial_s = self._turn_s if any(watch.awaits_trial for watch in self._watches.values()) else self._patience_s
+        for watch in list(self._watches.values()):
+            latest_s = now_s - (trial_s if watch.is_tried else self._patience_s)
             while watch.given_s and watch.given_s[0] < latest_s:
                 watch.given_s.popleft()
                 watch.account.allowed = 1
                 self._owe(watch.account, 1)
-        return self.num_outstanding < before
+                self._end_turn(watch)
+                num_late += 1
+        return num_late > 0
 
     @property
     def next_write_off_in_s(self) -> float:
-        """Until then nothing is to be written off, seconds."""
+        """Until then nothing is to be written off, seconds; no longer than a trial lasts, as somebody may come."""
         oldest_s = min((w.given_s[0] for w in self._watches.values() if w.given_s), default=None)
-        return self._patience_s if oldest_s is None else oldest_s + self._patience_s - self._clock.monotonic_s()
+        due_in_s = self._patience_s if oldest_s is None else oldest_s + self._patience_s - self._clock.monotonic_s()
+        return min(self._turn_s, due_in_s)
 
     @property
     def num_outstanding(self) -> int:
-        """Groups that may still arrive, of all followers."""
-        return sum(watch.num_outstanding for watch in self._watches.values())
+        """Groups of all followers that may still arrive and take up room: trials come beside it."""
+        return sum(watch.num_outstanding for watch in self._watches.values() if not watch.is_tried)
 
     @property
     def followers(self) -> frozenset[NodeId]:
@@ -188,6 +212,13 @@ class Leaves:
         """Of each follower: groups that it was given leave for since it came, and those of them that arrived."""
         return {peer: {"limit": w.limit, "arrived": w.num_arrived} for peer, w in sorted(self._watches.items())}
 
+    def _give_one_by_one(self, free: int) -> None:
+        for _ in range(free):
+            wanting = [watch for watch in self._watches.values() if watch.wants_more]
+            if not wanting:
+                return
+            self._give(min(wanting, key=lambda watch: watch.num_outstanding + self._num_waiting(watch.peer)), 1)
+
     def _give_equal_shares(self, free: int) -> None:
         """The same for everyone, rounded up: each of them takes part in every round."""
         if free > 0 and self._watches:
@@ -195,11 +226,24 @@ class Leaves:
             for watch in list(self._watches.values()):
                 self._give(watch, min(share, watch.account.allowed - watch.num_outstanding))
 
+    def _give_trials(self, most: int) -> None:
+        num_tried = sum(watch.is_tried for watch in self._watches.values())
+        for watch in [watch for watch in self._watches.values() if watch.awaits_trial][: max(0, most - num_tried)]:
+            watch.is_tried = True
+            self._give(watch, 1)
+
     def _give(self, watch: Watch, count: int) -> None:
         if count > 0:
             watch.limit += count
             watch.given_s.extend([self._clock.monotonic_s()] * count)
-            self._watches[watch.peer] = self._watches.pop(watch.peer)
+            self._to_the_end(watch)
+
+    def _end_turn(self, watch: Watch) -> None:
+        watch.is_tried = False
+        self._to_the_end(watch)
+
+    def _to_the_end(self, watch: Watch) -> None:
+        self._watches[watch.peer] = self._watches.pop(watch.peer)
 
     def _account(self, peer: NodeId) -> Account:
         watch = self._watches.get(peer)

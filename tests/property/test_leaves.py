@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm.clock import ManualClock
-from swarm.exchange.leaves import PATIENCE_SHARE, LeaveLeft, Leaves, Watch
+from swarm.exchange.leaves import GROUPS_PER_TRIAL, PATIENCE_SHARE, TURN_SHARE, LeaveLeft, Leaves, Watch
 from swarm.types import Leave
 
 MAX_AGE_S = 200.0
 PATIENCE_S = PATIENCE_SHARE * MAX_AGE_S
+TURN_S = TURN_SHARE * MAX_AGE_S
 MAX_WINDOW = 8
 PEERS = ["a", "b", "c", "d"]
 
@@ -48,7 +49,7 @@ class LeaveMachine(RuleBasedStateMachine):
         watch = self.watches.pop(peer, None)
         if watch is not None:
             self.leaves.end(watch)
-            assert self.leaves.num_outstanding == before - watch.num_outstanding
+            assert self.leaves.num_outstanding == before - (0 if watch.is_tried else watch.num_outstanding)
 
     @rule(peer=st.sampled_from(PEERS), is_admitted=st.booleans())
     def deliver(self, peer: str, is_admitted: bool) -> None:
@@ -59,14 +60,18 @@ class LeaveMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 20))
     def give(self, room: int) -> None:
-        before = {peer: watch.limit for peer, watch in self.watches.items()}
+        before = {watch: (watch.limit, watch.is_tried) for watch in self.watches.values()}
         self.leaves.give(room)
-        has_given = any(watch.limit > before[peer] for peer, watch in self.watches.items())
-        if has_given:
+        given = [watch for watch, (limit, _) in before.items() if watch.limit > limit]
+        if any(not watch.is_tried for watch in given):
             assert self.leaves.num_outstanding <= room
-        watches = self.watches.values()
+        proven = [watch for watch in before if watch.account.is_proven]
         if self.leaves.num_outstanding < room:  # nobody who wants more is left out while there is room
-            assert all(w.num_outstanding >= min(w.window, w.account.allowed) for w in watches)
+            assert all(w.num_outstanding >= min(w.window, w.account.allowed) for w in proven)
+        tried, most = [w for w in before if w.is_tried], max(1, room // GROUPS_PER_TRIAL) if room else 0
+        assert all(watch.num_outstanding == 1 and not watch.account.is_proven for watch in tried)
+        assert len(tried) <= max(most, sum(was_tried for _, was_tried in before.values()))
+        assert len(tried) >= most or not any(watch.awaits_trial for watch in before), "who waits is tried next"
 
     @rule(seconds=st.floats(0, 2 * PATIENCE_S))
     def pass_time(self, seconds: float) -> None:
@@ -82,7 +87,8 @@ class LeaveMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_sum_is_that_of_the_watches(self) -> None:
-        assert self.leaves.num_outstanding == sum(watch.num_outstanding for watch in self.watches.values())
+        counted = [watch.num_outstanding for watch in self.watches.values() if not watch.is_tried]
+        assert self.leaves.num_outstanding == sum(counted)
 
 
 TestLeaveMachine = LeaveMachine.TestCase
@@ -140,8 +146,8 @@ def test_a_slow_follower_does_not_starve_a_fast_one() -> None:
 
 def test_a_fast_follower_does_not_starve_a_slow_one() -> None:
     leaves = leaves_of(ManualClock())
-    leaves.begin("fast", window=8)
-    slow = leaves.begin("slow", window=8)
+    proven(leaves, "fast", window=8)
+    slow = proven(leaves, "slow", window=8)
     for turn in range(100):
         leaves.give(4)  # scarce
         leaves.arrived("fast", is_admitted=True)
@@ -176,6 +182,67 @@ def test_followers_that_hang_get_one_at_a_time_and_leave_the_room_to_others() ->
     leaves.arrived("a", is_admitted=True)
     leaves.give(20)
     assert hanging[0].num_outstanding == 2  # it lives
+
+
+def test_identities_that_bring_nothing_take_no_room_from_those_who_deliver() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    honest = proven(leaves, "honest", window=8)
+    silent = [leaves.begin(f"silent {number}", window=8) for number in range(40)]
+    for _ in range(100):
+        leaves.give(20)
+        assert honest.num_outstanding == leaves.num_outstanding == 8
+        assert sum(watch.num_outstanding for watch in silent) == 20 // GROUPS_PER_TRIAL
+        leaves.arrived("honest", is_admitted=True)
+        clock.advance(1.0)
+    assert honest.num_arrived == 100
+
+
+def test_a_newcomer_is_tried_in_turn_beside_silent_ones_however_small_the_room() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    for number in range(40):
+        leaves.begin(f"silent {number}", window=8)
+    newcomer = leaves.begin("new", window=8)
+    num_turns = 0
+    while newcomer.limit == 0:
+        leaves.give(1)
+        clock.advance(TURN_S + 1)
+        leaves.begin(f"silent {40 + num_turns}", window=8)  # more of them come all the time
+        num_turns += 1
+    assert num_turns == 41
+    leaves.arrived("new", is_admitted=True)
+    for room in range(1, 8):
+        leaves.give(room)
+    assert newcomer.num_outstanding == 2, "one of those who deliver"
+
+
+def test_a_trial_that_takes_longer_than_its_turn_proves_as_much_when_it_comes() -> None:
+    clock = ManualClock()
+    leaves = leaves_of(clock)
+    slow = leaves.begin("slow", window=8)
+    leaves.give(1)
+    clock.advance(TURN_S + 1)
+    assert not leaves.write_off(), "nobody else waits"
+    other = leaves.begin("other", window=8)
+    assert leaves.next_write_off_in_s <= TURN_S
+    leaves.give(1)
+    assert other.limit == 1 and slow.num_outstanding == 0
+    clock.advance(TURN_S / 2)
+    assert leaves.expects("slow", 0) and not leaves.expects("slow", 1)
+    leaves.arrived("slow", is_admitted=True)
+    leaves.give(2)
+    assert slow.num_outstanding == 2
+
+
+def test_who_brings_what_is_refused_waits_for_its_next_trial_behind_the_others() -> None:
+    leaves = leaves_of(ManualClock())
+    leaves.begin("bad", window=8)
+    leaves.give(1)
+    newcomer = leaves.begin("new", window=8)
+    leaves.arrived("bad", is_admitted=False)
+    leaves.give(1)
+    assert newcomer.limit == 1
 
 
 def test_a_group_now_and_then_does_not_hold_a_whole_window_for_good() -> None:

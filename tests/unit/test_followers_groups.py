@@ -243,7 +243,7 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
             assert await bench.agent.wait_capacity() > 0
         loop.cancel()
         leaves.give(100)
-        assert leaves.num_outstanding == 2
+        assert leaves.num_outstanding == 0, "they are tried anew, beside the room"
 
     run_virtual(run())
 
