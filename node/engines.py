@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 from node.ranks import join, open_policy
 from swarm.config import NodeConfig
+from swarm.errors import ConfigError
 from swarm.interfaces import Generator, TaskOf, TextCodec
 from swarm.loops import Encode
 from swarm.types import NodeId, PolicyVersion, Role, Task
 from swarm.weights.apply import Applier
 from swarm.weights.publish import Held
-from swarm.weights.publisher import Publisher
+from swarm.weights.publisher import Publisher, least_store_bytes
 from swarm.weights.store import WeightStore
-from swarm.weights.tensors import TorchWeights
+from swarm.weights.tensors import TorchWeights, specs_of
 
 if TYPE_CHECKING:
     from swarm.learn.guarded import GuardedLearner
@@ -74,6 +75,8 @@ def _training(
     from swarm.recipes import load_recipe
     from swarm.rollout.transformers_engine import TransformersGenerator
 
+    if config.weights.publish:
+        _check_room(config, loaded)
     ranks = join(config)
     policy = open_policy(config, node_id, loaded, recipes, task_of, ranks)
     safe = load_recipe(config.guard.safe_recipe)
@@ -177,6 +180,18 @@ def _encoder(
         return publisher.publish(version, TorchWeights(cast("PublishedTensors", weights)))
 
     return encode
+
+
+def _check_room(config: NodeConfig, loaded: "LoadedModel") -> None:
+    """Raises ConfigError where what is published would exceed the disk's budget for good."""
+    from swarm.model import published_state
+
+    least = least_store_bytes(specs_of(TorchWeights(published_state(loaded.network))))
+    if config.weights.store_bytes < least:
+        raise ConfigError(
+            f"weights.store_bytes: {config.weights.store_bytes} has no room for a version in full and a patch; "
+            f"for this model set at least {least}"
+        )
 
 
 def _weight_store(config: NodeConfig) -> WeightStore:

@@ -121,4 +121,5 @@ class WeightsConfig(Model):
     num_canaries: Annotated[int, Field(ge=0, le=16)] = 4
     """Prompts whose log-probs go into each manifest."""
     store_bytes: Positive = 8 * 2**30
-    """Disk budget for chunks of weights, own and followed."""
+    """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
+    and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -1,8 +1,8 @@
 """A trainer's versions, signed and served: from bodies that the worker made to manifests that others can follow.
 
 Invariant: what is served is one branch that ends at the version published last, and each manifest of it is on the disk
-with all of its chunks before anybody hears of it. A trainer that is killed in the middle leaves chunks that nothing
-names, which go after a while.
+with all of its chunks before anybody hears of it. Chunks of what cannot be served are deleted at once; a trainer that
+is killed in the middle leaves some that nothing names, which go after a while.
 """
 
 import logging
@@ -16,7 +16,7 @@ from swarm.interfaces import Offload
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weights.manifest import Manifest, seal_body
 from swarm.weights.refuse import Unusable
-from swarm.weights.store import WeightStore
+from swarm.weights.store import GRACE_S, WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +40,28 @@ class Publishing:
         await self._holding.restore(self._identity.node_id)
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
-        """A version is the newest now: what led beyond it, or to other weights of its step, is served no more."""
+        """A version is the newest now: what led beyond it, or to other weights of its step, is served no more.
+
+        Args:
+            version: of our own lineage.
+            bodies: ways to it; none where its chunks found no room. The worker waits, and writes no chunk meanwhile.
+        """
         await self._cut_off(version)
+        is_served = bool(bodies)
         for body in bodies:
             error = await self._publish(version, body)
             if error:
                 logger.error("a version cannot be followed", extra={"step": version.step, "error": error})
                 self._emit("unpublished", {"step": version.step, "error": error})
+                is_served = False
+        if not is_served:
+            await self.tidy(grace_s=0.0)
 
-    async def tidy(self) -> None:
-        """Makes room on the disk."""
+    async def tidy(self, grace_s: float = GRACE_S) -> None:
+        """Makes room on the disk. See `WeightStore.prune`."""
         policy_id = self._identity.node_id
         before = self._holding.held(policy_id).keys()  # what is published while this looks at the disk is not judged
-        await self._offload(self._store.prune, {policy_id})
+        await self._offload(self._store.prune, {policy_id}, grace_s)
         kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, policy_id)}
         self._holding.withdraw(before - kept)
 

@@ -174,7 +174,7 @@ class WeightStore:
         """Deletes what the budget or the number of versions leaves no room for; returns the bytes of it.
 
         Kept in any case: the way to the newest version of each lineage `in_force`, and chunks younger than `grace_s`
-        that no manifest names. See `swarm.weights.keep`.
+        that no manifest names; with 0 nobody may be writing. See `swarm.weights.keep`.
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
@@ -202,7 +202,7 @@ class WeightStore:
         oldest_s = self._clock.now_s() - grace_s if is_known else -math.inf
         num_bytes = 0
         for name, _, changed_s in list(_files(self._chunks)):
-            if name not in kept and (changed_s <= done_with_s.get(name, 0.0) or changed_s < oldest_s):
+            if name not in kept and (changed_s <= done_with_s.get(name, 0.0) or changed_s <= oldest_s):
                 num_bytes += self._delete(self._chunks / name, changed_s)
         for directory in (self._chunks, self._manifests):  # of a process that was killed
             for name, _, changed_s in list(_files(directory, drafts=True)):

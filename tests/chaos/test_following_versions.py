@@ -5,10 +5,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarm.config import FollowConfig
+import pytest
+
+from swarm.config import FollowConfig, WeightsConfig
+from swarm.errors import StorageFull
 from swarm.types import Digest, PolicyVersion
 
-from .following_world import ANCHOR_EVERY, Generator, Trainer, World, following_of, play, serves, stepped, until
+from .following_world import (
+    ANCHOR_EVERY,
+    FULL_BYTES,
+    Generator,
+    Node,
+    Trainer,
+    World,
+    following_of,
+    play,
+    serves,
+    stepped,
+    stepped_far,
+    until,
+)
 
 
 def test_a_damaged_chunk_on_the_disk_is_fetched_again_and_never_loaded(tmp_path: Path) -> None:
@@ -79,6 +95,49 @@ def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_f
         await serves(generator, trainer)
 
     play(tmp_path, scene)
+
+
+def test_what_a_trainer_cannot_serve_does_not_stay_on_its_disk(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        budget = WeightsConfig(publish=True, anchor_every=ANCHOR_EVERY, store_bytes=FULL_BYTES - 1)
+        trainer = Trainer(world, weights=budget)
+        await trainer.start()
+        await trainer.publish()
+        await trainer.learn(2 * ANCHOR_EVERY + 1, from_groups=False)
+        assert [told["step"] for told in trainer.told("unpublished")] == [0, 4, 8]
+        assert trainer.agent.holding.head_step(trainer.node_id) == 9
+        assert bytes_on_disk(trainer) < FULL_BYTES / 10
+
+    play(tmp_path, scene)
+
+
+def test_chunks_of_a_version_that_found_no_room_make_room_for_the_next_one(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer = Trainer(world)
+        await trainer.start()
+        await trainer.publish()
+        before = bytes_on_disk(trainer)
+        trainer.weights, trainer.step = stepped_far(trainer.weights), 1
+        put, num_put = trainer.store.put_chunk, 0
+
+        def put_twice(digest: Digest, data: bytes) -> None:
+            nonlocal num_put
+            trainer.is_disk_full, num_put = num_put == 2, num_put + 1
+            put(digest, data)
+
+        trainer.publisher._put = put_twice  # type: ignore[assignment]
+        with pytest.raises(StorageFull):
+            trainer.publisher.publish(trainer.version, trainer.weights)
+        assert bytes_on_disk(trainer) > before
+        await trainer.agent.publish(trainer.version)  # as the worker does then
+        assert bytes_on_disk(trainer) == before
+        assert not trainer.store.missing(trainer.store.manifests(trainer.node_id)[0][0].chunks)
+
+    play(tmp_path, scene)
+
+
+def bytes_on_disk(node: Node) -> int:
+    return sum(path.stat().st_size for path in (node.config.dir / "weights" / "chunks").iterdir())
 
 
 def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newer_one_comes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
+from swarm.weights.publisher import least_store_bytes
 from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.store import GRACE_S, WeightStore
 from swarm.weights.tensors import TensorSpec
@@ -226,6 +227,16 @@ def test_where_the_way_to_the_newest_version_exceeds_the_budget_one_that_does_no
     chain(tight, last=4, every=5, size=1000)
     tight.prune([OWNER.node_id])
     assert legs(tight) == [(0, None)] and tight.bytes_held == 1000
+
+
+def test_with_the_least_budget_of_a_trainer_there_is_always_a_way_to_the_newest_version(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, least_store_bytes(specs_of(1000)))
+    add(store, 0, None, 1000)
+    for step in range(1, 7):
+        for base in {step - 1, 0}:
+            add(store, step, base, 500)  # more than half is sent in full
+        store.prune([OWNER.node_id])
+        assert store.bytes_held <= store.max_bytes and legs(store) == [(0, None), (step, 0)]
 
 
 def test_a_chain_without_anchors_stays_within_the_budget(tmp_path: Path) -> None:
