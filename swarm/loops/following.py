@@ -1,8 +1,9 @@
 """How a node without a trainer of its own generates: it takes another node's versions, in one of two modes.
 
-`pull` (sequential): before each batch the newest version is taken, so that nothing is stale when it is made.
+`pull` (sequential): before each batch the newest version is taken, and never during one.
 `push` (asynchronous): versions are taken as they come; a batch in the making goes on with the new weights
-(`follow.in_flight`) or ends first, and one that would arrive too old is given up.
+(`follow.in_flight`) or ends first.
+In both a batch that would arrive too old is given up.
 
 Invariant: no group is made before the first version was taken: every token is of a version that its trainer signed.
 """
@@ -41,22 +42,32 @@ class Following:
         """Follows and generates until cancelled."""
         await self._take_newest(wait=True)
         if self._worker.config.follow.mode == "pull":
-            await self._generate(pulls=True)
+            await self._pull()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._generate(pulls=False), name="generate")
+            tasks.create_task(self._generate(), name="generate")
             tasks.create_task(self._take_each(), name="take versions")
 
-    async def _generate(self, *, pulls: bool) -> None:
+    async def _pull(self) -> None:
         while True:
             capacity = await self._worker.exchange.wait_capacity()
-            if pulls:
-                await self._take_newest(wait=False)
+            await self._take_newest(wait=False)
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch_the_batch())
+                await self._make_batch(capacity)
+                watching.cancel()
+
+    async def _generate(self) -> None:
+        while True:
+            capacity = await self._worker.exchange.wait_capacity()
             async with self._turn:
-                self._began = self._worker.generator.version
-                try:
-                    await generate(self._worker, capacity, self._engine_backoff)
-                finally:
-                    self._began = None
+                await self._make_batch(capacity)
+
+    async def _make_batch(self, capacity: int) -> None:
+        self._began = self._worker.generator.version
+        try:
+            await generate(self._worker, capacity, self._engine_backoff)
+        finally:
+            self._began = None
 
     async def _take_newest(self, *, wait: bool) -> None:
         """Becomes the newest known version; with `wait`, once there is one that can be had."""
@@ -85,6 +96,7 @@ class Following:
                     await self._take(way)
 
     async def _watch_the_batch(self) -> None:
+        """Only while no version is taken: a report is of the way that was handed out last."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             way = await self._worker.exchange.next_way(self._applier.version, wait=False)

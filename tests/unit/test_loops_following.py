@@ -165,6 +165,58 @@ async def test_pull_takes_the_newest_version_before_each_batch() -> None:
     assert applier.taken == [0, 1, 4, 5] and set(exchange.put_steps) <= {0, 1, 4, 5}
 
 
+async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing_before_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    follower, exchange, engine, applier = swarm_of("pull", max_age_steps=2)
+
+    async def play() -> None:
+        await until(lambda: applier.taken == [0])
+        await asyncio.sleep(0.02)  # a batch is in the making
+        exchange.publish(2)
+        await asyncio.sleep(0.05)
+        assert not engine.num_cancelled and applier.taken == [0]
+        exchange.publish(3)
+        await until(lambda: engine.num_cancelled >= 1 and applier.taken == [0, 3])
+        assert not exchange.put_steps
+        engine.gate.set()
+        await until(lambda: exchange.put_steps == [3])
+
+    await running(follower, play)
+
+
+async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange takes a report to be of the way that it handed out last."""
+    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    follower, exchange, engine, applier = swarm_of("pull")
+    worker = follower._worker  # pyright: ignore[reportPrivateUsage]
+    offload, num_handed = worker.offload, list[int]()
+    next_way = exchange.next_way
+
+    async def counted(held: PolicyVersion, *, wait: bool) -> Way | None:
+        num_handed.append(held.step)
+        return await next_way(held, wait=wait)
+
+    async def slow(function: Callable[..., Any], /, *arguments: object) -> Any:
+        before = len(num_handed)
+        await asyncio.sleep(0.05)
+        assert len(num_handed) == before
+        return await offload(function, *arguments)
+
+    exchange.next_way, worker.offload = counted, slow  # type: ignore[method-assign, assignment]
+
+    async def play() -> None:
+        await until(lambda: applier.taken == [0])
+        exchange.publish(1)
+        engine.gate.set()
+        await until(lambda: applier.taken == [0, 1])
+        await asyncio.sleep(0.05)
+        assert num_handed[-3:] == [1, 1, 1], "while a batch is made it looks"
+
+    await running(follower, play)
+
+
 async def test_push_takes_versions_while_a_batch_is_made() -> None:
     follower, exchange, engine, applier = swarm_of("push")
 
