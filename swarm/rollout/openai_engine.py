@@ -46,6 +46,7 @@ Made = TypeVar("Made")
 
 _OPTIONS: Final = ("api_key_env", "model", "timeout_s", "weights", "weights_dir")
 _NOTHING: Final = Completion(token_ids=[], logprobs=[], finish=FinishReason.ABORTED)
+_PROBES: Final = ("1", "what is 7+5?", "a")  # prompts of the samples that show what a server's log-probs are
 _SEED_BITS: Final = 63  # of a server's seeds
 
 
@@ -91,7 +92,7 @@ class OpenAIGenerator:
         self._is_sampling = False
         self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
         self._lost = ""  # why nobody knows which weights the server has
-        scaled = log_probs_are_scaled(server, self._model, codec.encode_response("1")[:-1])
+        scaled = log_probs_are_scaled(server, self._model, [codec.encode_response(text)[:-1] for text in _PROBES])
         self._gives_logprobs = scaled is not None
         self._scales = bool(scaled)
 

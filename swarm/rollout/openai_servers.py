@@ -207,21 +207,34 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
     return kind(client, name, eos_ids)
 
 
-def log_probs_are_scaled(server: Server, model: str, prompt: Sequence[int]) -> bool | None:
+def log_probs_are_scaled(server: Server, model: str, prompts: Sequence[Sequence[int]]) -> bool | None:
     """Whether log-probs are those at the sampling temperature; None where there are none.
 
     vLLM gives them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
-    them. Found by comparing samples at another temperature with their score at temperature 1.
+    them. Found by comparing samples at another temperature with their score at temperature 1: where they are scaled,
+    most tokens differ. False also where there are too few tokens to tell, since at temperature 1 either is right.
     """
-    made = server.complete(model, prompt, Sampling(temperature=2.0, max_new_tokens=16), seed=1)
-    if not made.logprobs:
-        return None
-    scores = server.score(model, [*prompt, *made.token_ids])[-len(made.token_ids) :]
-    differences = [abs(one - two) for one, two in zip(made.logprobs, scores, strict=True)]
-    return sum(differences) / len(differences) > _RAW_NATS
+    differences: list[float] = []
+    for seed in range(_MOST_PROBES):
+        prompt = prompts[seed % len(prompts)]
+        made = server.complete(model, prompt, Sampling(temperature=2.0, max_new_tokens=_PROBE_TOKENS), seed)
+        if made.logprobs is None:
+            return None
+        scores = server.score(model, [*prompt, *made.token_ids])[len(prompt) - 1 :]
+        differences += [abs(one - two) for one, two in zip(made.logprobs, scores, strict=True)]
+        if len(differences) >= _ENOUGH_TOKENS:
+            return 2 * sum(difference > _RAW_NATS for difference in differences) > len(differences)
+    logger.warning(
+        "too few tokens to tell the temperature of the server's log-probs: none are claimed at others than 1",
+        extra={"num_tokens": len(differences), "needed": _ENOUGH_TOKENS},
+    )
+    return False
 
 
-_RAW_NATS: Final = 0.25  # numeric noise is below; halving logits moves nearly every log-prob by more
+_MOST_PROBES: Final = 16
+_PROBE_TOKENS: Final = 8  # so that several prompts and seeds are heard
+_ENOUGH_TOKENS: Final = 32
+_RAW_NATS: Final = 0.25  # nearly all numeric noise is below; halving logits moves nearly every log-prob by more
 
 
 def _read(reply: object, read: Callable[[Any], Value]) -> Value:
