@@ -23,7 +23,9 @@ from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGrou
 logger = logging.getLogger(__name__)
 
 _NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one of it was, or is not waited for
-_NO_ARRIVAL = UNPROVEN | _NOT_COUNTED | {RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
+# of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
+_UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
+_NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
 
 
 class Intake:
@@ -141,9 +143,10 @@ class Intake:
         )
 
     def _note_refused(self, refused: Refused, via: NodeId) -> None:
-        reason, producer = refused.reason, refused.producer or via
+        reason = refused.reason
+        producer = via if reason in _UNSIGNED else refused.producer or via
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        self._emit("refused", {"reason": str(reason), "producer": producer})
+        self._emit("refused", {"reason": str(reason), "producer": producer, "via": via})
         logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
         if reason is not RefusalReason.LOW_STANDING:
             self._drop_unwelcome(via, producer)

@@ -3,11 +3,12 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from swarm.config import ExchangeConfig, NodeConfig
+from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
@@ -15,6 +16,7 @@ from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
 from swarm.exchange.talk import ITEMS_PER_GROUP
+from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
@@ -66,15 +68,15 @@ class Bench:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.standing = Standing(self.clock, 6000)
         self.events: list[tuple[str, JsonDict]] = []
-        self.agent = self._agent(NodeConfig(**sections))
+        self.agent = self.node(OURS, NodeConfig(**sections))
         self.neighbours: dict[NodeId, Neighbour] = {}
         self.adverts: list[Advert] = []
 
-    def _agent(self, config: NodeConfig) -> Agent:
+    def node(self, identity: Identity, config: NodeConfig) -> Agent:
         store, verifier = MemoryGroupStore(self.clock, 2**26), ScriptedVerifier()
         door = Door(
             run_id=TOY_RUN_ID,
-            node_id=OURS.node_id,
+            node_id=identity.node_id,
             codec=ToyCodec(),
             verifier=verifier,
             store=store,
@@ -87,9 +89,9 @@ class Bench:
         )
         return Agent(
             config=config,
-            identity=OURS,
+            identity=identity,
             store=store,
-            replay=ReplayBuffer(config.replay, OURS.node_id, 0, self.clock),
+            replay=ReplayBuffer(config.replay, identity.node_id, 0, self.clock),
             door=door,
             verifier=verifier,
             tokenizer_digest=ToyCodec().digest,
@@ -216,3 +218,59 @@ def test_groups_that_are_not_taken_count_as_received_bytes() -> None:
         assert bench.agent.intake.bytes_received == sealed.size_bytes
 
     play(scene)
+
+
+# --- what a forger says of others -----------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_sender_where_its_group_may_be_in_anybodys_name() -> None:
+    async def scene(bench: Bench) -> None:
+        genuine = bench.made(1)
+        forged = replace(bench.made(2), signature=bytes(64))
+        for sealed in (genuine, replace(genuine, producer=SECOND.node_id), forged):
+            await bench.agent.intake.receive(sealed, via=FIRST.node_id)
+        told = [(f["reason"], f["producer"], f["via"]) for kind, f in bench.events if kind == "refused"]
+        assert told == [(reason, FIRST.node_id, FIRST.node_id) for reason in ("duplicate", "wrong_signature")]
+
+    play(scene)
+
+
+def test_a_refusal_names_the_producer_where_it_signed_what_another_hands_on() -> None:
+    async def scene(bench: Bench) -> None:
+        lie = make_group(PRODUCER.node_id, created_at_s=bench.clock.now_s())
+        lie = replace(lie, rollouts=(replace(lie.rollouts[0], claimed_reward=0.3), *lie.rollouts[1:]))
+        await bench.agent.intake.receive(make_sealed(lie, PRODUCER), via=FIRST.node_id)
+        told = [(f["reason"], f["producer"], f["via"]) for kind, f in bench.events if kind == "refused"]
+        assert told == [("false_reward", PRODUCER.node_id, FIRST.node_id)]
+
+    play(scene)
+
+
+# --- what is asked for ----------------------------------------------------------------------------------
+
+
+class Real(Neighbour):
+    """A node of its own."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.node_id, [])
+        self.agent = agent
+
+    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        return self.agent.serving.subscribe(OURS.node_id, cursor, wanted)
+
+
+def test_a_step_that_waits_for_everybody_gets_what_a_neighbour_made_without_signal() -> None:
+    async def scene(bench: Bench) -> None:
+        other = bench.node(SECOND, NodeConfig(replay=rounds))
+        bench.add(Real(other))
+        await asyncio.sleep(5.0)
+        await other.put(make_group(SECOND.node_id, texts=["7"] * 8, created_at_s=bench.clock.now_s()))
+        await bench.agent.put(make_group(OURS.node_id, task_id=8, created_at_s=bench.clock.now_s()))
+        async with asyncio.timeout(60.0):
+            draw = await bench.agent.draw(bench.agent.head)
+        assert [drawn.scored.group.producer for drawn in draw.groups] == [OURS.node_id]
+        assert bench.agent.intake.num_admitted == 1, "it waited for what nobody can learn from"
+
+    rounds = ReplayConfig(local_groups=1, external_groups=1, barrier=True)
+    play(scene, replay=rounds)

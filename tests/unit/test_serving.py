@@ -11,17 +11,27 @@ from swarm.exchange.holding import Holding
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.serving import Serving
 from swarm.testing import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Digest, NodeId, RolloutGroup, Wanted
+from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, Wanted
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
 SILENT = ["7"] * 4
+
+
+class CountingStore(MemoryGroupStore):
+    """Counts how often somebody looks for news."""
+
+    num_looks = 0
+
+    async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
+        self.num_looks += 1
+        return await super().since(cursor, limit, own_only)
 
 
 class Held:
     """A node's log, and its serving half."""
 
     def __init__(self) -> None:
-        self.store = MemoryGroupStore(ManualClock(), 2**24)
+        self.store = CountingStore(ManualClock(), 2**24)
         holding = Holding.__new__(Holding)  # no weights are asked for here
         self.serving = Serving(OURS.node_id, self.store, ReplayConfig(), lambda _: None, lambda _: None, holding)
 
@@ -55,7 +65,12 @@ async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come()
     stream = held.serving.subscribe(READER.node_id, Cursor(), Wanted())
     item = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    await held.add(make_group(OURS.node_id, texts=SILENT))
+    looks = held.store.num_looks
+    for task_id in range(3):
+        await held.add(make_group(OURS.node_id, task_id=task_id, texts=SILENT))
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert not item.done() and held.store.num_looks == looks, "it was woken for nothing"
     loud = await held.add(make_group(OURS.node_id, task_id=8))
     assert (await asyncio.wait_for(item, 5.0)).digest == loud
 
