@@ -61,12 +61,17 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
 
 def _following_problems(following: JsonDict) -> list[str]:
     found: list[str] = []
-    rivals = following.get("rivals")
+    rivals, silent = following.get("rivals"), following.get("silent", [])
     if rivals:
         names = ", ".join(map(short, rivals))
         found.append(f"the run has {len(rivals)} trainers ({names}): set follow.policy to the id of the one to follow")
+    elif not following["policy"] and silent:
+        names = ", ".join(map(short, silent))
+        found.append(f"no trainer publishes weights (there is {names}): on the trainer set weights.publish=true")
     elif not following["policy"]:
         found.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
+    elif following["policy"] in silent and following["served_step"] is None:
+        found.append(f"the trainer {short(following['policy'])} publishes no weights: set weights.publish=true there")
     elif not following["is_trainer_connected"]:
         found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its leave")
     if following["last_error"]:

@@ -354,7 +354,7 @@ class Advert:
     endpoints: tuple[str, ...]  # host:port of its exchange service
     roles: tuple[Role, ...]
     tokenizer_digest: Digest
-    head: PolicyVersion  # newest version of its own lineage
+    head: PolicyVersion  # of its own or its followed lineage, newest; its digest only where its weights can be had
     oldest_step: int  # of the groups it holds
     num_groups: int  # of its own, still held
     reward_mean: float

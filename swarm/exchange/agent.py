@@ -8,7 +8,7 @@ that drive an agent are in `swarm.loops`.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -316,9 +316,17 @@ class Agent:
         """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
         return self.head if self.following is None else self.following.head
 
-    async def serves_another_lineage(self, told: PolicyVersion) -> None:
-        """Waits until `served` is of another lineage than was told: those who follow it should find us."""
-        await self._changed.until(lambda: self.served.policy_id != told.policy_id)
+    @property
+    def offered(self) -> PolicyVersion:
+        """`served` as the advert says it: with a digest only where its weights can be had here."""
+        is_had = self.publishing is not None or self.following is not None
+        return self.served if is_had else replace(self.served, digest=b"")
+
+    async def offers_other_weights(self, told: PolicyVersion) -> None:
+        """Waits until `offered` is of another lineage than was told, or has weights for the first time: those who
+        follow it should find us."""
+        of = (told.policy_id, bool(told.digest))
+        await self._changed.until(lambda: (self.offered.policy_id, bool(self.offered.digest)) != of)
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
         """Newest known head of a lineage, ours included."""
@@ -354,7 +362,7 @@ class Agent:
             endpoints=self.endpoints,
             roles=self.config.roles,
             tokenizer_digest=self._tokenizer_digest,
-            head=self.served,
+            head=self.offered,
             oldest_step=self.serving.oldest_own_step,
             num_groups=self.counters.num_put,
             reward_mean=self._reward_mean,

@@ -106,8 +106,9 @@ class Following:
 
     async def hear(self, adverts: Sequence[Advert]) -> None:
         """Looks for the trainer, where none is known, and for news of its head."""
+        self._trainers.hear(adverts)
         if self._ways is None:
-            policy_id = await self._offload(self._trainers.choose, adverts)
+            policy_id = await self._offload(self._trainers.choose)
             if policy_id:
                 ways = await self._resume(policy_id)
                 for held in self._asked:
@@ -354,6 +355,7 @@ class Following:
         return {
             "policy": self.policy_id,
             "rivals": list(self._trainers.rivals),
+            "silent": list(self._trainers.silent),
             "is_trainer_connected": bool(self.policy_id) and self.policy_id in self.holders.connected,
             "served_step": None if self.served is None else self.served.step,
             "newest_step": None if newest is None else newest.step,

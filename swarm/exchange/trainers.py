@@ -1,4 +1,5 @@
-"""Whom a node without a trainer of its own follows: who is named, else whom it followed before, else the only one.
+"""Whom a node without a trainer of its own follows: who is named, else whom it followed before, else the only one
+that publishes its weights.
 
 Invariant: an advert never makes a node leave the trainer that it follows, and never makes it choose among several.
 """
@@ -30,7 +31,8 @@ class Trainers:
         clock: wall clock of the adverts.
 
     Example:
-        policy_id = trainers.choose(adverts)
+        trainers.hear(adverts)
+        policy_id = trainers.choose()
         trainers.followed(policy_id)  # once its versions come
     """
 
@@ -40,22 +42,34 @@ class Trainers:
         self._path = directory / FILE
         self._clock = clock
         self._remembered: NodeId | None = None  # None: not read yet
-        self._until_s: dict[NodeId, float] = {}  # when the newest advert of each trainer expires
+        self._until_s: dict[NodeId, float] = {}  # when the newest advert of each trainer that publishes expires
+        self._silent_until_s: dict[NodeId, float] = {}  # of each trainer whose weights nobody can have
         self.rivals: tuple[NodeId, ...] = ()  # among whom nobody is chosen
 
-    def choose(self, adverts: Sequence[Advert]) -> NodeId:
-        """The trainer to follow; empty while there is none, or while there are several.
+    def hear(self, adverts: Sequence[Advert]) -> None:
+        """Who trains in the run, and whose weights can be had.
 
         A trainer counts until its advert expires: one look-up that misses it does not make another the only one.
         """
+        for advert in adverts:
+            if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
+                table = self._until_s if advert.head.digest else self._silent_until_s
+                keep_newest(table, advert.node_id, advert.expires_at_s)
+        now_s = self._clock.now_s()
+        for table in (self._until_s, self._silent_until_s):
+            for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:
+                del table[peer]
+
+    @property
+    def silent(self) -> tuple[NodeId, ...]:
+        """Trainers that publish no weights, or none yet."""
+        return tuple(sorted(self._silent_until_s.keys() - self._until_s.keys()))
+
+    def choose(self) -> NodeId:
+        """The trainer to follow; empty while none publishes its weights, or while several do."""
         chosen = self._named or self._before()
         if chosen:
             return chosen
-        for advert in adverts:
-            if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
-                keep_newest(self._until_s, advert.node_id, advert.expires_at_s)
-        now_s = self._clock.now_s()
-        self._until_s = {peer: until_s for peer, until_s in self._until_s.items() if until_s > now_s}
         found = sorted(self._until_s)
         rivals = tuple(found) if len(found) > 1 else ()
         if rivals and rivals != self.rivals:

@@ -57,17 +57,17 @@ async def run_agent(
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory; at once where it says for the first time that we serve a lineage."""
+    """Keeps our advert in the directory; at once where it offers weights of a lineage for the first time."""
     while True:
         advert = agent.advert()
         await directory.announce(advert)
         pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
-        if agent.following is None:
+        if agent.following is None and agent.publishing is None:
             await asyncio.sleep(pause_s)
             continue
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await agent.serves_another_lineage(advert.head)
+                await agent.offers_other_weights(advert.head)
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.status import _following_problems
-from swarm.config import FollowConfig, ReplayConfig
+from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.exchange.faults import FaultPlan
 from swarm.types import NodeId
 
@@ -39,6 +39,35 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         assert not following_of(torn).is_found
         await second.kill()
         await serves(torn, first)
+
+    play(tmp_path, scene)
+
+
+def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what_is_missing(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        alone = ReplayConfig(local_groups=0, external_groups=4)
+        plain = [Trainer(world, number, replay=alone, weights=WeightsConfig()) for number in (5, 6)]
+        for trainer in plain:
+            await trainer.start()
+            await trainer.publish()
+        waiting = Generator(world, 1)
+        named = Generator(world, 2, follow=FollowConfig(policy=plain[0].node_id))
+        for generator in (waiting, named):
+            await generator.start()
+        await asyncio.sleep(20.0)
+        (problem,) = _following_problems(following_of(waiting).status())
+        assert "no trainer publishes" in problem and "weights.publish=true" in problem
+        assert plain[0].node_id[:8] in problem and plain[1].node_id[:8] in problem
+        (problem,) = _following_problems(following_of(named).status())
+        assert f"{plain[0].node_id[:8]} publishes no weights" in problem and "weights.publish=true" in problem
+        trainer = Trainer(world)
+        await trainer.start()
+        await asyncio.sleep(1.0)
+        at_s = world.clock.now_s()
+        await trainer.publish()
+        await serves(waiting, trainer)
+        assert world.clock.now_s() - at_s < 2.0, "its first version is told at once"
+        assert not following_of(waiting).status()["rivals"]
 
     play(tmp_path, scene)
 

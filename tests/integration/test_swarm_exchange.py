@@ -78,6 +78,28 @@ async def test_a_stranger_joins_by_link_from_a_directory_of_its_own(swarm: Any, 
     assert time.monotonic() - began_s < 15.0  # known at once, not after the file has become old
 
 
+async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_publish(
+    swarm: Any, command: Any
+) -> None:
+    info = await swarm.coordinator(swarm.configs(1)[0])
+    fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
+    homes = {name: swarm.directory / name for name in ("plain", "trainer", "generator")}
+    asked = {"plain": [], "trainer": ["--set", "weights.publish=true"], "generator": ["--generate"]}
+    for name, home in homes.items():
+        home.mkdir()
+        process = swarm.processes[name] = Process(name, home)
+        await process.start(["swarm.cli", "join", info["link"], "--dir", str(home), *asked[name], *fast])
+    generator, trainer = swarm.processes["generator"], swarm.processes["trainer"]
+
+    def is_generated_for() -> bool:
+        return any(event.get("num_from_followers") for event in trainer.read_events())
+
+    await swarm.until(is_generated_for, "nobody generated for the trainer")
+    assert generator.status()["following"]["policy"] == trainer.status()["node_id"]
+    code, out, _ = await command("swarm.cli", "status", "--dir", homes["generator"], "--json")
+    assert (code, json.loads(out)["problems"]) == (0, [])
+
+
 async def test_a_link_with_another_fingerprint_is_refused_with_exit_code_2(
     swarm: Any, command: Any, tmp_path: Path
 ) -> None:

@@ -11,14 +11,14 @@ from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
 FIRST, SECOND, OWN = "aa" * 32, "bb" * 32, "cc" * 32
 
 
-def advert_of(node_id: NodeId, clock: ManualClock, *roles: Role) -> Advert:
+def advert_of(node_id: NodeId, clock: ManualClock, *roles: Role, digest: bytes = bytes(32)) -> Advert:
     return Advert(
         node_id=node_id,
         run_id="demo",
         endpoints=("10.0.0.1:1",),
         roles=roles or (Role.TRAINER,),
         tokenizer_digest=bytes(32),
-        head=PolicyVersion(policy_id=node_id, step=0),
+        head=PolicyVersion(policy_id=node_id, step=0, digest=digest),
         oldest_step=0,
         num_groups=0,
         reward_mean=0.0,
@@ -34,36 +34,49 @@ def trainers_of(directory: Path, clock: ManualClock, named: NodeId = "") -> Trai
     return Trainers(node_id=OWN, named=named, directory=directory, clock=clock)
 
 
+def chosen(trainers: Trainers, *adverts: Advert) -> NodeId:
+    trainers.hear(adverts)
+    return trainers.choose()
+
+
 def test_the_only_trainer_is_chosen_and_among_several_nobody_until_the_adverts_of_the_others_expire(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock()
     trainers = trainers_of(tmp_path, clock)
     first, second = advert_of(FIRST, clock), advert_of(SECOND, clock)
-    assert trainers.choose([advert_of(OWN, clock), advert_of("dd" * 32, clock, Role.GENERATOR)]) == ""
-    assert trainers.choose([first, second]) == "" and trainers.rivals == (FIRST, SECOND)
-    assert trainers.choose([second]) == "", "one look-up that misses the other"
+    assert chosen(trainers, advert_of(OWN, clock), advert_of("dd" * 32, clock, Role.GENERATOR)) == ""
+    assert chosen(trainers, first, second) == "" and trainers.rivals == (FIRST, SECOND)
+    assert chosen(trainers, second) == "", "one look-up that misses the other"
     clock.advance(101.0)
-    assert trainers.choose([advert_of(FIRST, clock)]) == FIRST and trainers.rivals == ()
+    assert chosen(trainers, advert_of(FIRST, clock)) == FIRST and trainers.rivals == ()
+
+
+def test_a_trainer_whose_weights_cannot_be_had_is_told_of_and_never_chosen(tmp_path: Path) -> None:
+    clock = ManualClock()
+    trainers = trainers_of(tmp_path, clock)
+    first, second = advert_of(FIRST, clock, digest=b""), advert_of(SECOND, clock)
+    assert chosen(trainers, first) == "" and trainers.silent == (FIRST,)
+    assert chosen(trainers, first, second) == SECOND and trainers.rivals == ()
 
 
 def test_who_is_named_comes_first_then_who_was_followed_before(tmp_path: Path) -> None:
     clock = ManualClock()
     trainers_of(tmp_path, clock).followed(FIRST)
     adverts = [advert_of(FIRST, clock), advert_of(SECOND, clock)]
-    assert trainers_of(tmp_path, clock).choose(adverts) == FIRST
-    assert trainers_of(tmp_path, clock, named=SECOND).choose(adverts) == SECOND
+    assert chosen(trainers_of(tmp_path, clock), *adverts) == FIRST
+    assert chosen(trainers_of(tmp_path, clock, named=SECOND), *adverts) == SECOND
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"policy": 3}', '{"policy": "ada"}', "\x00"])
 def test_a_damaged_memory_counts_as_none(tmp_path: Path, content: str) -> None:
     clock = ManualClock()
     (tmp_path / FILE).write_text(content)
-    assert trainers_of(tmp_path, clock).choose([]) == ""
+    assert trainers_of(tmp_path, clock).choose() == ""
 
 
 def test_what_cannot_be_remembered_stops_nobody(tmp_path: Path) -> None:
     clock = ManualClock()
     trainers = trainers_of(tmp_path / "missing", clock)
     trainers.followed(FIRST)
-    assert trainers.choose([]) == ""
+    assert trainers.choose() == ""
