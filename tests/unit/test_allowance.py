@@ -1,0 +1,67 @@
+"""Who may begin how many groups of a trainer's lineage: its own generator, and those who follow it."""
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
+from swarm.exchange.allowance import Allowance
+from swarm.exchange.leaves import Leaves
+from swarm.exchange.replay import ReplayBuffer
+from swarm.testing import make_identity
+from swarm.types import Role
+
+ROOM = 8  # groups that the draws of one group's life use: two in each of four steps
+BATCH = 2
+BOTH = (Role.TRAINER, Role.GENERATOR)
+
+
+class NoDraw:
+    """No step is under way."""
+
+    comes_first = False
+
+
+def allowance(
+    num_followers: int, roles: tuple[Role, ...] = BOTH, *, barrier: bool = False, num_given: int = 0
+) -> Allowance:
+    replay = ReplayConfig(local_groups=2, external_groups=0, max_age_steps=3, barrier=barrier)
+    generator, weights = GeneratorConfig(groups_per_batch=BATCH), WeightsConfig(publish=True)
+    config = NodeConfig(roles=roles, replay=replay, generator=generator, weights=weights)
+    clock = ManualClock()
+    leaves = Leaves(clock, replay.max_age_s, max_window=4)
+    for number in range(num_followers):
+        leaves.begin(f"follower {number}", window=4)
+    leaves.give(num_given)
+    buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
+    return Allowance(config, buffer, NoDraw(), leaves, lambda: 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])
+def test_the_own_generator_keeps_one_share_among_as_many_as_there_are(num_followers: int, theirs: int) -> None:
+    assert allowance(num_followers).for_followers() == theirs
+
+
+def test_without_a_generator_of_its_own_all_is_for_followers() -> None:
+    assert allowance(3, (Role.TRAINER,)).for_followers() == ROOM
+
+
+def test_what_the_own_generator_has_begun_is_part_of_its_share_and_no_more_of_it_than_a_batch() -> None:
+    rooms = allowance(1)
+    assert rooms.own_begins(rooms.for_own()) == ROOM
+    assert rooms.for_followers() == ROOM // 2
+    rooms = allowance(7)  # its share is one group, and it began two
+    rooms.own_begins(ROOM)
+    assert rooms.for_followers() == ROOM - BATCH
+    rooms.own_made()
+    assert rooms.for_followers() == ROOM - 1
+
+
+def test_what_followers_have_leave_for_is_not_for_the_own_generator() -> None:
+    assert allowance(3, num_given=3).for_own() == ROOM - 3
+
+
+def test_with_a_barrier_followers_get_what_a_round_still_lacks() -> None:
+    rooms = allowance(1, barrier=True)
+    assert rooms.for_followers() == 2
+    rooms.own_begins(1)
+    assert rooms.for_followers() == 1
