@@ -281,6 +281,7 @@ class ApplyReport:
 
     version: PolicyVersion
     error: str = ""  # empty: it serves; else why the one before it serves on
+    is_unusable: bool = False  # what was fetched does not give the version, whatever engine should take it
     num_bytes: int = 0  # manifests and payloads of the way
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
     mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's

@@ -305,7 +305,7 @@ class Following:
         fields: JsonDict = {"policy": target.policy_id, "step": target.step, "digest": target.digest.hex()[:16]}
         fields |= {"bytes": report.num_bytes, "seconds": report.seconds, "mismatch": report.mismatch_nats}
         if report.error:
-            await self._apply_failed(ways, target, report.error, fields)
+            await self._apply_failed(ways, target, report, fields)
             return
         self.num_applied += 1
         self.last_error = ""
@@ -316,15 +316,17 @@ class Following:
         if self._store.bytes_held > self._config.weights.store_bytes:
             await self.tidy()
 
-    async def _apply_failed(self, ways: Ways, target: PolicyVersion, error: str, fields: JsonDict) -> None:
+    async def _apply_failed(self, ways: Ways, target: PolicyVersion, report: ApplyReport, fields: JsonDict) -> None:
         self.num_apply_failed += 1
-        self.last_error = f"step {target.step}: {error}"
+        self.last_error = f"step {target.step}: {report.error}"
         await self._look_again(ways)
-        attempt = ways.refused(target) if ways.are_whole(self._handed) else 0  # else something was damaged on the disk
-        ways.replan()
-        extra = {"step": target.step, "error": error, "attempt": attempt}
+        attempt = 0  # unless it was whole: else something was damaged on the disk
+        if ways.are_whole(self._handed):
+            attempt = ways.refused(target, is_unusable=report.is_unusable)
+            ways.replan()
+        extra = {"step": target.step, "error": report.error, "attempt": attempt}
         logger.error("the engine did not take a version; it serves the one before on", extra=extra)
-        self._emit("apply_failed", {**fields, "error": error})
+        self._emit("apply_failed", {**fields, "error": report.error})
         self.changed.fire()
 
     def capacity(self) -> int:

@@ -5,14 +5,14 @@ trainer that was killed and went on from a checkpoint is followed onto its new b
 or a holder could lead its watchers back onto a branch that is no more with manifests that were genuine once.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from swarm.types import Digest, NodeId, PolicyVersion, SealedManifest
 from swarm.weights.manifest import Manifest
-from swarm.weights.plan import Offer, cheapest_route
+from swarm.weights.plan import Offer, Routes
 
 MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are forgotten first
 MAX_MANIFESTS: Final = 4096
@@ -48,6 +48,8 @@ class Leg:
 Cost = Callable[[Leg], int | None]
 """Bytes that a leg costs now; None where it cannot be had."""
 
+_Ends = tuple[Digest, Digest | None]  # weights that a leg gives, and those it starts from
+
 
 class Lineage:
     """The versions of one owner, and the manifests that lead to them.
@@ -55,7 +57,7 @@ class Lineage:
     Example:
         lineage = Lineage(trainer_id)
         lineage.add(Leg(manifest=manifest, sealed=sealed), is_from_owner=True)
-        way = lineage.way(held, cost)
+        newest = next(lineage.ways(held, cost), None)
     """
 
     def __init__(self, policy_id: NodeId) -> None:
@@ -110,66 +112,53 @@ class Lineage:
         """Every manifest known."""
         return self._legs.values()
 
-    def way(
-        self, held: PolicyVersion | None, cost: Cost, refused: Collection[Digest] = frozenset()
-    ) -> tuple[Leg, ...] | None:
-        """The cheapest legs from what is held, or from nothing, to the newest version that can be had.
+    def ways(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Leg, ...]]:
+        """The cheapest legs from what is held, or from nothing, to each newer version that can be had, newest first.
 
         Args:
             held: what the engine serves; equal digests are the same weights, whatever they are called.
             cost: of each leg.
-            refused: digests of weights that the engine did not take: no way leads to or through them.
-
-        Returns:
-            Empty where nothing newer can be had; None where nothing can be had at all and nothing of this lineage is
-            held.
         """
-        usable: dict[tuple[Digest, Digest | None], tuple[int, Leg]] = {}
-        for leg in self._legs.values():
-            num_bytes = None if leg.version.digest in refused else cost(leg)
-            key = leg.version.digest, None if leg.manifest.base is None else leg.manifest.base.digest
-            if num_bytes is not None and (key not in usable or num_bytes < usable[key][0]):
-                usable[key] = num_bytes, leg
+        cheapest = self._cheapest(cost)
+        numbers = _numbered(cheapest)
+        offers = [
+            Offer(step=numbers[to], base_step=None if base is None else numbers[base], num_bytes=num_bytes)
+            for (to, base), (num_bytes, _) in cheapest.items()
+        ]
+        routes = Routes(offers, [] if held is None or held.digest not in numbers else [numbers[held.digest]])
+        legs = {offer: leg for offer, (_, leg) in zip(offers, cheapest.values(), strict=True)}
+        leads_back = self._leads_back(held)
         for step in sorted(self._steps, reverse=True):
             target = self._steps[step]
-            if target == held or self.is_behind(step, held):
-                return ()
-            route = self._route(target, held, usable)
+            if target == held or leads_back(step):
+                return
+            if held is not None and held.digest == target.digest:  # under another name: any leg says so
+                yield next((leg,) for leg in self._legs.values() if leg.version == target)
+                continue
+            route = routes.to(numbers[target.digest]) if target.digest in numbers else None
             if route is not None:
-                return route
-        return () if held is not None and held.policy_id == self.policy_id else None
+                yield tuple(legs[offer] for offer in route)
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
         """True for a step before what is held, unless the owner went back or what is held is of a branch that is no
         more. What is held may have been forgotten here: that alone is no reason to go back."""
-        if held is None or held.policy_id != self.policy_id or step > held.step:
-            return False
-        return max(self._steps) >= held.step and self._steps.get(held.step, held) == held
+        return self._leads_back(held)(step)
 
-    def _route(
-        self,
-        target: PolicyVersion,
-        held: PolicyVersion | None,
-        usable: dict[tuple[Digest, Digest | None], tuple[int, Leg]],
-    ) -> tuple[Leg, ...] | None:
-        if held is not None and held.digest == target.digest:  # the same weights under another name: any leg says so
-            return next(((leg,) for leg in self._legs.values() if leg.version == target), None)
-        numbers: dict[Digest, int] = {}
+    def _leads_back(self, held: PolicyVersion | None) -> Callable[[int], bool]:
+        if held is None or held.policy_id != self.policy_id:
+            return lambda step: False
+        is_in_force = max(self._steps, default=-1) >= held.step and self._steps.get(held.step, held) == held
+        return lambda step: is_in_force and step <= held.step
 
-        def number(digest: Digest) -> int:
-            return numbers.setdefault(digest, len(numbers))
-
-        offers = [
-            Offer(step=number(to), base_step=None if base is None else number(base), num_bytes=num_bytes)
-            for (to, base), (num_bytes, _) in usable.items()
-        ]
-        start = [] if held is None or not held.digest else [number(held.digest)]
-        route = cheapest_route(offers, start, number(target.digest))
-        if route is None:
-            return None
-        digests = list(numbers)
-        ends = [(digests[leg.step], None if leg.base_step is None else digests[leg.base_step]) for leg in route]
-        return tuple(usable[end][1] for end in ends)
+    def _cheapest(self, cost: Cost) -> "dict[_Ends, tuple[int, Leg]]":
+        """Of the legs with the same ends the one that costs least, and what it costs."""
+        cheapest: dict[_Ends, tuple[int, Leg]] = {}
+        for leg in self._legs.values():
+            num_bytes = cost(leg)
+            ends = leg.version.digest, None if leg.manifest.base is None else leg.manifest.base.digest
+            if num_bytes is not None and (ends not in cheapest or num_bytes < cheapest[ends][0]):
+                cheapest[ends] = num_bytes, leg
+        return cheapest
 
     # --- forgetting --------------------------------------------------------------------------------
 
@@ -192,3 +181,9 @@ class Lineage:
         for step in {leg.version.step for leg in gone} - steps:
             del self._steps[step]
         return gone
+
+
+def _numbered(ends: Iterable[_Ends]) -> dict[Digest, int]:
+    """A number for each of these weights."""
+    digests = dict.fromkeys(digest for pair in ends for digest in pair if digest is not None)
+    return {digest: number for number, digest in enumerate(digests)}

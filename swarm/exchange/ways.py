@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from swarm.exchange.lineage import Leg, Lineage
+from swarm.exchange.lineage import Cost, Leg, Lineage
 from swarm.types import Digest, PolicyVersion
 
 MAX_REFUSALS: Final = 2  # attempts of an engine at one version
@@ -39,6 +39,7 @@ class Ways:
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
         self._lost: set[Digest] = set()  # chunks that no connected holder has
         self._refusals: Counter[Digest] = Counter()  # of weights that the engine did not take
+        self._unusable: set[Digest] = set()  # those of them that could not be made of what was fetched
 
     # --- what changes the plan -------------------------------------------------------------------------
 
@@ -78,35 +79,48 @@ class Ways:
         if len(self._lost) < before:
             self.replan()
 
-    def refused(self, target: PolicyVersion) -> int:
-        """The engine did not take a version whose way was whole on the disk. Returns how often so far."""
+    def refused(self, target: PolicyVersion, *, is_unusable: bool) -> int:
+        """The engine did not take a version whose way was whole on the disk. Returns how often so far.
+
+        Args:
+            is_unusable: what lies on the disk does not give it: in the end no way leads through it, either.
+        """
         self._refusals[target.digest] += 1
+        if is_unusable and self._refusals[target.digest] >= MAX_REFUSALS:
+            self._unusable.add(target.digest)
         return self._refusals[target.digest]
 
     def taken(self, version: PolicyVersion) -> None:
         """The engine serves it."""
         self._refusals.clear()
+        self._unusable.clear()
         self._is_asked, self.held = True, version
         self.replan()
 
     def replan(self) -> None:
         """Looks for the cheapest way by what is known and missing now."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if self.lineage.knows(digest)}
-        refused = {digest for digest, count in self._refusals.items() if count >= MAX_REFUSALS}
-        self.plan = self._way(refused) if self._is_asked else None
+        self.plan = self._way() if self._is_asked else None
 
-    def _way(self, refused: set[Digest]) -> tuple[Leg, ...] | None:
-        way = self.lineage.way(self.held, self._cost, refused)
-        if not self._is_too_large(way):
-            return way
-        way = self.lineage.way(self.held, self._size, refused)  # perhaps one that needs less in all
-        while way and self._is_too_large(way):
-            refused.add(way[-1].version.digest)
-            way = self.lineage.way(self.held, self._size, refused)
-        return way
+    def _way(self) -> tuple[Leg, ...] | None:
+        newest = next(self._ways(self._cost), None)
+        if newest is not None and self._has_room(newest):
+            return newest
+        smaller = () if newest is None else self._ways(self._size)  # perhaps one that needs less in all
+        nothing = () if self.held is not None and self.held.policy_id == self.lineage.policy_id else None
+        return next(filter(self._has_room, smaller), nothing)
 
-    def _is_too_large(self, way: tuple[Leg, ...] | None) -> bool:
-        return sum(leg.manifest.payload_bytes for leg in way or ()) > self._max_bytes
+    def _ways(self, cost: Cost) -> Iterator[tuple[Leg, ...]]:
+        """To versions that the engine may take, newest first. One that it refused may lie on the way: it is staged
+        there, not loaded, and what kept the engine from taking it may have passed."""
+        ways = self.lineage.ways(self.held, cost)
+        return (way for way in ways if not self._is_refused(way[-1].version))
+
+    def _is_refused(self, version: PolicyVersion) -> bool:
+        return self._refusals[version.digest] >= MAX_REFUSALS
+
+    def _has_room(self, way: tuple[Leg, ...]) -> bool:
+        return sum(leg.manifest.payload_bytes for leg in way) <= self._max_bytes
 
     # --- what follows from it --------------------------------------------------------------------------
 
@@ -118,11 +132,16 @@ class Ways:
                 yield from (digest for digest in leg.manifest.chunks if digest in missing)
 
     def ready(self) -> tuple[Leg, ...]:
-        """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back."""
+        """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back.
+
+        They never end at a version that the engine refused: it is only staged on the way to the next one.
+        """
         plan = self.plan or ()
         if len(plan) == 1 and self.held is not None and plan[0].version.digest == self.held.digest:
             return plan  # the engine has these weights: only their name is new
         num_ready = next((at for at, leg in enumerate(plan) if not self.are_whole([leg])), len(plan))
+        while num_ready and self._is_refused(plan[num_ready - 1].version):
+            num_ready -= 1
         ready = plan[:num_ready]
         return ready if not ready or not self.lineage.is_behind(ready[-1].version.step, self.held) else ()
 
@@ -137,7 +156,7 @@ class Ways:
 
     def _cost(self, leg: Leg) -> int | None:
         missing = self._missing.get(leg.digest)
-        if missing is None or not missing.isdisjoint(self._lost):
+        if missing is None or not missing.isdisjoint(self._lost) or leg.version.digest in self._unusable:
             return None
         manifest = leg.manifest
         to_fetch = manifest.payload_bytes * len(missing) // max(1, len(manifest.chunks))

@@ -86,7 +86,7 @@ class Applier:
         staged = self._stage(way)
         staged_s = time.monotonic()
         if isinstance(staged, Unusable):
-            return ApplyReport(version=self.target(way), error=f"{staged.reason}: {staged.detail}")
+            return ApplyReport(version=self.target(way), error=f"{staged.reason}: {staged.detail}", is_unusable=True)
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
         loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)

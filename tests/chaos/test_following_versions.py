@@ -204,6 +204,8 @@ def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp
         await trainer.learn(3)
         await serves(generator, trainer)
         assert 2 not in generator.engine.steps and following_of(generator).status()["last_error"] == ""
+        assert len(generator.told("apply_failed")) == 2, "not a third time"
+        assert following_of(generator).bytes_fetched < FULL_BYTES / 50, "what was refused is staged on the way"
 
     play(tmp_path, scene)
 

@@ -1,7 +1,9 @@
 """What a follower knows of a lineage, which way it plans, and whom it asks."""
 
 import random
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from swarm.types import PolicyVersion
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
+from swarm.weights.plan import Offer
 from swarm.weights.tensors import TensorSpec
 
 OWNER = make_identity(1)
@@ -116,11 +119,12 @@ def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
     assert ways.plan == () and ways.is_at_hand
 
 
-def test_a_refused_version_is_tried_again_and_then_passed_by() -> None:
+@pytest.mark.parametrize("is_unusable", [False, True])
+def test_a_refused_version_is_tried_again_and_then_passed_by(is_unusable: bool) -> None:
     ways = ways_of(leg(0, None), leg(1, 0), leg(2, 1), leg(2, 0, 2), held=version(0))
     for _ in range(MAX_REFUSALS):
         assert steps(ways.plan) == [(0, 1), (1, 2)] or steps(ways.plan) == [(0, 2)]
-        ways.refused(version(2))
+        ways.refused(version(2), is_unusable=is_unusable)
         ways.replan()
     assert steps(ways.plan) == [(0, 1)]
     newest = leg(3, 2)
@@ -130,7 +134,49 @@ def test_a_refused_version_is_tried_again_and_then_passed_by() -> None:
     ways.lineage.add(around, is_from_owner=True)
     ways.lacks(around, around.manifest.chunks)
     ways.replan()
-    assert steps(ways.plan) == [(0, 3)], "not through the weights that were refused"
+    if is_unusable:
+        assert steps(ways.plan) == [(0, 3)], "not through what cannot be made"
+    else:
+        assert steps(ways.plan) in ([(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)]), "it is only staged on the way"
+
+
+def test_an_engine_that_took_nothing_for_a_while_goes_on_with_patches() -> None:
+    ways = ways_of(leg(0, None, 90), leg(1, 0), leg(2, 1), held=version(0))
+    for step in (2, 1):  # its disk is full, say
+        for _ in range(MAX_REFUSALS):
+            assert ways.plan is not None and ways.plan[-1].version.step == step
+            ways.refused(version(step), is_unusable=False)
+            ways.replan()
+    assert ways.plan == ()
+    newest, anchor = leg(3, 2), leg(3, None, 90)
+    for each in (newest, anchor):
+        ways.lineage.add(each, is_from_owner=True)
+        ways.lacks(each, each.manifest.chunks)
+    ways.replan()
+    assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3)]
+    for number in (1, 2):
+        ways.lacks(list(ways.lineage.legs)[number], [])
+    assert ways.ready() == (), "what was refused is no target while the rest is fetched"
+    ways.lacks(newest, [])
+    assert steps(ways.ready()) == [(0, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("max_chunks", [1000, 250], ids=["not to be had", "no room"])
+def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_offers = 0
+
+    def counted(**fields: Any) -> Offer:
+        nonlocal num_offers
+        num_offers += 1
+        return Offer(**fields)
+
+    chain = [leg(0, None, 200), *(leg(step, step - 1) for step in range(1, 100))]
+    ways = ways_of(*chain, max_chunks=max_chunks)
+    monkeypatch.setattr("swarm.exchange.lineage.Offer", counted)
+    ways.lost(chain[60].manifest.chunks[0])
+    assert ways.plan is not None and ways.plan[-1].version.step == min(59, max_chunks - 200)
+    ways.lost(chain[0].manifest.chunks[0])
+    assert ways.plan is None and num_offers <= 3 * len(chain)
 
 
 def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
