@@ -1,7 +1,7 @@
 """`swarm join`: from a link to a running node.
 
-Invariant: the manifest is verified against the link's fingerprint and checked before anything is written;
-it can name only built-in tasks and recipes.
+Invariant: the manifest is verified against the link's fingerprint and checked, with what is set on top of it, before
+node.toml is written; it can name only built-in tasks and recipes. What was asked is done, or refused: never left out.
 """
 
 import asyncio
@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.addresses import own_address
-from swarm.config import NodeConfig, load_config, parse_config
-from swarm.errors import ConfigError, Unauthenticated
+from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.identity import Identity
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, Role
-from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest, write_toml
+from swarm.wire.manifest import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
 
@@ -32,44 +33,91 @@ async def join_swarm(
     Args:
         link: swarm://host:port[,host:port]/RUN#FINGERPRINT
         directory: the node's own; its key is made on first use.
-        overrides: `key.path=value` on top of the manifest.
+        overrides: `key.path=value` on top of the manifest, written as well; of a node.toml that exists, for this
+            start only.
         start: False only writes the file.
         say: where messages for people go.
-        roles: what a new node does; empty: it trains and generates.
+        roles: what the node does; empty: a new one trains and generates.
 
     Raises:
-        ConfigError: the link or the manifest cannot be used; names the field.
+        ConfigError: the link, the manifest or an override cannot be used, or the directory is of a node that does
+            something else; names the field.
         Unavailable: no address of the link answered.
     """
     from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
-    path = directory / "node.toml"
+    parsed, path = JoinLink.parse(link), directory / "node.toml"
     identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
     if await asyncio.to_thread(path.exists):
-        say(f"{path} exists and is used as it is; delete it to join anew")
+        config = load_config(NodeConfig, path, overrides)
+        _require_as_asked(config, path, parsed, roles)
+        if not start and config != load_config(NodeConfig, path):
+            raise ConfigError(f"{path} exists, and --set is not written into it: change the file itself")
+        say(f"{path} exists and is used as it is{', with --set for this start' if overrides else ''}")
+        if config.coordinator.address != ",".join(parsed.addresses):
+            say(f"coordinator.address stays {config.coordinator.address!r}: change it there if the coordinator moved")
     else:
-        parsed = JoinLink.parse(link)
-        try:
-            fetched = await fetch_manifest(parsed, identity, FETCH_TIMEOUT_S)
-        except Unauthenticated as error:
-            raise ConfigError(f"link: its fingerprint is not that of who answered; is it complete? ({error})") from None
-        data = node_config_from_manifest(fetched.manifest, parsed, fetched.bootstrap_peers, directory)
-        data |= {"roles": [str(role) for role in roles]} if roles else {}
-        await asyncio.to_thread(_require_recipe, parse_config(NodeConfig, data, "manifest"))
-        data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
-        own = await asyncio.to_thread(own_address, parsed.addresses[0].rpartition(":")[0])
-        say(listen_towards(data, own))
-        await asyncio.to_thread(write_toml, data, path)
-        say(f"joined run {parsed.run_id}; configuration in {path}")
-    config = load_config(NodeConfig, path, overrides)
+        config = await _write_new(parsed, identity, path, overrides, say, roles)
     if start:
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)
 
 
-def _require_recipe(config: NodeConfig) -> None:
+def _require_as_asked(config: NodeConfig, path: Path, link: JoinLink, roles: Sequence[Role]) -> None:
+    """Refuses to start a node of another run, coordinator or task than was asked for. Raises ConfigError."""
+    pairs = [
+        ("run_id", config.run_id, link.run_id),
+        ("coordinator.fingerprint", config.coordinator.fingerprint, link.fingerprint),
+        ("roles", ", ".join(config.roles), ", ".join(roles or config.roles)),
+    ]
+    wrong = [f"{key} is {found!r}, you asked for {asked!r}" for key, found, asked in pairs if found != asked]
+    if wrong:
+        raise ConfigError(
+            f"{path}: {'; '.join(wrong)}; give the new node a directory of its own with --dir, "
+            f"or start this one as it is: swarm-node start --config {path}"
+        )
+
+
+async def _write_new(
+    link: JoinLink,
+    identity: Identity,
+    path: Path,
+    overrides: list[str],
+    say: Callable[[str], None],
+    roles: Sequence[Role],
+) -> NodeConfig:
+    """Writes what the manifest recommends for this machine, with the overrides, once all of it is valid."""
+    fetched = await _fetch(link, identity)
+    data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, path.parent)
+    data |= {"roles": [str(role) for role in roles]} if roles else {}
+    data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
+    own = await asyncio.to_thread(own_address, link.addresses[0].rpartition(":")[0])
+    reach = listen_towards(data, own)
+    apply_overrides(NodeConfig, data, overrides)
+    origin = "manifest with --set" if overrides else "manifest"
+    config = parse_config(NodeConfig, data, origin)
+    await asyncio.to_thread(_require_recipe, config, origin)
+    say(reach)
+    await asyncio.to_thread(write_toml, data, path)
+    say(f"joined run {link.run_id}; configuration in {path}")
+    return config
+
+
+async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
+    """The manifest. Raises ConfigError where somebody else answers, or another run; Unavailable where nobody does."""
+    try:
+        return await fetch_manifest(link, identity, FETCH_TIMEOUT_S)
+    except Unauthenticated as error:
+        raise ConfigError(
+            f"link: {error}; its run and its fingerprint must be as the coordinator printed them"
+        ) from None
+    except Unavailable as error:
+        raise Unavailable(f"{error}; is the coordinator running, and its port open?") from None
+
+
+def _require_recipe(config: NodeConfig, origin: str) -> None:
     """Refuses a run whose recipe this installation does not have, or that cannot supply what the recipe needs.
 
     Raises:
@@ -80,7 +128,7 @@ def _require_recipe(config: NodeConfig) -> None:
 
         recipes_of(config)
     except ConfigError as error:
-        raise ConfigError(f"manifest: {error}; the run may need a newer swarm-trainer") from None
+        raise ConfigError(f"{origin}: {error}; the run may need a newer swarm-trainer") from None
     except ImportError as error:
         raise ConfigError(f"a node learns and needs {error.name}: pip install 'swarm-trainer[learn]'") from None
 

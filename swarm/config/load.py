@@ -39,9 +39,14 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    for override in overrides or []:
-        _apply_override(data, _full_key(kind, override))
+    apply_overrides(kind, data, overrides or [])
     return parse_config(kind, data, str(path or "configuration"))
+
+
+def apply_overrides(kind: type[Model], data: dict[str, Any], overrides: list[str]) -> None:
+    """Sets keys of plain data in place, as `load_config` does. Raises ConfigError for what is no `key.path=value`."""
+    for override in overrides:
+        _apply_override(data, _full_key(kind, override))
 
 
 def has_section(path: Path, name: str) -> bool:

@@ -197,7 +197,7 @@ class GrpcCoordinatorClient:
                 )
             except Unavailable as error:
                 is_wrong = is_wrong or isinstance(error, Unauthenticated)
-                failures.append(f"{address}: {error}")
+                failures.append(str(error))
         raise (Unauthenticated if is_wrong else Unavailable)("coordinator: " + "; ".join(failures))
 
     async def _failed(self) -> None:

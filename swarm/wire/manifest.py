@@ -278,7 +278,7 @@ async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -
             failures.append(error)
     wrong = [error for error in failures if isinstance(error, Unauthenticated)]
     kind = Unauthenticated if wrong else Unavailable
-    raise kind("; ".join(f"{address}: {error}" for address, error in zip(link.addresses, failures, strict=True)))
+    raise kind("; ".join(map(str, failures)))
 
 
 async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:

@@ -133,8 +133,8 @@ async def open_channel(
         timeout_s: for the whole of it.
 
     Raises:
-        Unavailable: nobody answered in time.
-        Unauthenticated: somebody else answered, or our proof was refused.
+        Unavailable: nobody answered in time; names the endpoint.
+        Unauthenticated: somebody else answered, or our proof was refused; names the endpoint.
     """
     if not is_endpoint(endpoint):
         raise Unavailable(f"{endpoint!a} is not host:port")
@@ -153,6 +153,8 @@ async def open_channel(
                 raise
     except TimeoutError:
         raise Unavailable(f"{endpoint}: no session within {timeout_s} s") from None
+    except Unavailable as error:
+        raise type(error)(f"{endpoint}: {error}") from None
     return opened
 
 

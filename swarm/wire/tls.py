@@ -73,12 +73,12 @@ async def fetch_certificate(host: str, port: int) -> bytes:
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=CERTIFICATE_NAME)
     except (OSError, ValueError) as error:
-        raise Unavailable(f"{host}:{port}: no TLS connection: {type(error).__name__}") from None
+        raise Unavailable(f"no TLS connection: {type(error).__name__}") from None
     try:
         connection = cast(ssl.SSLObject, writer.get_extra_info("ssl_object"))
         der = connection.getpeercert(binary_form=True) or b""
     finally:
         writer.transport.abort()
     if not 0 < len(der) <= MAX_CERTIFICATE_BYTES:
-        raise Unavailable(f"{host}:{port}: certificate of {len(der)} bytes, bound {MAX_CERTIFICATE_BYTES}")
+        raise Unavailable(f"certificate of {len(der)} bytes, bound {MAX_CERTIFICATE_BYTES}")
     return der

@@ -270,6 +270,53 @@ async def test_joining_on_the_coordinators_machine_writes_a_configuration_that_s
     assert any("on this machine" in text for text in said)
 
 
+async def test_what_is_set_while_joining_is_validated_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "node" / "node.toml"
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        for wrong in ("learner.nope=3", "learner.recipe=best_ever"):
+            with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+                await join_swarm(daemon.link, path.parent, [wrong], start=False, say=lambda text: None)
+            assert not path.exists()
+        asked = ["learner.learning_rate=7e-5", "exchange.listen=127.0.0.1:7700"]
+        await join_swarm(daemon.link, path.parent, asked, start=False, say=lambda text: None)
+    config = load_config(NodeConfig, path)
+    assert config.learner.learning_rate == 7e-5 and config.exchange.listen == "127.0.0.1:7700"
+
+
+async def test_a_directory_that_joined_something_else_is_not_used_for_what_is_asked_now(tmp_path: Path) -> None:
+    async def join(link: str, *overrides: str, roles: tuple[Role, ...] = ()) -> None:
+        await join_swarm(link, tmp_path / "node", list(overrides), start=False, say=said.append, roles=roles)
+
+    said: list[str] = []
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        await join(daemon.link)
+    written = (tmp_path / "node" / "node.toml").read_text()
+    other_run, other_key = daemon.link.replace("/test#", "/other#"), daemon.link.rpartition("#")[0] + "#" + "ab" * 32
+    for link, found, asked in (
+        (other_run, "'test'", "'other'"),
+        (other_key, daemon.info["fingerprint"], "ab" * 32),
+    ):
+        with pytest.raises(ConfigError, match=rf"{found}.*{asked}.*--dir"):
+            await join(link)
+    with pytest.raises(ConfigError, match=r"roles.*'trainer, generator'.*'generator'"):
+        await join(daemon.link, roles=(Role.GENERATOR,))
+    with pytest.raises(ConfigError, match="not written"):
+        await join(daemon.link, "learner.learning_rate=7e-5")
+    await join(daemon.link)
+    assert "exists" in said[-1] and (tmp_path / "node" / "node.toml").read_text() == written
+
+
+async def test_a_link_to_another_run_and_a_link_where_nobody_is_say_what_to_look_at(tmp_path: Path) -> None:
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        wrong = daemon.link.replace("/test#", "/other#")
+        with pytest.raises(ConfigError, match=r"link: .*this is run test, .*other") as caught:
+            await join_swarm(wrong, tmp_path / "node", [], start=False, say=lambda text: None)
+        assert "not that of who answered" not in str(caught.value)
+    with pytest.raises(Unavailable, match="is the coordinator running") as gone:
+        await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None)
+    assert str(gone.value).count(daemon.info["listen"]) == 1
+
+
 async def test_a_node_can_join_to_generate_only(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
         roles = (Role.GENERATOR,)
