@@ -138,7 +138,10 @@ class SglangServer:
         self._eos_ids = sorted(eos_ids)
 
     def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
-        """A completion. The seed counts where the server was started with --enable-deterministic-inference."""
+        """A completion; every parameter is sent, since the server may have defaults (--preferred-sampling-params).
+
+        The seed counts where the server was started with --enable-deterministic-inference.
+        """
         body = {
             "input_ids": list(prompt),
             "sampling_params": {
@@ -146,7 +149,10 @@ class SglangServer:
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or -1,
+                "min_p": 0.0,
                 "repetition_penalty": sampling.repetition_penalty,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
                 "stop_token_ids": self._eos_ids,
                 "sampling_seed": seed % 2**31,
             },

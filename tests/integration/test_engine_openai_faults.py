@@ -144,6 +144,14 @@ def test_every_parameter_of_sampling_is_sent_and_the_prompt_as_ids(vllm: Server,
         assert body["stop_token_ids"] == [CODEC.eos_id] and body["max_tokens"] == 6
 
 
+def test_every_parameter_of_sampling_is_sent_to_sglang_too(sglang: Server, tmp_path: Path) -> None:
+    engine_on(sglang, tmp_path).generate(PROMPTS[:1], 1, SHORT)
+    how = sglang.seen[-1][1]["sampling_params"]
+    assert (how["temperature"], how["top_p"], how["top_k"], how["min_p"]) == (1.0, 1.0, -1, 0.0)
+    assert (how["repetition_penalty"], how["presence_penalty"], how["frequency_penalty"]) == (1.0, 0.0, 0.0)
+    assert how["stop_token_ids"] == [CODEC.eos_id] and how["max_new_tokens"] == 6
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "logit_bias", "sampling_params", "weight_dir"])
 def test_no_option_changes_what_is_asked_of_the_server(dialect: str, name: str, tmp_path: Path) -> None:
