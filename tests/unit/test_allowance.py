@@ -31,6 +31,7 @@ def allowance(
     leaves = Leaves(clock, replay.max_age_s, max_window=4)
     for number in range(num_followers):
         leaves.begin(f"follower {number}", window=4)
+        leaves.arrived(f"follower {number}", is_admitted=True)  # it delivers: what it has leave for takes up room
     leaves.give(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
     return Allowance(config, buffer, NoDraw(), leaves, lambda: 0)  # type: ignore[arg-type]
