@@ -190,7 +190,9 @@ class OpenAIGenerator:
             began_s = time.monotonic()
             try:
                 mismatch = self._replace(version, cast("PublishedTensors", weights), canaries)
-            except Unavailable as error:
+            except (ConfigError, WeightsRefused):
+                raise  # it has what it had
+            except Exception as error:
                 self._lost = f"it may have other weights than those before step {version.step}: {error}"
                 raise WeightsRefused(f"step {version.step}: {error}") from error
             return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)

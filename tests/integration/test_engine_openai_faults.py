@@ -241,6 +241,18 @@ def test_a_server_that_does_not_go_back_generates_nothing_until_it_takes_a_versi
     assert engine.generate(PROMPTS[:1], 1, SHORT)[0][0].finish is not FinishReason.ABORTED
 
 
+def test_whatever_fails_while_the_server_takes_weights_nobody_generates_with_unknown_ones(
+    sglang: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(sglang, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(http_json, "MAX_REPLY_BYTES", 1)  # the server has loaded them, and its answer is not read
+        with pytest.raises(WeightsRefused):
+            engine.load(NEXT, snapshot(network_of(7)))
+    with pytest.raises(Unavailable, match="other weights"):
+        engine.generate(PROMPTS[:1], 1, SHORT)
+
+
 def test_weights_that_somebody_else_gave_the_server_are_noticed(sglang: Server, tmp_path: Path) -> None:
     engine = engine_on(sglang, tmp_path)
     assert sglang.weight_version != "default"  # it was given the run's base first
