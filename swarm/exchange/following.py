@@ -6,6 +6,7 @@ every version that the engine did not take is told. No task lives here: `swarm.l
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from swarm.clock import Clock
@@ -145,6 +146,7 @@ class Following:
             self.leave.restart()
         if self._ways is not None:
             self._ways.found()
+            self._ways.queue.look_again()
         self.changed.fire()
 
     def disconnected(self, peer: NodeId) -> None:
@@ -169,6 +171,7 @@ class Following:
             return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
         self.holders.announced(peer, manifest.chunks)
         ways.found(manifest.chunks)
+        ways.queue.look_again()
         is_from_owner = peer == ways.lineage.policy_id
         heard, gone = Heard.KNOWN, list[Leg]()
         leg = Leg(manifest=manifest, sealed=sealed)
@@ -216,13 +219,17 @@ class Following:
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
         """A chunk to be fetched now, and whom to ask."""
-        if not self.holders.is_any_free:
-            return None  # asked at each change: a version in full has thousands of chunks
-        for digest in self._ways.wanted() if self._ways is not None and self._is_told else ():
-            peer = None if digest in self._fetching else self.holders.choose(digest)
-            if peer is not None:
-                return digest, peer
-        return None
+        if self._ways is None or not self._is_told:
+            return None
+        queue, first = self._ways.queue, dict[int, NodeId]()
+        for peer in self.holders.free:  # of those that can give the chunk that is needed first, the best
+            at = queue.first(peer, partial(self._is_for, peer))
+            if at is not None:
+                first.setdefault(at, peer)
+        return (queue[min(first)], first[min(first)]) if first else None
+
+    def _is_for(self, peer: NodeId, digest: Digest) -> bool:
+        return digest not in self._fetching and self.holders.can_have(peer, digest)
 
     def fetching(self, digest: Digest) -> None:
         """It is on its way."""
@@ -231,6 +238,8 @@ class Following:
     def fetched(self, digest: Digest) -> None:
         """It is not on its way any more, whether it came or not."""
         self._fetching.discard(digest)
+        if self._ways is not None and digest in self._ways.queue:
+            self._ways.queue.look_again()
         self.changed.fire()
 
     async def put_chunk(self, digest: Digest, data: bytes) -> None:

@@ -57,7 +57,7 @@ class Holders:
     Example:
         holders.connect(peer, is_origin=False)
         holders.announced(peer, manifest.chunks)
-        peer = holders.choose(digest)
+        peer = next(peer for peer in holders.free if holders.can_have(peer, digest))
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -108,19 +108,15 @@ class Holders:
 
     # --- whom to ask -------------------------------------------------------------------------------
 
-    def choose(self, digest: Digest) -> NodeId | None:
-        """The best holder to ask for a chunk now; None where each is busy, or none has it."""
-        free = [
-            (self._rank(peer, connected), peer)
-            for peer, connected in self._connected.items()
-            if self._is_free(peer, connected) and _can_have(connected, digest)
-        ]
-        return max(free)[1] if free else None
-
     @property
-    def is_any_free(self) -> bool:
-        """Whether any connected holder can be asked for something now."""
-        return any(self._is_free(peer, connected) for peer, connected in self._connected.items())
+    def free(self) -> list[NodeId]:
+        """Connected holders that can be asked for something now, the best first."""
+        free = [(peer, connected) for peer, connected in self._connected.items() if self._is_free(peer, connected)]
+        return [peer for _, peer in sorted(((self._rank(*one), one[0]) for one in free), reverse=True)]
+
+    def can_have(self, peer: NodeId, digest: Digest) -> bool:
+        """Whether a connected holder may have a chunk."""
+        return _can_have(self._connected[peer], digest)
 
     def timeout_s(self, peer: NodeId) -> float:
         """How long to wait for a chunk: longer after each one that did not come in time, for slow links."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from swarm.exchange.chunk_queue import ChunkQueue
 from swarm.exchange.lineage import Cost, Leg, Lineage
 from swarm.types import Digest, PolicyVersion
 
@@ -39,6 +40,7 @@ class Ways:
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
         self._lost: set[Digest] = set()  # chunks that no connected holder has
         self._refusals: Counter[Digest] = Counter()  # of weights that the engine did not take
+        self._queue: ChunkQueue | None = None  # of the plan; None until it is asked for
         self._unusable: set[Digest] = set()  # those of them that could not be made of what was fetched
 
     # --- what changes the plan -------------------------------------------------------------------------
@@ -55,10 +57,13 @@ class Ways:
         """These chunks of a manifest are not on the disk. True where none is missing."""
         if self.lineage.knows(leg.digest):
             self._missing[leg.digest] = set(chunks)
+            self._queue = None
         return not chunks and self.lineage.knows(leg.digest)
 
     def came(self, chunk: Digest) -> list[Leg]:
         """A chunk is on the disk now. Returns the manifests of which it was the last."""
+        if self._queue is not None:
+            self._queue.came(chunk)
         whole: list[Leg] = []
         for leg in self.lineage.legs:
             missing = self._missing.get(leg.digest)
@@ -101,6 +106,7 @@ class Ways:
         """Looks for the cheapest way by what is known and missing now."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if self.lineage.knows(digest)}
         self.plan = self._way() if self._is_asked else None
+        self._queue = None
 
     def _way(self) -> tuple[Leg, ...] | None:
         newest = next(self._ways(self._cost), None)
@@ -130,6 +136,13 @@ class Ways:
             missing = self._missing.get(leg.digest)
             if missing:
                 yield from (digest for digest in leg.manifest.chunks if digest in missing)
+
+    @property
+    def queue(self) -> ChunkQueue:
+        """The same, to be asked again and again."""
+        if self._queue is None:
+            self._queue = ChunkQueue(self.wanted())
+        return self._queue
 
     def ready(self) -> tuple[Leg, ...]:
         """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back.

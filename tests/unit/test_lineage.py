@@ -179,6 +179,31 @@ def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, m
     assert ways.plan is None and num_offers <= 3 * len(chain)
 
 
+def test_each_chunk_is_looked_at_a_few_times_in_all_also_beside_an_idle_holder_that_lacks_them() -> None:
+    num_looks = 0
+    ways = ways_of(leg(0, None, 1000))
+    queue = ways.queue
+
+    def lacks(_: bytes) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    for at, chunk in enumerate(list(ways.wanted())):
+        assert queue.first("idle", lacks) is None
+        assert queue.first("origin", lambda _: True) == at and queue[at] == chunk
+        ways.came(chunk)
+    assert num_looks == 1000 and ways.queue is queue and queue.first("origin", lambda _: True) is None
+
+
+def test_a_chunk_that_did_not_come_or_that_a_holder_has_now_is_asked_for_again() -> None:
+    queue = ways_of(leg(0, None, 3)).queue
+    assert queue.first("a", lambda chunk: chunk != queue[0]) == 1
+    assert queue.first("a", lambda _: True) == 1
+    queue.look_again()
+    assert queue.first("a", lambda _: True) == 0
+
+
 def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
     short_way, long_way = leg(1, 0), leg(1, None, 9)
     ways = ways_of(short_way, long_way, held=version(0))
@@ -214,32 +239,36 @@ def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_leg_where_the_last
 # --- holders ---------------------------------------------------------------------------------------
 
 
+def choose(holders: Holders, chunk: bytes) -> str | None:
+    return next((peer for peer in holders.free if holders.can_have(peer, chunk)), None)
+
+
 def test_a_holder_is_asked_before_the_origin_unless_it_is_much_slower() -> None:
     holders, chunk = Holders(ManualClock()), b"c" * 32
     holders.connect("origin", is_origin=True)
     holders.connect("holder", is_origin=False)
-    assert holders.choose(chunk) == "origin", "nobody else said that it has it"
+    assert choose(holders, chunk) == "origin", "nobody else said that it has it"
     holders.announced("holder", [chunk])
-    assert holders.choose(chunk) == "holder"
+    assert choose(holders, chunk) == "holder"
     for peer, seconds in (("origin", 1.0), ("holder", 1.5)):
         holders.asked(peer)
         holders.served(peer, 1000, seconds)
-    assert holders.choose(chunk) == "holder"
+    assert choose(holders, chunk) == "holder"
     for _ in range(8):
         holders.asked("holder")
         holders.served("holder", 1000, 10.0)
-    assert holders.choose(chunk) == "origin"
+    assert choose(holders, chunk) == "origin"
 
 
 def test_nobody_is_asked_for_more_than_a_few_chunks_at_a_time() -> None:
     holders = Holders(ManualClock())
     holders.connect("origin", is_origin=True)
     for number in range(MAX_PER_HOLDER):
-        assert holders.choose(bytes([number])) == "origin"
+        assert choose(holders, bytes([number])) == "origin"
         holders.asked("origin")
-    assert holders.choose(b"x") is None and holders.can_be_had(b"x")
+    assert choose(holders, b"x") is None and holders.can_be_had(b"x")
     holders.gave_up("origin")
-    assert holders.choose(b"x") == "origin"
+    assert choose(holders, b"x") == "origin"
 
 
 def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> None:
@@ -252,7 +281,7 @@ def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> No
     holders.disconnect("bad")
     holders.connect("bad", is_origin=False)
     holders.announced("bad", [chunk])
-    assert holders.choose(chunk) == "good"
+    assert choose(holders, chunk) == "good"
     holders.forged("bad")
     assert holders.is_banned("bad") and not holders.is_banned("good")
     clock.advance(BANNED_S + 1)
@@ -270,14 +299,14 @@ def test_an_unknown_holder_is_asked_for_one_chunk_and_after_an_origin_that_deliv
     holders.connect("new", is_origin=False)
     holders.announced("new", [chunk])
     served(holders, "origin", 0.1)
-    assert holders.choose(chunk) == "origin"
+    assert choose(holders, chunk) == "origin"
     holders.asked("origin")
-    assert holders.choose(chunk) == "new", "the origin has something to send already"
+    assert choose(holders, chunk) == "new", "the origin has something to send already"
     holders.asked("new")
-    assert holders.choose(chunk) == "origin", "one at a time while nothing is known of it"
+    assert choose(holders, chunk) == "origin", "one at a time while nothing is known of it"
     holders.served("new", CHUNK_BYTES, 0.05)
     holders.gave_up("origin")
-    assert holders.choose(chunk) == "new", "it delivers: the origin has everybody to serve"
+    assert choose(holders, chunk) == "new", "it delivers: the origin has everybody to serve"
 
 
 def test_a_holder_that_keeps_failing_rests_and_what_fails_together_counts_once() -> None:
@@ -325,12 +354,12 @@ def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_h
 
 def test_while_every_holder_is_busy_nothing_is_looked_for() -> None:
     holders = Holders(ManualClock())
-    assert not holders.is_any_free
+    assert not holders.free
     holders.connect("origin", is_origin=True)
     for _ in range(MAX_PER_HOLDER):
-        assert holders.is_any_free
+        assert holders.free
         holders.asked("origin")
-    assert not holders.is_any_free
+    assert not holders.free
 
 
 def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
@@ -338,7 +367,7 @@ def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
     holders.connect("origin", is_origin=True)
     holders.asked("origin")
     holders.lacked("origin", chunk)
-    assert not holders.can_be_had(chunk) and holders.choose(chunk) is None
+    assert not holders.can_be_had(chunk) and choose(holders, chunk) is None
     holders.announced("origin", [chunk])
     assert holders.can_be_had(chunk)
 
