@@ -6,6 +6,7 @@ Invariant: a node either trains a policy or follows one; what generates has weig
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from node.ranks import join, open_policy
@@ -14,6 +15,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Generator, TaskOf, TextCodec
 from swarm.loops import Encode
 from swarm.types import NodeId, PolicyVersion, Role, Task
+from swarm.weights.anchors import keep_anchor
 from swarm.weights.apply import Applier
 from swarm.weights.publish import Held
 from swarm.weights.publisher import Publisher, least_store_bytes
@@ -120,10 +122,12 @@ def _following(config: NodeConfig, loaded: "LoadedModel") -> Engines:
     weights = snapshot(loaded.network)
     version = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
     generator, close = _start_engine(config, loaded, loaded.codec, version)
+    store = _weight_store(config)
     applier = Applier(
         generator,
         Held(version=version, weights=TorchWeights(weights)),
-        _weight_store(config).chunk,
+        store.chunk,
+        keep=partial(keep_anchor, store),
         in_flight=config.follow.mode == "push" and config.follow.in_flight,
     )
     return Engines(

@@ -287,11 +287,16 @@ class Following:
 
     async def _look_again(self, ways: Ways) -> None:
         """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
-        for leg in list(ways.lineage.legs):
-            if not ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
-                self._holding.withdraw([leg.digest])
+        await self._look_at(ways, list(ways.lineage.legs))
         ways.replan()
         self.changed.fire()
+
+    async def _look_at(self, ways: Ways, legs: Sequence[Leg]) -> None:
+        for leg in legs:
+            if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
+                self._holding.offer(leg.manifest, leg.sealed)
+            else:
+                self._holding.withdraw([leg.digest])
 
     # --- own worker --------------------------------------------------------------------------------------
 
@@ -319,6 +324,7 @@ class Following:
         self.num_applied += 1
         self.last_error = ""
         self.served, self._asked = report.version, [report.version]
+        await self._look_at(ways, [leg for leg in ways.lineage.legs if leg.version == report.version])
         ways.taken(report.version)
         self._emit("applied", fields)
         self.changed.fire()

@@ -39,19 +39,28 @@ class Applier:
         chunk: a chunk of the node's weight store, None where it lacks it.
         limits: what this node accepts.
         in_flight: sequences in the making go on with new weights.
+        keep: told of other weights that the engine took (blocking); raises nothing.
 
     Example:
         report = applier.apply(await exchange.next_way(applier.version, wait=True))
     """
 
     def __init__(
-        self, engine: Generator, start: Held, chunk: Chunk, *, limits: Limits | None = None, in_flight: bool = False
+        self,
+        engine: Generator,
+        start: Held,
+        chunk: Chunk,
+        *,
+        limits: Limits | None = None,
+        in_flight: bool = False,
+        keep: Callable[[Held], None] = lambda held: None,
     ) -> None:
         self._engine = engine
         self._held = start
         self._chunk = chunk
         self._limits = limits or Limits()
         self._in_flight = in_flight
+        self._keep = keep
 
     @property
     def version(self) -> PolicyVersion:
@@ -90,7 +99,9 @@ class Applier:
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
         loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
-        self._held = staged.held
+        is_new, self._held = staged.held.weights is not self._held.weights, staged.held
+        if is_new:
+            self._keep(staged.held)
         seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         return ApplyReport(
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats

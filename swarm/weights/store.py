@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import os
+import shutil
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import replace
@@ -124,6 +125,11 @@ class WeightStore:
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:
         """Those of these chunks that are not there, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the disk."""
+        return shutil.disk_usage(self._chunks).free
 
     @property
     def bytes_held(self) -> int:

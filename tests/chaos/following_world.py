@@ -5,6 +5,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
+from swarm.weights.anchors import keep_anchor
 from swarm.weights.apply import Applier
 from swarm.weights.publish import Held
 from swarm.weights.publisher import Publisher
@@ -253,12 +255,17 @@ class Generator(Node):
         self.num_made = 0
 
     async def work(self) -> None:
-        start = Held(version=PolicyVersion(policy_id="", step=0, digest=published_digest(initial())), weights=initial())
-        self.applier = Applier(self.engine, start, self.store.chunk)  # type: ignore[arg-type]
+        self.applier = self.start_applier()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_versions())
             if self.makes_groups:
                 tasks.create_task(self._generate())
+
+    def start_applier(self) -> Applier:
+        """As a worker does when it starts: the engine has the base model."""
+        start = Held(version=PolicyVersion(policy_id="", step=0, digest=published_digest(initial())), weights=initial())
+        keep = partial(keep_anchor, self.store)
+        return Applier(self.engine, start, self.store.chunk, keep=keep)  # type: ignore[arg-type]
 
     @property
     def pulls(self) -> bool:

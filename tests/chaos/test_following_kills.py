@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from swarm.exchange.faults import FaultPlan
+from swarm.weights import keep
 from swarm.weights.chunks import CHUNK_BYTES
 
 from .following_world import (
+    ANCHOR_EVERY,
     FULL_BYTES,
     Engine,
     Generator,
@@ -47,6 +49,58 @@ def test_a_generator_killed_in_the_middle_of_a_download_goes_on_with_what_it_has
         assert fetched + following_of(again).bytes_fetched < 1.05 * FULL_BYTES + CHUNK_BYTES
 
     play(tmp_path, scene, FaultPlan(bytes_per_s=0.5e6))
+
+
+@pytest.mark.parametrize("is_agent_killed", [False, True])
+def test_a_generator_that_starts_again_from_the_base_model_downloads_no_version_in_full(
+    tmp_path: Path, is_agent_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep, "KEPT_MANIFESTS", 0)  # the patches from the base model are long gone
+
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        for _ in range(3 * ANCHOR_EVERY + 2):
+            await trainer.learn(1, from_groups=False)
+            await serves(generator, trainer)
+        await trainer.agent.tidy(2**30)
+        await generator.agent.tidy(2**30)
+        fetched = following_of(generator).bytes_fetched
+        assert fetched < FULL_BYTES / 10, "it followed by patches"
+        if is_agent_killed:
+            await generator.kill()
+            generator, fetched = Generator(world, 1, makes_groups=False), 0
+            await generator.start()
+        else:  # the worker alone
+            generator.engine = Engine()
+            generator.applier = generator.start_applier()
+            await trainer.learn(1, from_groups=False)
+        await serves(generator, trainer)
+        assert following_of(generator).bytes_fetched - fetched < FULL_BYTES / 10
+
+    play(tmp_path, scene)
+
+
+def test_who_followed_by_patches_serves_an_anchor_in_full_to_those_who_join(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        await generator.start()
+        for _ in range(ANCHOR_EVERY):
+            await trainer.learn(1, from_groups=False)
+            await serves(generator, trainer)
+        held = generator.agent.holding.held(trainer.node_id)
+        [anchor] = [
+            sealed.digest
+            for manifest, sealed in generator.store.manifests(trainer.node_id)
+            if manifest.base is None and manifest.version == trainer.version
+        ]
+        assert anchor in held
+
+    play(tmp_path, scene)
 
 
 def test_a_holder_that_disappears_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
