@@ -7,6 +7,7 @@ that drive an agent are in `swarm.loops`.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -116,6 +117,7 @@ class Agent:
         self._emit = emit
         appetite = Appetite(config.replay, clock)
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
+        self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
         self._reward_mean = 0.0
         self._reward_std = 0.0
@@ -334,7 +336,12 @@ class Agent:
 
     async def set_connected(self, peer: NodeId, is_connected: bool) -> None:
         """A stream from `peer` was opened or has ended."""
-        (self.peers.connected.add if is_connected else self.peers.connected.discard)(peer)
+        self._num_streams[peer] += 1 if is_connected else -1
+        if self._num_streams[peer] > 0:
+            self.peers.connected.add(peer)
+        else:
+            del self._num_streams[peer]
+            self.peers.connected.discard(peer)
         self._changed.fire()
 
     def is_welcome(self, peer: NodeId) -> bool:

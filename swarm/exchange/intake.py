@@ -4,6 +4,8 @@ Invariant: a foreign group reaches the learner and other peers only through the 
 """
 
 import logging
+from collections import deque
+from collections.abc import Callable
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -74,7 +76,8 @@ class Intake:
         self._emit = emit
         self._clock = clock
         self._learns = learns
-        self.fetching: set[Digest] = set()  # notices being fetched from some neighbour: no second copy
+        # notices being fetched from some neighbour, and who else announced them: no second copy, but another try
+        self.fetching: dict[Digest, deque[Callable[[Digest], bool]]] = {}
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not

@@ -6,25 +6,29 @@ Invariant: everything that comes passes the door; a neighbour that moved, vanish
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.exchange.overlay import choose_neighbours
 from swarm.exchange.peers import keep_newest
+from swarm.exchange.standing import UNPROVEN
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.retry import Backoff, supervise
-from swarm.types import Advert, Cursor, NodeId, Role, SealedGroup, Wanted, short
+from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, Wanted, short
 
 logger = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_S = 30.0
+FETCH_TIMEOUT_S: Final = 30.0
+MAX_OWED: Final = 8  # groups that a neighbour is to deliver in another one's place
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and follows a few peers; one that moved, vanished or misbehaved is let go."""
     cursors: dict[NodeId, Cursor] = {}
-    followed: dict[tuple[PeerAddress, bool], asyncio.Task[None]] = {}  # (peer, with notices of others' groups)
+    followed: dict[tuple[PeerAddress, bool], Follow] = {}  # (peer, with notices of others' groups)
     async with asyncio.TaskGroup() as tasks:
         while True:
             try:
@@ -36,12 +40,10 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                 wanted = whom_to_follow(agent, adverts)
                 wanted |= missed(agent, followed, wanted)
                 for gone in [key for key in followed if key not in wanted]:
-                    followed.pop(gone).cancel()
+                    followed.pop(gone).let_go()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
-                    follow = Follow(agent, transport, address, relayed, cursors, rng)
-                    followed[address, relayed] = tasks.create_task(
-                        supervise(f"follow {short(address.node_id)}", follow.run, agent, rng)
-                    )
+                    follow = followed[address, relayed] = Follow(agent, transport, address, relayed, cursors, rng)
+                    follow.start(tasks)
             await asyncio.sleep(agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2))
 
 
@@ -93,10 +95,35 @@ class Follow:
         # where a step waits for everybody's groups of its round, those without signal are waited for too
         self._wanted = Wanted(relay=relay, silent=replay.keep_silent or replay.barrier)
         self._cursors = cursors
+        self._rng = rng
         self._backoff = Backoff(rng)
+        self._client: PeerClient | None = None  # while connected
+        self._owed: asyncio.Queue[Digest] = asyncio.Queue(MAX_OWED)  # announced here too, not delivered elsewhere
+        self._tasks: list[asyncio.Task[None]] = []
+        self._receiving: set[asyncio.Task[Any] | None] = set()  # those of them whose group passes the door
+        self._is_over = False
 
-    async def run(self) -> None:
-        """Follows until cancelled; a broken stream is opened again after a wait."""
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Follows until let go; a broken stream is opened again after a wait."""
+        for what, loop in (("follow", self._follow), ("catch up", self._catch_up)):
+            name = f"{what} {short(self._address.node_id)}"
+            self._tasks.append(tasks.create_task(supervise(name, loop, self._agent, self._rng), name=name))
+
+    def let_go(self) -> None:
+        """Ends it, but not while a group passes the door: stored and not used, it would be a duplicate ever after."""
+        self._is_over = True
+        for task in self._tasks:
+            if task not in self._receiving:
+                task.cancel()
+
+    def take_over(self, digest: Digest) -> bool:
+        """Will fetch what another neighbour announced as well and did not deliver. False where that cannot be."""
+        if self._client is None or self._owed.full():
+            return False
+        self._owed.put_nowait(digest)
+        return True
+
+    async def _follow(self) -> None:
         while True:
             try:
                 await self._session()
@@ -114,40 +141,90 @@ class Follow:
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         cursor = self._cursors.get(peer, Cursor())
         try:
+            self._client = client
             await self._agent.set_connected(peer, True)
             async for item in client.subscribe(cursor, self._wanted):
                 self._agent.intake.hear(peer)
-                sealed = await self._content(client, item)
-                if sealed is not None:
-                    await self._agent.intake.receive(sealed, via=peer)
-                    self._agent.require_welcome(peer)
+                await self._take(client, item)
+                self._agent.require_welcome(peer)
                 cursor = item.cursor
                 self._backoff.reset()
         finally:
+            self._client = None
+            while not self._owed.empty():
+                self._hand_on(self._owed.get_nowait())
             keep_newest(self._cursors, peer, cursor)
             await self._agent.set_connected(peer, False)
             await client.close()
 
-    async def _content(self, client: PeerClient, item: StreamItem) -> SealedGroup | None:
+    async def _take(self, client: PeerClient, item: StreamItem) -> None:
+        """An item of the stream: a group, or the notice of one."""
         latency_ms = self._agent.config.faults.latency_ms
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
+        intake = self._agent.intake
         if item.sealed is not None:
-            if self._agent.intake.takes_from(self._address.node_id):
-                return item.sealed
-            self._agent.intake.bytes_received += item.sealed.size_bytes
-            return None
-        limit = self._agent.config.exchange.max_group_bytes
-        fetching = self._agent.intake.fetching
-        if item.size_bytes > limit or item.digest in fetching or await self._agent.store.contains(item.digest):
-            return None
-        if not self._agent.intake.takes_from(self._address.node_id):
-            return None
-        fetching.add(item.digest)
+            if intake.takes_from(self._address.node_id):
+                await self._receive(item.sealed)
+            else:
+                intake.bytes_received += item.sealed.size_bytes
+            return
+        if item.size_bytes > self._agent.config.exchange.max_group_bytes:
+            return
+        others = intake.fetching.get(item.digest)
+        if others is not None:
+            if self.take_over not in others:
+                others.append(self.take_over)
+            return
+        if await self._agent.store.contains(item.digest) or not intake.takes_from(self._address.node_id):
+            return
+        intake.fetching[item.digest] = deque()
+        await self._fetch(client, item.digest)
+
+    async def _fetch(self, client: PeerClient, digest: Digest) -> None:
+        """What is in `fetching`, to the door; where the neighbour does not deliver it the next one is to."""
+        is_settled = False
         try:
-            return await client.fetch(item.digest, limit, FETCH_TIMEOUT_S)
+            sealed = await client.fetch(digest, self._agent.config.exchange.max_group_bytes, FETCH_TIMEOUT_S)
+            result = await self._receive(sealed)
+            is_settled = not isinstance(result, Refused) or result.reason not in UNPROVEN
         except (NotHeld, TooLarge) as error:
             logger.debug("notice not followed", extra={"peer": short(self._address.node_id), "error": str(error)})
-            return None
         finally:
-            fetching.discard(item.digest)
+            if is_settled:
+                del self._agent.intake.fetching[digest]
+            else:
+                self._hand_on(digest)
+
+    async def _catch_up(self) -> None:
+        """Fetches what is owed, beside the stream: a neighbour that delivers nothing holds up nobody else's."""
+        while True:
+            digest = await self._owed.get()
+            client = self._client
+            if client is None:
+                self._hand_on(digest)
+                continue
+            try:
+                await self._fetch(client, digest)
+            except Unavailable as error:
+                logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})
+
+    def _hand_on(self, digest: Digest) -> None:
+        """The next neighbour that announced it is to fetch it, or whoever announces it from now on."""
+        fetching = self._agent.intake.fetching
+        others = fetching[digest]
+        while others:
+            if others.popleft()(digest):
+                return
+        del fetching[digest]
+
+    async def _receive(self, sealed: SealedGroup) -> ScoredGroup | Refused:
+        task = asyncio.current_task()
+        self._receiving.add(task)
+        try:
+            result = await self._agent.intake.receive(sealed, via=self._address.node_id)
+        finally:
+            self._receiving.discard(task)
+        if self._is_over:
+            raise asyncio.CancelledError  # what `let_go` put off
+        return result

@@ -25,6 +25,7 @@ from swarm.exchange.standing import Standing
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
+from swarm.loops.neighbours import MAX_OWED
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual_coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual_hostile import HostileNode
@@ -181,7 +182,7 @@ class VirtualSwarm:
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.coordination.edges), MAX_EDGES),
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
-            "fetches": (len(agent.intake.fetching), agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.intake.fetching), (2 + MAX_OWED) * agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.coordination.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():

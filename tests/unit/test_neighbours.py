@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig
+from swarm.errors import NotHeld, Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
 from swarm.exchange.checks import DoorLimits
@@ -31,6 +32,7 @@ from swarm.types import (
     PolicyVersion,
     RefusalReason,
     Role,
+    ScoredGroup,
     SealedGroup,
     Wanted,
 )
@@ -274,3 +276,136 @@ def test_a_step_that_waits_for_everybody_gets_what_a_neighbour_made_without_sign
 
     rounds = ReplayConfig(local_groups=1, external_groups=1, barrier=True)
     play(scene, replay=rounds)
+
+
+# --- announced and not delivered ------------------------------------------------------------------------
+
+
+class Failing(Neighbour):
+    """Announces first, and delivers in none of the ways there are."""
+
+    def __init__(self, node_id: NodeId, sealed: SealedGroup, how: str) -> None:
+        super().__init__(node_id, [notice(1, sealed.digest)])
+        self.sealed, self.how = sealed, how
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        await asyncio.sleep(timeout_s if self.how == "stalls" else 5.0)
+        if self.how == "forges":
+            return replace(self.sealed, signature=bytes(64))
+        raise NotHeld("not here") if self.how == "lacks" else Unavailable(self.how)
+
+
+class Honest(Neighbour):
+    """Delivers what it announces."""
+
+    def __init__(self, node_id: NodeId, groups: list[SealedGroup], after_s: float = 0.0) -> None:
+        super().__init__(node_id, [notice(n + 1, g.digest) for n, g in enumerate(groups)], after_s)
+        self.groups = {sealed.digest: sealed for sealed in groups}
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        self.fetched.append(digest)
+        return self.groups[digest]
+
+
+@pytest.mark.parametrize("how", ["stalls", "dies", "lacks", "forges"])
+def test_what_the_first_to_announce_it_does_not_deliver_comes_from_another(how: str) -> None:
+    async def scene(bench: Bench) -> None:
+        withheld, next_one = bench.made(1), bench.made(2)
+        bench.add(Failing(FIRST.node_id, withheld, how))
+        bench.add(Honest(SECOND.node_id, [withheld, next_one], after_s=1.0))
+        await asyncio.sleep(2.0)
+        assert await bench.agent.store.contains(next_one.digest), "the honest one has to wait for the other"
+        await asyncio.sleep(33.0)
+        assert await bench.agent.store.contains(withheld.digest)
+        await asyncio.sleep(60.0)
+        assert not bench.agent.intake.fetching
+
+    play(scene)
+
+
+def test_a_chain_of_neighbours_that_do_not_deliver_ends_at_the_one_that_does() -> None:
+    async def scene(bench: Bench) -> None:
+        withheld = bench.made(1)
+        for number, how in enumerate(("dies", "lacks", "stalls")):
+            bench.add(Failing(make_identity(10 + number).node_id, withheld, how))
+        honest = Honest(SECOND.node_id, [withheld], after_s=1.0)
+        bench.add(honest)
+        await asyncio.sleep(60.0)
+        assert honest.fetched == [withheld.digest] and bench.agent.intake.num_admitted == 1
+
+    play(scene)
+
+
+def test_a_neighbour_that_goes_leaves_what_it_was_to_deliver_to_the_next() -> None:
+    async def scene(bench: Bench) -> None:
+        withheld = bench.made(1)
+        bench.add(Failing(FIRST.node_id, withheld, "stalls"))
+        bench.add(Honest(SECOND.node_id, [withheld], after_s=1.0))
+        await asyncio.sleep(2.0)
+        del bench.adverts[0]
+        await asyncio.sleep(3.0)
+        assert await bench.agent.store.contains(withheld.digest) and not bench.agent.intake.fetching
+
+    play(scene)
+
+
+def test_what_several_announce_is_fetched_once() -> None:
+    async def scene(bench: Bench) -> None:
+        groups = [bench.made(number) for number in range(20)]
+        neighbours = [Honest(identity.node_id, groups) for identity in (FIRST, SECOND)]
+        for neighbour in neighbours:
+            bench.add(neighbour)
+        await asyncio.sleep(5.0)
+        assert bench.agent.intake.num_admitted == 20 and not bench.agent.intake.refusals
+        assert sum(len(neighbour.fetched) for neighbour in neighbours) == 20
+
+    play(scene)
+
+
+# --- let go in the middle of a group --------------------------------------------------------------------
+
+
+def slow_put(bench: Bench) -> None:
+    """The disk stores at once, and a thread tells of it later, whoever waits."""
+    at_once = bench.agent.store.put
+
+    async def put(scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
+        cursor = await at_once(scored, sealed)
+        await asyncio.sleep(5.0)
+        return cursor
+
+    bench.agent.store.put = put  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_a_group_on_its_way_into_the_store_reaches_the_learner_though_its_neighbour_is_let_go(is_inline: bool) -> None:
+    async def scene(bench: Bench) -> None:
+        slow_put(bench)
+        sealed = bench.made(1)
+        neighbour = Honest(FIRST.node_id, [sealed])
+        if is_inline:
+            neighbour.items = [replace(neighbour.items[0], sealed=sealed)]
+        bench.add(neighbour)
+        await asyncio.sleep(3.0)
+        assert await bench.agent.store.contains(sealed.digest)
+        bench.adverts.clear()
+        await asyncio.sleep(3.0)
+        assert sealed.digest in bench.agent.replay.digests and bench.agent.intake.num_admitted == 1
+        assert not bench.agent.peers.connected and not bench.agent.intake.fetching
+
+    play(scene)
+
+
+def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() -> None:
+    async def scene(bench: Bench) -> None:
+        slow_put(bench)
+        bench.add(Honest(FIRST.node_id, [bench.made(1)]))
+        await asyncio.sleep(3.0)
+        bench.adverts[0] = replace(bench.adverts[0], endpoints=("elsewhere:1",))
+        await asyncio.sleep(30.0)
+        assert bench.agent.peers.connected == {FIRST.node_id}
+        bench.adverts.clear()
+        await asyncio.sleep(30.0)
+        assert not bench.agent.peers.connected
+
+    play(scene)
