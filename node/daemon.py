@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STATUS = "status.json"
 STATUS_EVERY_S = 1.0
 DRAIN_TIMEOUT_S = 20.0
 LEAVE_TIMEOUT_S = 3.0
@@ -64,6 +65,7 @@ class Daemon(Service):
         self.directory: HivemindDirectory | None = None
         self.coordinator: GrpcCoordinatorClient | None = None
         self._num_worker_restarts = 0
+        self._is_finished = False  # every step is made
 
     async def run(self) -> None:
         """Runs every loop until cancelled.
@@ -87,6 +89,7 @@ class Daemon(Service):
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
         self._exit.callback(os.close, lock_directory(config.dir))
+        (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))
         self.agent = await self._build_agent(identity)
@@ -179,6 +182,7 @@ class Daemon(Service):
                 await asyncio.to_thread(worker.close)
         else:
             await self._work_in_a_process()
+        self._is_finished = True
         self._emit("finished", {"step": self.agent.head.step})
         logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
         await asyncio.Event().wait()
@@ -225,7 +229,7 @@ class Daemon(Service):
         self.telemetry.record(kind, fields)
 
     async def _status_loop(self) -> None:
-        path = self.config.dir / "status.json"
+        path = self.config.dir / STATUS
         while True:
             status = self.status()
             self.telemetry.snapshot(status)
@@ -245,6 +249,7 @@ class Daemon(Service):
             "at_s": self.clock.now_s(),
             "step": agent.served.step,
             "last_step_at_s": agent.last_step_at_s,
+            "is_finished": self._is_finished,
             "endpoints": list(agent.endpoints),
             "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
             "peers": sorted(agent.peers.connected),

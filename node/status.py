@@ -1,31 +1,71 @@
-"""Reading a node's status file, and saying what is wrong with it.
+"""Reading a node's status file, and saying what it does and what is wrong with it.
 
-Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`
-and is told whether a process holds the directory (`swarm.process.is_running`).
+Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`, and whether a process
+holds the directory (`swarm.process.is_running`).
 """
 
 import json
 from pathlib import Path
+from typing import Final
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Unavailable
+from swarm.process import is_running
 from swarm.types import JsonDict, short
 
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
+_NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "guard")
 
 
 def read_status(directory: Path) -> JsonDict:
     """The newest status of the node that lives in `directory`.
 
     Raises:
-        ConfigError: there is none; names the directory and the fix.
+        ConfigError: there is none, or it is damaged; names the directory and the fix.
+        Unavailable: the node is starting.
     """
     path = directory / "status.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        status = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if is_running(directory):
+            raise Unavailable(f"{directory}: the node is starting; its status comes in some seconds") from None
         raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
-    except json.JSONDecodeError as error:
+    except NotADirectoryError:
+        raise ConfigError(f"{directory} is a file; give the directory of a node") from None
+    except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
+    missing = [key for key in _NEEDED if key not in status] if isinstance(status, dict) else list(_NEEDED)
+    if missing:
+        raise ConfigError(f"{path}: damaged (no {', '.join(missing)}); start the node again")
+    return status
+
+
+def rows(status: JsonDict) -> list[tuple[str, str]]:
+    """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
+    found = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
+    found.append(("step", f"{status['step']}{' (finished; it goes on serving)' if status.get('is_finished') else ''}"))
+    following = status.get("following")
+    if following is not None:
+        found.append(("follows", _followed(following)))
+    if status.get("published_step") is not None:
+        found.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
+    alone = "none: this node is alone" if following is None else "none"
+    found.append(("peers", ", ".join(status.get("peers", [])) or alone))
+    answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
+    found.append(("coordinator", answers[status.get("is_coordinator_reachable")]))
+    counts = ("num_local_used", "num_external_used", "refusals", "evaluations")
+    return found + [(key, str(status.get(key, ""))) for key in counts]
+
+
+def _followed(following: JsonDict) -> str:
+    if not following["policy"]:
+        candidates = [*following.get("rivals", []), *following.get("silent", [])]
+        return f"nobody (trainers: {', '.join(candidates) or 'none'})"
+    connected = "connected" if following["is_trainer_connected"] else "not connected"
+    if following["served_step"] is None:
+        return f"{following['policy']} ({connected}; no version was taken yet)"
+    steps = f"step {following['served_step']} is served, {following['head_step']} is the newest"
+    return f"{following['policy']} ({connected}; {steps})"
 
 
 def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True) -> list[str]:
@@ -45,7 +85,7 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         found.append(f"the node wrote nothing for {silent_s:.0f} s: it hangs (pid {status['pid']})")
     idle_s = now_s - status["last_step_at_s"]
     following = status.get("following")
-    if idle_s > max_idle_s:
+    if idle_s > max_idle_s and not status.get("is_finished"):
         what = "optimizer step" if following is None else "group"
         found.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
     if following is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from swarm import __version__
@@ -86,7 +86,7 @@ def status(
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
-    from node.status import problems, read_status
+    from node.status import problems, read_status, rows
     from swarm.process import is_running
 
     figures = read_status(dir)
@@ -94,27 +94,11 @@ def status(
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:
-        _print_status(figures)
+        for key, value in rows(figures):
+            console.print(f"{key:<18} {value}", markup=False, highlight=False, soft_wrap=True)
         for problem in found:
-            console.print(f"[red]problem:[/red] {problem}")
+            console.print("[red]problem:[/red]", escape(problem), soft_wrap=True)
     raise typer.Exit(1 if found else 0)
-
-
-def _print_status(figures: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    for key in (
-        "name",
-        "node_id",
-        "run_id",
-        "step",
-        "peers",
-        "num_local_used",
-        "num_external_used",
-        "refusals",
-        "evaluations",
-    ):
-        table.add_row(key, str(figures.get(key, "")))
-    console.print(table)
 
 
 @app.command()

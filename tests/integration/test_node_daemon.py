@@ -80,5 +80,7 @@ async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path
     wrong = config.model_copy(update={"learner": config.learner.model_copy(update={"recipe": "best_ever"})})
     with pytest.raises(Exception, match="best_ever"):
         await Daemon(wrong).__aenter__()
+    (config.dir / "status.json").write_text("{}")
     async with Daemon(config) as daemon:
         assert daemon.agent.endpoints
+        assert not (config.dir / "status.json").exists(), "what the process before said is not what this one does"

@@ -39,7 +39,7 @@ async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Pat
     for node in run.nodes:
         used = [g for event in node.events if event["kind"] == "draw" for g in event["groups"] if not g["local"]]
         assert used, f"{node.name} learned from no foreign group"
-        assert node.status["step"] == 12
+        assert node.status["step"] == 12 and node.status["is_finished"]
         assert sum(event["kind"] == "finished" for event in node.events) == 1
 
 

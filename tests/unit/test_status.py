@@ -1,0 +1,113 @@
+"""What `swarm status` says of a node that runs, starts, is finished, or is no node."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from node.status import problems, read_status, rows
+from swarm import cli
+from swarm.errors import ConfigError, Unavailable
+from swarm.process import lock_directory
+
+OWN, TRAINER, OTHER = "aa" * 32, "bb" * 32, "cc" * 32
+
+
+def status_of(**changes: Any) -> dict[str, Any]:
+    return {
+        "node_id": OWN,
+        "name": "ada",
+        "run_id": "demo",
+        "pid": 7,
+        "at_s": 1000.0,
+        "step": 12,
+        "last_step_at_s": 1000.0,
+        "peers": [OTHER],
+        "num_local_used": 3,
+        "num_external_used": 4,
+        "refusals": {},
+        "evaluations": {},
+        "num_failures": 0,
+        "guard": "normal",
+        **changes,
+    }
+
+
+def following(**changes: Any) -> dict[str, Any]:
+    return {
+        "policy": TRAINER,
+        "rivals": [],
+        "silent": [],
+        "is_trainer_connected": True,
+        "served_step": 5,
+        "head_step": 7,
+        "last_error": "",
+        **changes,
+    }
+
+
+def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
+    status = status_of(at_s=2000.0)
+    assert "no optimizer step" in problems(status, 2000.0, 300.0)[0]
+    assert problems(status | {"is_finished": True}, 2000.0, 300.0) == []
+    assert "finished" in dict(rows(status | {"is_finished": True}))["step"]
+
+
+def test_whether_the_coordinator_answers_and_whether_the_node_is_alone_is_shown() -> None:
+    assert dict(rows(status_of()))["coordinator"] == "none"
+    assert dict(rows(status_of(is_coordinator_reachable=True)))["coordinator"] == "answers"
+    assert "does not answer" in dict(rows(status_of(is_coordinator_reachable=False)))["coordinator"]
+    assert dict(rows(status_of()))["peers"] == OTHER
+    assert "alone" in dict(rows(status_of(peers=[])))["peers"]
+    assert "alone" not in dict(rows(status_of(peers=[], following=following())))["peers"]
+
+
+def test_whom_a_node_follows_and_who_follows_it_is_shown_with_whole_ids() -> None:
+    follows = dict(rows(status_of(following=following())))["follows"]
+    assert follows == f"{TRAINER} (connected; step 5 is served, 7 is the newest)"
+    waits = following(is_trainer_connected=False, served_step=None)
+    assert dict(rows(status_of(following=waits)))["follows"] == f"{TRAINER} (not connected; no version was taken yet)"
+    torn = dict(rows(status_of(following=following(policy="", rivals=[TRAINER, OTHER]))))["follows"]
+    assert "nobody" in torn and TRAINER in torn and OTHER in torn
+    published = dict(rows(status_of(published_step=9, followers={OTHER: {"limit": 1, "arrived": 0}})))["published"]
+    assert published == f"step 9, to {OTHER}"
+
+
+def test_ids_are_printed_whole_in_a_narrow_terminal_and_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = lock_directory(tmp_path)
+    status = status_of(at_s=4e9, last_step_at_s=4e9, peers=[OTHER, TRAINER], refusals={"[red]": 1})
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    out = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=out, width=40))
+    assert CliRunner().invoke(cli.app, ["status", "--dir", str(tmp_path)]).exit_code == 0
+    os.close(held)
+    assert OWN in out.getvalue() and f"{OTHER}, {TRAINER}" in out.getvalue() and "[red]" in out.getvalue()
+
+
+def test_a_node_that_starts_is_said_to_start(tmp_path: Path) -> None:
+    held = lock_directory(tmp_path)
+    with pytest.raises(Unavailable, match="is starting"):
+        read_status(tmp_path)
+    os.close(held)
+    with pytest.raises(ConfigError, match="no status"):
+        read_status(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "3", '"at_s"', "\x00", '{"at_s": 1.0}'])
+def test_a_damaged_status_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_status(tmp_path)
+
+
+def test_a_file_is_no_directory_of_a_node(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        read_status(tmp_path / "node.toml")
