@@ -24,14 +24,37 @@ if TYPE_CHECKING:
     from swarm.model import LoadedModel
 
 
+EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
+STORE_VARIABLE = "SWARM_RANKS_STORE"  # a file through which the ranks of one worker meet; only `launch` sets it
+_OF_A_RANK = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    STORE_VARIABLE,
+)
+
+
 def num_ranks(config: NodeConfig) -> int:
     """Processes that the worker of this node consists of."""
     return config.learner.num_processes if Role.TRAINER in config.roles else 1
 
 
 def own_rank() -> int | None:
-    """Which of several processes this is; None where it was not started as one of them."""
-    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+    """Which of the processes of `launch` this is; None where it is none, whatever another launcher around it says."""
+    return int(os.environ["RANK"]) if STORE_VARIABLE in os.environ else None
+
+
+def forget_rank() -> None:
+    """Clears the environment of what launchers say of ranks: what is started from here is nobody's rank."""
+    for name in [name for name in os.environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
@@ -43,8 +66,6 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from swarm.learn.sharded import STORE_VARIABLE
 
     # They meet through files: torch's TCP stores have no password and listen on every interface.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -64,8 +85,8 @@ def launch(count: int, arguments: Sequence[str]) -> int:
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as error:
-            # One that cannot work with its configuration (2) outweighs those that only lost it (1; a signal: below 0).
-            return max(failure.exitcode for failure in error.failures.values())
+            codes = [failure.exitcode for failure in error.failures.values()]
+            return EXIT_CONFIG if EXIT_CONFIG in codes else max(codes)  # others only lost that one, or were ended
         except SignalException as error:
             return 128 + error.sigval
         return 0
@@ -77,7 +98,9 @@ def join(config: NodeConfig) -> "ShardedRanks | None":
         return None
     from swarm.learn.sharded import ShardedRanks
 
-    return ShardedRanks.start()
+    ranks = ShardedRanks.start(os.environ[STORE_VARIABLE])
+    forget_rank()
+    return ranks
 
 
 def open_policy(

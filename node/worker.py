@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from node.assemble import build_worker
-from node.ranks import follow_leader, launch, num_ranks, own_rank
+from node.ranks import EXIT_CONFIG, follow_leader, forget_rank, launch, num_ranks, own_rank
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_TERMINATED = 128 + signal.SIGTERM  # not done: the agent starts another unless it ends itself
-EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
+EXIT_FAILED = 1  # the agent starts another
 
 
 async def work(config: NodeConfig, socket: Path) -> bool:
@@ -76,20 +76,32 @@ def main() -> None:
     die_with(arguments.parent)
     config = load_config(NodeConfig, arguments.config)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
-    if num_ranks(config) > 1 and own_rank() is None:
-        ranks = ["--config", str(arguments.config), "--socket", str(arguments.socket), "--parent", str(os.getpid())]
-        sys.exit(launch(num_ranks(config), ["-m", "node.worker", *ranks]))
+    rank = own_rank()
+    if rank is None:
+        forget_rank()
+        if num_ranks(config) > 1:
+            ranks = ["--config", str(arguments.config), "--socket", str(arguments.socket), "--parent", str(os.getpid())]
+            sys.exit(launch(num_ranks(config), ["-m", "node.worker", *ranks]))
+    code = exit_code(config, arguments.socket, rank)
+    if rank is not None and code not in (0, EXIT_TERMINATED):
+        os._exit(code)  # at once, so that the others are ended: torch's own end of a group may wait for them
+    sys.exit(code)
+
+
+def exit_code(config: NodeConfig, socket: Path, rank: int | None) -> int:
+    """Works to the end, which the agent learns from this code."""
     try:
-        if own_rank():
+        if rank:
             follow_leader(config)
-        elif not asyncio.run(work(config, arguments.socket)):
-            sys.exit(EXIT_TERMINATED)
-    except (ConfigError, BaseExceptionGroup) as error:
+            return 0
+        return 0 if asyncio.run(work(config, socket)) else EXIT_TERMINATED
+    except Exception as error:
         cause = only_cause(error)
-        if not isinstance(cause, ConfigError):
-            raise
-        print(cause)
-        sys.exit(EXIT_CONFIG)
+        if isinstance(cause, ConfigError):
+            print(cause, flush=True)
+            return EXIT_CONFIG
+        logger.exception("worker failed")
+        return EXIT_FAILED
 
 
 def only_cause(error: BaseException) -> BaseException:

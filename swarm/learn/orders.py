@@ -71,20 +71,24 @@ class LeadingLearner(PolicyLearner):
     ) -> StepReport:
         """As `PolicyLearner.step`; `recipe` is None, or the safe one that the others have too."""
         order = Order(kind="step", draw=draw, is_safe=recipe is not None, is_frozen=is_frozen, ratio_band=ratio_band)
-        with self._line.turn:
+        with self._line.together():
             self._line.say(order.to_bytes())
             return super().step(draw, recipe, is_frozen, ratio_band)
 
     def save(self) -> None:
         """As `PolicyLearner.save`: put together from all, written by this one."""
-        with self._line.turn:
+        with self._line.together():
             self._line.say(Order(kind="save").to_bytes())
             super().save()
 
     def stop(self) -> None:
-        """Ends `follow` on the others (blocking: a step in progress is made first)."""
-        with self._line.turn:
-            self._line.say(Order(kind="stop").to_bytes())
+        """Ends `follow` on the others (blocking: a step in progress is made first).
+
+        Where a step or save failed here, nothing: the others are in the middle of it, and end with this process.
+        """
+        with self._line.together() as do_hear:
+            if do_hear:
+                self._line.say(Order(kind="stop").to_bytes())
 
     @property
     def _line(self) -> ShardedRanks:

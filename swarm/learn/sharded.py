@@ -8,7 +8,8 @@ Invariant: outside `run` every parameter is sharded, so that nothing reads weigh
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import MethodType
 from typing import TypeVar, cast
@@ -26,19 +27,6 @@ from swarm.learn.optimizer import MasterAdamW
 Result = TypeVar("Result")
 
 IDLE_LIMIT = timedelta(days=365)  # a rank that follows waits for the next draw however long rollouts take
-STORE_VARIABLE = (
-    "SWARM_RANKS_STORE"  # a file through which the ranks of one machine meet; torch's TCP store listens to all
-)
-_OF_A_RANK = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    STORE_VARIABLE,
-)
 _PASS = "run_pass"
 
 
@@ -52,12 +40,16 @@ class ShardedRanks:
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self._mesh = mesh
         self._device = device
-        self.turn = threading.Lock()  # held by whoever has the ranks do something
+        self._turn = threading.Lock()
+        self._is_apart = False
         self._line = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=IDLE_LIMIT))
 
     @classmethod
-    def start(cls) -> "ShardedRanks":
+    def start(cls, store: str | None = None) -> "ShardedRanks":
         """Joins the other ranks: one GPU each where there are GPUs, else on the CPU.
+
+        Args:
+            store: a file through which ranks of one machine meet; None: over TCP, where the environment says.
 
         Raises:
             ConfigError: fewer GPUs than processes, or torch is too old to sum gradients.
@@ -76,22 +68,19 @@ class ShardedRanks:
             torch.cuda.set_device(device)
         if local_count == int(os.environ["WORLD_SIZE"]):  # one machine: nothing listens on the network
             for backend in ("GLOO", "NCCL"):
-                os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-        store = os.environ.get(STORE_VARIABLE)
+                os.environ[f"{backend}_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         dist.init_process_group(
             "nccl" if kind == "cuda" else "gloo",
-            init_method=f"file://{store}" if store else None,  # None: where the environment says, over TCP
+            init_method=f"file://{store}" if store else None,
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )
-        ranks = cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
-        for name in [name for name in os.environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")]:
-            del os.environ[name]  # an engine that is started from here is no rank
-        return ranks
+        return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 
     def stop(self) -> None:
-        """Leaves the group."""
-        dist.destroy_process_group()
+        """Leaves the group, unless the ranks are apart: it could wait for the others."""
+        if not self._is_apart:
+            dist.destroy_process_group()
 
     @property
     def index(self) -> int:
@@ -190,6 +179,17 @@ class ShardedRanks:
         return given.to(values.device)
 
     # --- orders --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self) -> Generator[bool]:
+        """Held by the first rank while all do something; False where they are apart and hear no more.
+
+        They are once it fails on this one: the others wait in the middle of it, until their processes are ended.
+        """
+        with self._turn:
+            was_apart, self._is_apart = self._is_apart, True
+            yield not was_apart
+            self._is_apart = was_apart
 
     def say(self, message: bytes) -> None:
         """The first rank tells the others."""

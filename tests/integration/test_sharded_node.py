@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from node.daemon import Daemon
+from node.ranks import STORE_VARIABLE
 from swarm.config import (
     DirectoryConfig,
     EnvironmentConfig,
@@ -34,6 +35,7 @@ MODEL = ModelConfig(source="tiny", dtype="float32")
 
 
 def node_config(directory: Path, **learner: Any) -> NodeConfig:
+    settings: dict[str, Any] = {"num_processes": 2, "learning_rate": 1e-3, "checkpoint_every": 1, **learner}
     return NodeConfig(
         dir=directory,
         run_id="test",
@@ -41,7 +43,7 @@ def node_config(directory: Path, **learner: Any) -> NodeConfig:
         model=MODEL,
         generator=GeneratorConfig(group_size=4, groups_per_batch=4, max_new_tokens=6),
         replay=ReplayConfig(local_groups=2, external_groups=0, keep_silent=True),
-        learner=LearnerConfig(num_processes=2, learning_rate=1e-3, checkpoint_every=1, **learner),
+        learner=LearnerConfig(**settings),
         weights=WeightsConfig(publish=True),
         directory=DirectoryConfig(kind="none"),
         evaluation=EvaluationConfig(num_problems=2, every_steps=1),
@@ -71,7 +73,7 @@ def ranks() -> dict[int, psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            if "node.worker" in child.cmdline() and "RANK" in (environment := child.environ()):
+            if "node.worker" in child.cmdline() and STORE_VARIABLE in (environment := child.environ()):
                 found[int(environment["RANK"])] = child
         except psutil.Error:
             continue
@@ -84,6 +86,28 @@ def listening(process: psutil.Process | None) -> set[str]:
     return {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
+FOREIGN = {  # as in a pod of a PyTorchJob, or below somebody's torchrun: nothing that concerns the worker
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "3",
+    "LOCAL_WORLD_SIZE": "3",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "192.0.2.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "theirs",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "NCCL_SOCKET_IFNAME": "eth0",
+}
+
+
+@pytest.fixture
+def foreign_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in FOREIGN.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("foreign_launcher")
 async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothing_behind(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_steps=500)
     async with running(config) as (daemon, task):
@@ -121,3 +145,51 @@ async def test_what_no_rank_can_work_with_is_said_once(tmp_path: Path) -> None:
     async with running(wrong) as (_, task):
         with pytest.raises(ConfigError, match=r"^model\.digest: [^\n]*$"):
             await asyncio.wait_for(asyncio.shield(task), 100)
+
+
+@pytest.mark.usefixtures("foreign_launcher")
+async def test_a_worker_of_one_process_is_no_rank_of_a_launcher_around_it(tmp_path: Path) -> None:
+    config = node_config(tmp_path / "node", num_processes=1, num_steps=1)
+    async with running(config) as (daemon, task):
+        await until(lambda: daemon.agent.head.step == 1 or daemon.status()["restarts"]["worker"] > 0, task)
+        assert daemon.status()["restarts"]["worker"] == 0
+
+
+RECIPE_THAT_FAILS_ONCE = """
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from swarm.learn.part import AggregatePart
+from swarm.recipes import load_recipe
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailsOnce(AggregatePart):
+    equation = "L = sum(l)"
+    inner: AggregatePart
+
+    def __call__(self, losses, scored):
+        failed = Path(__file__).with_name("failed")
+        if dist.is_initialized() and dist.get_rank() == 0 and not failed.exists():
+            failed.touch()
+            raise MemoryError("on the first rank alone")
+        return self.inner(losses, scored)
+
+GRPO = load_recipe("grpo")
+RECIPE = replace(GRPO, aggregate=FailsOnce(inner=GRPO.aggregate))
+"""
+
+
+async def test_an_exception_in_the_first_ranks_step_ends_all_and_they_start_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE_THAT_FAILS_ONCE, encoding="utf-8")
+    async with running(node_config(tmp_path / "node", num_steps=2, recipe=f"{recipe}:RECIPE")) as (daemon, task):
+        await until((tmp_path / "failed").exists, task)
+        before = ranks()
+        await until(lambda: daemon.status()["restarts"]["worker"] == 1, task)
+        assert not any(process.is_running() for process in before.values())
+        await until(lambda: daemon.agent.head.step == 2, task)
+    assert "MemoryError: on the first rank alone" in capfd.readouterr().err
