@@ -14,7 +14,7 @@ from swarm.config.generating import (
     WeightsConfig,
 )
 from swarm.config.learning import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.config.load import apply_overrides, has_section, load_config, parse_config
+from swarm.config.load import apply_overrides, explained, has_section, load_config, parse_config
 from swarm.config.network import CoordinatorLink, DirectoryConfig, ExchangeConfig
 from swarm.config.process import CoordinatorConfig, FaultConfig, NodeConfig, SandboxConfig, TelemetryConfig
 
@@ -39,6 +39,7 @@ __all__ = [
     "TelemetryConfig",
     "WeightsConfig",
     "apply_overrides",
+    "explained",
     "has_section",
     "load_config",
     "parse_config",

@@ -5,6 +5,8 @@ Invariant: whatever is wrong is said with the file, the key and the fix, before 
 
 import re
 import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -58,9 +60,16 @@ def has_section(path: Path, name: str) -> bool:
 
 
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
-    """Validates plain data into a config model. Raises ConfigError with one line per wrong key."""
-    try:
+    """Validates plain data into a config model. Raises ConfigError with what is wrong with each key."""
+    with explained(origin):
         return kind.model_validate(data)
+
+
+@contextmanager
+def explained(origin: str) -> Generator[None]:
+    """Where a config model is made: what is wrong with each key becomes a ConfigError."""
+    try:
+        yield
     except ValidationError as error:
         lines = [f"{'.'.join(str(p) for p in e['loc']) or '(whole)'}: {_explain(e)}" for e in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from None

@@ -5,7 +5,9 @@ is a result, not a failure.
 """
 
 import asyncio
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ from swarm.errors import ConfigError
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.leftovers import delete_heavy
 from swarm.simulate.live import LiveProgress
-from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
+from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
 from swarm.simulate.report import render_summary, write_report
 from swarm.simulate.result import SimulationResult, SwarmResult, node_result
-from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
+from swarm.simulate.run import NodeRun, SwarmRun, read_run, run_swarm
 from swarm.types import Role
 
 WORTH_TELLING_BYTES = 10**8  # deleted
@@ -32,43 +34,79 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
 
     Args:
         options: what to run.
-        directory: state and report; made when missing.
+        directory: state and report; made when missing, without those of an earlier run.
         rival: what to run a second time to compare with, at equal rounds: a key of RIVALS; empty: nothing.
         console: where progress and summary go.
 
     Returns:
         Whether every invariant held, in both runs.
+
+    Raises:
+        ConfigError: before anything is made or started.
+        KeyboardInterrupt: a signal ended it early; what was reached is reported.
     """
-    if (directory / "swarm").exists():
-        raise ConfigError(f"--out {directory}: holds an earlier run; delete it or name another directory")
-    if rival:
-        _rival_of(options, rival)  # a wrong one stops here
-    directory.mkdir(parents=True, exist_ok=True)
+    plans = {"swarm": options} | ({rival: _rival_of(options, rival)} if rival else {})
+    _check(plans.values())
+    _claim(directory, plans)
     prepare_model(options, directory, console)
-    options = replace(options, has_vllm=_has_vllm(options, console))
-    run = _run(options, directory / "swarm", console)
-    runs = [run]
-    if rival:
-        runs.append(_run(_rival_of(options, rival), directory / rival, console))
+    has_vllm = _has_vllm(options, console)
+    runs: list[SwarmRun] = []
+    for name, plan in plans.items():
+        runs.append(_run(replace(plan, has_vllm=has_vllm), directory / name, console))
+        if runs[-1].was_stopped:
+            break
+    told = [run for run in runs if run.first_step_at_s or not run.was_stopped]
+    holds = bool(told) and _report(told, rival, directory, console)
+    if runs[-1].was_stopped:
+        ended = "the coordinator and every node have ended"
+        console.print(f"stopped by a signal: {ended}; what they wrote is in {directory}", soft_wrap=True)
+        raise KeyboardInterrupt
+    return holds
+
+
+def _check(plans: Iterable[SimulationOptions]) -> None:
+    """Raises ConfigError where a node would refuse its configuration or recipes."""
+    from swarm.recipes import recipes_of
+
+    for plan in plans:
+        for config in node_configs(plan, Path()):
+            recipes_of(config)
+
+
+def _claim(directory: Path, names: Iterable[str]) -> None:
+    """Makes the folder of each run, which must be new or empty: whatever is in it later, the run made."""
+    folders = [directory / name for name in names]
+    try:
+        for folder in folders:
+            if folder.is_dir() and any(folder.iterdir()):
+                raise ConfigError(f"--out {directory}: {folder.name}/ is not empty; name another directory")
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {directory}: cannot be made: {error.strerror}") from None
+
+
+def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
+    """Writes and prints what the run, and its rival where it came to that, did; whether every invariant held."""
     result = SimulationResult(
-        title=run.title,
-        swarm=swarm_result(run),
+        title=runs[0].title,
+        swarm=swarm_result(runs[0]),
         invariants=tuple(judge(runs).verdicts()),
-        rival=swarm_result(runs[1]) if rival else None,
+        rival=swarm_result(runs[1]) if len(runs) > 1 else None,
         rival_kind=rival or "silo",
-        options=_describe(options),
+        options=_describe(runs[0].options),
     )
     write_report(result, directory)
     console.print(render_summary(result))
-    console.print(f"report: {directory / 'report.html'}")
+    console.print(f"report: {directory / 'report.html'}", soft_wrap=True)
     return result.holds
 
 
 def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:
-    """Raises ConfigError where a preset has no such rival."""
-    is_echo = bool(PRESETS[options.preset].generators)
-    if rival != ("colocated" if is_echo else "silo"):
-        fitting = "colocated" if is_echo else "silo"
+    """Raises ConfigError where there is no such preset, or it has no such rival."""
+    is_echo = bool(preset_of(options).generators)
+    fitting = "colocated" if is_echo else "silo"
+    if rival != fitting:
         raise ConfigError(f"--compare {rival}: with --preset {options.preset} only {fitting} can be compared")
     return replace(options, colocated=True) if is_echo else silo_of(options)
 
@@ -107,13 +145,29 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
     is_silo = configs[0].replay.external_groups == 0 and not PRESETS[options.preset].generators
     remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
     title = PRESETS[options.preset].title + remark
+    began_at_s = time.time()
     with LiveProgress(console, title, asks, num_steps=configs[0].learner.num_steps) as live:
-        run = asyncio.run(run_swarm(options, directory, live.watch, live.tick))
+        run = asyncio.run(_unless_stopped(run_swarm(options, directory, live.watch, live.tick)))
+    if run is None:
+        run = replace(read_run(options, directory, began_at_s), was_stopped=True)
     if not options.keep_checkpoints:
         freed = delete_heavy(config.dir for config in configs)
         if freed >= WORTH_TELLING_BYTES:
             console.print(f"{freed / 1e9:.1f} GB of checkpoints deleted (--keep-checkpoints keeps them)")
     return run
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, SwarmRun]) -> SwarmRun | None:
+    """Awaits a run; Ctrl-C, SIGTERM or a closed terminal cancels it, and a second one its patience: None."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return None
 
 
 def swarm_result(run: SwarmRun) -> SwarmResult:
@@ -155,7 +209,8 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
         dead = {name for name, _ in run.options.kill if not run.options.restart} | {
             name for name, _ in run.options.stop
         }
-        steps = {node.node_id: _last_step(node) for node in run.nodes if Role.TRAINER in node.roles}
+        trainers = [node for node in run.nodes if Role.TRAINER in node.roles]
+        steps = {node.node_id: _last_step(node) for node in trainers if _last_step(node) or not run.was_stopped}
         invariants.finish(steps, frozenset(node.node_id for node in run.nodes if node.name in dead))
         for config, node in zip(node_configs(run.options, Path()), run.nodes, strict=True):
             status = node.status

@@ -22,6 +22,9 @@ from swarm.config import (
     NodeConfig,
     ReplayConfig,
     WeightsConfig,
+    apply_overrides,
+    explained,
+    parse_config,
 )
 from swarm.errors import ConfigError
 from swarm.tasks.char import KINDS
@@ -184,18 +187,43 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
     the others generate for it, and everyone asks everything.
 
     Raises:
-        ConfigError: unknown preset, or a node that is not there.
+        ConfigError: unknown preset, a node that is not there, or a configuration that cannot work.
     """
+    preset = preset_of(options)
+    names = _names(options, preset)
+    with explained("simulate"):
+        nodes = [_node(options, preset, index, names, directory) for index in range(len(names))]
+        nodes = _echo(options, preset, nodes) if preset.generators else nodes
+    return [_overridden(node, options.overrides) for node in nodes]
+
+
+def preset_of(options: SimulationOptions) -> Preset:
+    """Raises ConfigError where there is none of that name."""
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
-    preset = PRESETS[options.preset]
-    num_nodes = 1 if options.colocated else options.nodes or preset.num_nodes
+    return PRESETS[options.preset]
+
+
+def _names(options: SimulationOptions, preset: Preset) -> list[str]:
+    num_nodes = preset.num_nodes if options.nodes is None else options.nodes
+    if preset.generators and num_nodes < 2:
+        raise ConfigError(f"--nodes {num_nodes}: --preset {preset.name} needs a trainer and a generator at least")
+    num_nodes = 1 if options.colocated else num_nodes
     names = [NAMES[i] if i < len(NAMES) else f"node{i}" for i in range(num_nodes)]
-    for name in [*options.slow, *(name for name, _ in (*options.kill, *options.stop))]:
-        if name not in (*names, "coordinator"):
+    hit = [name for name, _ in (*options.kill, *options.stop) if name != "coordinator"]
+    for name in (*options.slow, *hit):
+        if name not in names:
             raise ConfigError(f"{name}: no such node; the nodes are {', '.join(names)}")
-    nodes = [_node(options, preset, index, names, directory) for index in range(num_nodes)]
-    return _echo(options, preset, nodes) if preset.generators else nodes
+    return names
+
+
+def _overridden(node: NodeConfig, overrides: tuple[str, ...]) -> NodeConfig:
+    data = node.model_dump(mode="json")
+    apply_overrides(NodeConfig, data, list(overrides))
+    changed = parse_config(NodeConfig, data, f"node {node.name}")
+    if (changed.dir, changed.name) != (node.dir, node.name):
+        raise ConfigError("--set dir, --set name: a simulation gives each node its own")
+    return changed
 
 
 def _node(options: SimulationOptions, preset: Preset, index: int, names: list[str], directory: Path) -> NodeConfig:
@@ -228,7 +256,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             recipe=options.recipe,
             learning_rate=preset.learning_rate,
             warmup_steps=preset.warmup_steps,
-            num_steps=options.rounds or (0 if options.minutes else preset.num_rounds),
+            num_steps=_num_steps(options, preset),
             deterministic=options.deterministic,
         ),
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
@@ -237,6 +265,13 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         evaluation=EvaluationConfig(every_steps=preset.evaluate_every, num_problems=preset.num_problems),
         faults=FaultConfig(slow_factor=options.slow.get(name, 1.0), latency_ms=options.latency_ms),
     )
+
+
+def _num_steps(options: SimulationOptions, preset: Preset) -> int:
+    """0, which has no end, where only the time is limited."""
+    if options.rounds is not None:
+        return options.rounds
+    return preset.num_rounds if options.minutes is None else 0
 
 
 def _echo(options: SimulationOptions, preset: Preset, nodes: list[NodeConfig]) -> list[NodeConfig]:

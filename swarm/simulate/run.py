@@ -7,15 +7,17 @@ watches and stops them.
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.daemon import write_config
-from swarm.config import CoordinatorConfig, NodeConfig, load_config
+from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
+from swarm.errors import ConfigError
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.simulate.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.types import JsonDict, Role
+from swarm.wire.manifest import manifest_of
 
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
@@ -37,7 +39,7 @@ class NodeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmRun:
-    """A finished simulation."""
+    """A simulation that has ended."""
 
     options: SimulationOptions
     title: str
@@ -45,6 +47,7 @@ class SwarmRun:
     began_at_s: float  # wall clock
     first_step_at_s: float  # wall clock; everything before is set-up
     ended_at_s: float
+    was_stopped: bool = False  # by a signal, before its end
 
 
 Watch = Callable[[str, JsonDict], None]  # node name, event
@@ -67,41 +70,53 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
     coordinator = Process("coordinator", directory / "coordinator")
     nodes = {config.name: Process(config.name, config.dir) for config in configs}
     try:
-        info = await _start_coordinator(coordinator, configs[0], directory)
+        info = await _start_coordinator(coordinator, configs[0])
         for config in configs:
-            await _start_node(nodes[config.name], config, options, info)
+            await _start_node(nodes[config.name], config, info)
         trainers = {config.name for config in configs if Role.TRAINER in config.roles}
         await _watch(coordinator, nodes, trainers, options, watch, tick)
         await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
-        statuses = {name: process.status() for name, process in nodes.items()}
     finally:
-        await asyncio.gather(*(process.stop() for process in nodes.values()))
-        await coordinator.stop()
-        for process in nodes.values():
-            process.read_events()
+        try:
+            await asyncio.gather(*(process.stop() for process in nodes.values()))
+        finally:  # also where a second signal gives the nodes no time to end by themselves
+            await coordinator.stop()
+    return read_run(options, directory, began_s)
+
+
+def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
+    """What the processes of a run, which have ended, left in its directory."""
+    nodes = tuple(_read_node(config) for config in node_configs(options, directory))
+    # only all events together tell which step was first
+    steps_at_s = [event["at_s"] for node in nodes for event in node.events if event["kind"] == "step"]
     return SwarmRun(
         options=options,
         title=PRESETS[options.preset].title,
-        nodes=tuple(
-            NodeRun(
-                name=config.name,
-                node_id=statuses[config.name].get("node_id", ""),
-                roles=config.roles,
-                asks=tuple(config.generator.asks),
-                events=tuple(nodes[config.name].events),
-                status=statuses[config.name],
-                num_starts=nodes[config.name].num_starts,
-            )
-            for config in configs
-        ),
-        began_at_s=began_s,
-        first_step_at_s=min(_step_times(nodes.values()), default=0.0),
+        nodes=nodes,
+        began_at_s=began_at_s,
+        first_step_at_s=min(steps_at_s, default=0.0),
         ended_at_s=time.time(),
     )
 
 
-async def _start_coordinator(process: Process, node: NodeConfig, directory: Path) -> JsonDict:
-    config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=node)
+def _read_node(config: NodeConfig) -> NodeRun:
+    process = Process(config.name, config.dir)
+    events, status = process.read_events(), process.status()
+    starts = [event for event in events if event["kind"] == "started"]
+    return NodeRun(
+        name=config.name,
+        node_id=starts[-1]["node_id"] if starts else "",
+        roles=config.roles,
+        asks=tuple(config.generator.asks),
+        events=tuple(events),
+        status=status,
+        num_starts=len(starts),
+    )
+
+
+async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
+    offered = await asyncio.to_thread(_offered, node)
+    config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=offered)
     process.directory.mkdir(parents=True, exist_ok=True)
     path = process.directory / "coordinator.toml"
     await asyncio.to_thread(write_config, config, path)
@@ -113,16 +128,23 @@ async def _start_coordinator(process: Process, node: NodeConfig, directory: Path
     return info
 
 
-async def _start_node(process: Process, config: NodeConfig, options: SimulationOptions, info: JsonDict) -> None:
+def _offered(node: NodeConfig) -> NodeConfig:
+    """What others may join with: where this machine's own code or data are part of a run, only its bounds."""
+    try:
+        manifest_of(node, node.run_id, "", 0.0)
+    except ConfigError:
+        return NodeConfig(run_id=node.run_id, replay=ReplayConfig(max_age_steps=node.replay.max_age_steps))
+    return node
+
+
+async def _start_node(process: Process, config: NodeConfig, info: JsonDict) -> None:
     directory = config.directory.model_copy(update={"bootstrap": tuple(info["bootstrap_peers"])})
     link = config.coordinator.model_copy(update={"address": info["listen"], "fingerprint": info["fingerprint"]})
     config = config.model_copy(update={"directory": directory, "coordinator": link})
     process.directory.mkdir(parents=True, exist_ok=True)
     path = process.directory / "node.toml"
     await asyncio.to_thread(write_config, config, path)
-    overrides = [part for override in options.overrides for part in ("--set", override)]
-    load_config(NodeConfig, path, list(options.overrides))  # a wrong --set stops here, with its own message
-    await process.start(["node.cli", "start", "--config", str(path), *overrides])
+    await process.start(["node.cli", "start", "--config", str(path)])
 
 
 async def _watch(
@@ -143,7 +165,7 @@ async def _watch(
         + [(at_s, name, signal.SIGSTOP) for name, at_s in options.stop]
     )
     restarts: list[tuple[float, str]] = []
-    limit_s = 60 * (options.minutes or preset.max_minutes)
+    limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
     began_s = time.monotonic()
     while not trainers <= finished:
         for name, process in nodes.items():
@@ -174,8 +196,3 @@ async def _watch(
             raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
         tick()
         await asyncio.sleep(POLL_S)
-
-
-def _step_times(processes: Iterable[Process]) -> list[float]:
-    """Wall clock of every step; only all events together tell which was first."""
-    return [event["at_s"] for process in processes for event in process.events if event["kind"] == "step"]
