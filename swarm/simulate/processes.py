@@ -86,13 +86,14 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
                 os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
+        try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.returncode is None:
-            await self._process.wait()
+        finally:  # also where whoever stops it cannot wait that long
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
 
     def read_events(self) -> list[JsonDict]:
         """The events written since the last call (also kept in `events`)."""

@@ -1,0 +1,59 @@
+"""A simulation that is ended early ends its processes, says so, and reports what was reached."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.simulate.processes import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+
+COMMAND = ("-m", "swarm.cli", "simulate", "--preset", "tiny", "--nodes", "2")
+ENDED = "stopped by a signal: the coordinator and every node have ended; what they wrote is in"
+
+
+def has_step(out: Path) -> bool:
+    """Whether a node made an optimizer step."""
+    path = out / "swarm" / "ada" / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return any(json.loads(line)["kind"] == "step" for line in lines if line.endswith("\n"))
+
+
+async def stopped(out: Path, when: Path | None, numbers: Sequence[signal.Signals]) -> tuple[int, str]:
+    """Sends the signals once a file is there, or a step was made; exit code and output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *COMMAND, "--out", str(out), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    await wait_until(when.exists if when else lambda: has_step(out), 100.0, "it does not begin")
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert started
+    for number in numbers:
+        process.send_signal(number)
+        await asyncio.sleep(0.2)
+    text, _ = await process.communicate()
+    assert not [child for child in started if child.is_running()], "it outlived the simulation"
+    assert process.returncode is not None
+    return process.returncode, text.decode()
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
+async def test_ctrl_c_reports_what_was_reached(numbers: list[signal.Signals], tmp_path: Path) -> None:
+    code, text = await stopped(tmp_path, None, numbers)
+    assert code == 130, text
+    assert f"{ENDED} {tmp_path}" in text
+    assert "FAIL" not in text
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["result"]["swarm"]["nodes"][0]["steps"]
+
+
+async def test_before_there_is_anything_to_report_one_line_says_so(tmp_path: Path) -> None:
+    code, text = await stopped(tmp_path, tmp_path / "swarm" / "coordinator" / "log.txt", [signal.SIGTERM])
+    assert code == 130, text
+    assert f"{ENDED} {tmp_path}" in text
+    assert not (tmp_path / "report.html").exists()
