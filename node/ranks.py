@@ -63,7 +63,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     Returns:
         0, or the exit code of one that failed; the others are ended with it.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -80,6 +80,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             rdzv_endpoint=f"{folder}/launch",
             rdzv_configs={"store_type": "file"},
             local_addr="localhost",
+            logs_specs=DefaultLogsSpecs(log_dir=f"{folder}/logs"),  # else it leaves a folder behind each time
             max_restarts=0,  # the agent starts the whole worker again
         )
         try:

@@ -35,8 +35,13 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not task.cancelling():  # a Ctrl-C comes here, and to the agent, which then sends a SIGTERM
+            task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     client = LocalClient(socket)
     worker: Worker | None = None
     try:
