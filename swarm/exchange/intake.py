@@ -6,6 +6,7 @@ Invariant: a foreign group reaches the learner and other peers only through the 
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -14,7 +15,7 @@ from swarm.exchange.admit import Door
 from swarm.exchange.agent_events import Emit, group_fields, versions_of
 from swarm.exchange.appetite import Appetite
 from swarm.exchange.leaves import Leaves
-from swarm.exchange.peers import Peers
+from swarm.exchange.peers import Peers, keep_newest
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.serving import Serving
 from swarm.exchange.signal import Signal
@@ -28,6 +29,8 @@ _NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one 
 # of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
 _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
 _NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
+
+STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
 
 
 class Intake:
@@ -81,6 +84,7 @@ class Intake:
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
+        self._strayed_s: dict[NodeId, float] = {}  # when a follower last brought what it had no leave for
         self._talk = Talk(clock, config.exchange.groups_per_minute)
 
     def hear(self, peer: NodeId) -> None:
@@ -95,7 +99,7 @@ class Intake:
 
         Everything that was made with our leave is taken; a node that only generates has no use for any.
         """
-        if peer in self._leaves.followers:
+        if self._may_bring_ours(peer):
             return True
         if not self._learns and Role.RELAY not in self._config.roles:
             return False
@@ -128,6 +132,13 @@ class Intake:
 
     # --- inside --------------------------------------------------------------------------------------
 
+    def _may_bring_ours(self, peer: NodeId) -> bool:
+        """Whether a group of it is probably of our lineage and waited for; which it is, only the door can see."""
+        if peer not in self._leaves.followers or not self._leaves.expects(peer, 0):
+            return False
+        strayed_s = self._strayed_s.get(peer)
+        return strayed_s is None or self._clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
+
     def _note_admitted(self, scored: ScoredGroup, via: NodeId) -> None:
         self.num_admitted += 1
         self._peers.learn_head(scored.group)
@@ -135,6 +146,8 @@ class Intake:
         if scored.is_own_policy(self._node_id):
             # after it was added: room that it takes up is not given away
             self._arrived(scored.group.producer, is_admitted=True)
+        elif via in self._leaves.followers:
+            keep_newest(self._strayed_s, via, self._clock.monotonic_s())
         self._emit(
             "admitted",
             {

@@ -4,6 +4,7 @@ Invariant: everything that comes passes the door; a neighbour that moved, vanish
 """
 
 import asyncio
+import hashlib
 import logging
 import random
 from collections import deque
@@ -22,6 +23,7 @@ from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGro
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
+MAX_FOLLOWERS: Final = 256  # that are followed for the groups they made with our leave
 MAX_OWED: Final = 8  # groups that a neighbour is to deliver in another one's place
 
 
@@ -38,7 +40,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             else:
                 agent.peers.hear(adverts)
                 wanted = whom_to_follow(agent, adverts)
-                wanted |= missed(agent, followed, wanted)
+                wanted |= missed(agent, followed, adverts)
                 for gone in [key for key in followed if key not in wanted]:
                     followed.pop(gone).let_go()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
@@ -50,30 +52,53 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAddress, bool]]:
     """Peers whose groups are taken, and whether with notices of others' groups.
 
-    Everybody who has our leave to make groups, and of the rest as the overlay has it. A node that only generates takes
-    no groups of others, so where groups have to be handed on it is no station on the way.
+    Those who follow us, for what they make with our leave, and of the rest as the overlay has it. A node that only
+    generates takes no groups of others, so where groups have to be handed on it is no station on the way.
     """
     if agent.following is not None and Role.RELAY not in agent.config.roles:
         return set()
-    limit, followers = agent.config.exchange.max_neighbours, agent.leaves.followers
+    limit = agent.config.exchange.max_neighbours
     welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
     relay = len(adverts) - 1 > limit
-    stations = [a for a in welcome if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else welcome
-    chosen = {a.node_id: a for a in choose_neighbours(agent.node_id, stations, limit)}
-    chosen |= {a.node_id: a for a in welcome if a.node_id in followers and a.endpoints}
-    return {(PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]), relay) for a in chosen.values()}
+    others = [a for a in welcome if a.node_id not in agent.leaves.followers]
+    stations = [a for a in others if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else others
+    chosen = {(_address_of(a), relay) for a in choose_neighbours(agent.node_id, stations, limit)}
+    return chosen | {(_address_of(a), False) for a in choose_followers(agent, welcome)}
+
+
+def choose_followers(agent: Agent, welcome: Sequence[Advert]) -> list[Advert]:
+    """Whoever follows us and has delivered; of the others as many as could have leave, those who have it first.
+
+    What they hand on of others is not asked for: of them we take, whatever our appetite, what we gave leave for.
+    """
+    config, status, delivered = agent.config, agent.leaves.status(), agent.peers.delivered_steps
+    most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
+    followers = [a for a in welcome if a.node_id in status and a.endpoints]
+
+    def rank(advert: Advert) -> tuple[bool, bytes]:
+        leave = status[advert.node_id]
+        order = hashlib.sha256((agent.node_id + advert.node_id).encode()).digest()  # another one at each node
+        return leave["limit"] <= leave["arrived"], order
+
+    known = [a for a in followers if a.node_id in delivered]
+    new = [a for a in followers if a.node_id not in delivered]
+    return [*sorted(known, key=rank)[:MAX_FOLLOWERS], *sorted(new, key=rank)[:most]]
 
 
 def missed(
-    agent: Agent, followed: Collection[tuple[PeerAddress, bool]], wanted: Collection[tuple[PeerAddress, bool]]
+    agent: Agent, followed: Collection[tuple[PeerAddress, bool]], adverts: Sequence[Advert]
 ) -> set[tuple[PeerAddress, bool]]:
     """Whoever has our leave and is followed, but not in the directory just now: its groups are waited for."""
-    found = {address.node_id for address, _ in wanted}
+    found = {advert.node_id for advert in adverts if advert.endpoints}
     return {
         (address, relay)
         for address, relay in followed
         if address.node_id in agent.leaves.followers - found and agent.is_welcome(address.node_id)
     }
+
+
+def _address_of(advert: Advert) -> PeerAddress:
+    return PeerAddress(node_id=advert.node_id, endpoint=advert.endpoints[0])
 
 
 class Follow:

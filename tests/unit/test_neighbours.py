@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig
+from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
 from swarm.exchange.admit import Door
 from swarm.exchange.agent import Agent
@@ -20,6 +20,7 @@ from swarm.exchange.talk import ITEMS_PER_GROUP
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
+from swarm.loops.neighbours import missed, whom_to_follow
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
 from swarm.types import (
@@ -34,6 +35,7 @@ from swarm.types import (
     Role,
     ScoredGroup,
     SealedGroup,
+    VersionSpan,
     Wanted,
 )
 
@@ -84,12 +86,12 @@ class Bench:
             store=store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
-            head_of=lambda _: None,
+            head_of=lambda policy_id: agent.head_of(policy_id),
             environments=frozenset({TOY_ENV}),
             standing=self.standing,
             offload=inline,
         )
-        return Agent(
+        agent = Agent(
             config=config,
             identity=identity,
             store=store,
@@ -100,6 +102,7 @@ class Bench:
             clock=self.clock,
             emit=lambda kind, fields: self.events.append((kind, fields)),
         )
+        return agent
 
     def add(self, neighbour: "Neighbour") -> None:
         self.neighbours[neighbour.node_id] = neighbour
@@ -407,5 +410,92 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
         bench.adverts.clear()
         await asyncio.sleep(30.0)
         assert not bench.agent.peers.connected
+
+    play(scene)
+
+
+# --- who follows us -------------------------------------------------------------------------------------
+
+
+async def make_full(bench: Bench) -> None:
+    """The time between draws is known, and more external groups wait than a draw takes."""
+    appetite: Any = bench.agent.intake._appetite  # pyright: ignore[reportPrivateUsage]
+    appetite.drew()
+    await asyncio.sleep(10.0)
+    appetite.drew()
+    for number in range(5):
+        await bench.agent.intake.receive(bench.made(number), via=PRODUCER.node_id)
+
+
+async def num_taken(bench: Bench, identity: Identity, count: int, version: PolicyVersion, first_task: int = 0) -> int:
+    """How many of a peer's groups are taken in, one after the other."""
+    taken = 0
+    for task_id in range(first_task, first_task + count):
+        group = make_group(identity.node_id, task_id=task_id, created_at_s=bench.clock.now_s())
+        spans = (VersionSpan(start=0, version=version),)
+        rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
+        sealed = make_sealed(replace(group, policy_id=version.policy_id, rollouts=rollouts), identity)
+        if bench.agent.intake.takes_from(identity.node_id):
+            taken += 1
+            assert isinstance(await bench.agent.intake.receive(sealed, via=identity.node_id), ScoredGroup)
+    return taken
+
+
+def test_a_watch_opens_no_door_for_groups_that_need_no_leave() -> None:
+    async def scene(bench: Bench) -> None:
+        await make_full(bench)
+        before = await num_taken(bench, FIRST, 100, PolicyVersion(policy_id=FIRST.node_id, step=0))
+        bench.agent.leaves.begin(SECOND.node_id, 1)
+        after = await num_taken(bench, SECOND, 100, PolicyVersion(policy_id=SECOND.node_id, step=0))
+        assert after <= before + 1
+
+    play(scene, weights=WeightsConfig(publish=True))
+
+
+def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None:
+    async def scene(bench: Bench) -> None:
+        await asyncio.sleep(601.0)  # what was given before the start is long forgotten
+        await make_full(bench)
+        while bench.agent.intake.takes_from(FIRST.node_id):
+            pass
+        version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
+        await bench.agent.publish(version)
+        watch = bench.agent.leaves.begin(FIRST.node_id, 8)
+        bench.agent.leaves.give(room=8)
+        first = await num_taken(bench, FIRST, 1, version)
+        bench.agent.leaves.give(room=8)
+        assert (first, watch.num_outstanding) == (1, 2)
+        assert await num_taken(bench, FIRST, 3, version, first_task=1) == 2
+
+    play(scene, weights=WeightsConfig(publish=True))
+
+
+def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be_leave_for_them() -> None:
+    async def scene(bench: Bench) -> None:
+        strangers = [make_identity(100 + number) for number in range(40)]
+        for identity in strangers:
+            bench.agent.leaves.begin(identity.node_id, 1)
+        adverts = [advert_of(identity.node_id, Role.GENERATOR, Role.RELAY) for identity in strangers]
+        assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
+        bench.agent.leaves.give(room=8)
+        status = bench.agent.leaves.status()
+        followed = {address.node_id for address, _ in whom_to_follow(bench.agent, adverts)}
+        assert {peer for peer, leave in status.items() if leave["limit"]} <= followed
+        for identity in strangers[:30]:
+            bench.agent.peers.delivered_steps[identity.node_id] = 0
+        chosen = whom_to_follow(bench.agent, adverts)
+        assert {identity.node_id for identity in strangers[:30]} <= {address.node_id for address, _ in chosen}
+        assert not any(relayed for _, relayed in chosen)
+
+    play(scene)
+
+
+def test_a_follower_that_is_not_chosen_any_more_is_let_go() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.agent.leaves.begin(FIRST.node_id, 1)
+        advert = advert_of(FIRST.node_id)
+        key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
+        assert missed(bench.agent, [key], []) == {key}
+        assert missed(bench.agent, [key], [advert]) == set()
 
     play(scene)
