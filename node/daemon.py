@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 STATUS = "status.json"
 STATUS_EVERY_S = 1.0
+PROGRESS_EVERY_S = 30.0
 DRAIN_TIMEOUT_S = 20.0
 LEAVE_TIMEOUT_S = 3.0
 
@@ -79,6 +80,7 @@ class Daemon(Service):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
                 tasks.create_task(self._status_loop())
+                tasks.create_task(self._progress_loop())
                 await self._work()
         except BaseExceptionGroup as group:
             raise only_cause(group) from group
@@ -236,6 +238,25 @@ class Daemon(Service):
             self.events.flush()
             await asyncio.to_thread(write_json, path, status)
             await asyncio.sleep(STATUS_EVERY_S)
+
+    async def _progress_loop(self) -> None:
+        """One line in the log now and then, until every step is made."""
+        agent, tokens = self.agent, 0
+        while not self._is_finished:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            made, tokens = agent.counters.tokens_generated - tokens, agent.counters.tokens_generated
+            report = agent.node_report(made / PROGRESS_EVERY_S)
+            num_groups = sum(edge.num_groups for edge in report.edges)
+            fields = {
+                "step": report.head.step,
+                "reward": report.reward_mean,
+                "local": report.num_local,
+                "external": report.num_external,
+                "age": sum(edge.age_mean_steps * edge.num_groups for edge in report.edges) / max(num_groups, 1),
+                "tokens_per_s": report.tokens_per_s,
+                "peers": len(agent.peers.connected),
+            }
+            logger.info("progress", extra=fields)
 
     def status(self) -> JsonDict:
         """A snapshot for `swarm status` and the simulation."""

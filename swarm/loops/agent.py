@@ -9,12 +9,12 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
 from swarm.loops.follow import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
-from swarm.loops.retry import supervise
+from swarm.loops.retry import Backoff, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ async def run_agent(
             start("neighbours", lambda: neighbours_loop(agent, transport, directory, rng))
             start("repair", lambda: repair_loop(agent, directory, rng))
         if coordinator is not None:
-            start("heartbeat", lambda: heartbeat_loop(agent, coordinator))
+            start("heartbeat", lambda: heartbeat_loop(agent, coordinator, rng))
         following = agent.following
         if following is not None:
             if directory is None:
@@ -91,15 +91,31 @@ async def leave_loop(agent: Agent) -> None:
         agent.write_off_leave()
 
 
-async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient) -> None:
-    """Reports figures, takes advice, and hands in the versions that the ledger does not have yet."""
+async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
+    """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
+
+    A coordinator that is away is told once, and once when it is back.
+    """
     tokens, at_s = agent.counters.tokens_generated, agent.clock.monotonic_s()
+    backoff, is_away = Backoff(rng), False
     while True:
         now_s = agent.clock.monotonic_s()
         rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.counters.tokens_generated, now_s
-        agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
-        await hand_in_versions(agent, coordinator)
+        try:
+            agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+            await hand_in_versions(agent, coordinator)
+        except Unavailable as error:
+            if not is_away:
+                away = "the coordinator does not answer; the node goes on without it"
+                logger.warning(away, extra={"error": str(error)})
+            is_away = True
+            await backoff.wait()
+            continue
+        if is_away:
+            logger.info("the coordinator answers again")
+        is_away = False
+        backoff.reset()
         await asyncio.sleep(agent.config.coordinator.heartbeat_s)
 
 

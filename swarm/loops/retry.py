@@ -39,18 +39,23 @@ class Backoff:
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
     """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again.
 
+    Where nobody answers, that is told once, and again only after the loop worked for a while.
+
     Raises:
         ConfigError: from the loop; trying again would not help.
     """
-    backoff = Backoff(rng)
+    backoff, level = Backoff(rng), logging.INFO
     while True:
+        began_s = agent.clock.monotonic_s()
         try:
             await loop()
             return
         except ConfigError:
             raise
         except Unavailable as error:
-            logger.info("loop interrupted", extra={"loop": name, "error": str(error)})
+            level = logging.INFO if agent.clock.monotonic_s() - began_s > LONGEST_RETRY_S else level
+            logger.log(level, "loop interrupted", extra={"loop": name, "error": str(error)})
+            level = logging.DEBUG
         except Exception as error:
             logger.exception("loop failed", extra={"loop": name})
             agent.record_failure(name, error)

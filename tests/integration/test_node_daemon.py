@@ -75,6 +75,28 @@ async def test_a_node_says_whether_its_coordinator_answers_and_where_others_dial
                 await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_running_node_says_now_and_then_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("node.daemon.PROGRESS_EVERY_S", 0.3)
+    caplog.set_level("INFO")
+
+    def told() -> list[dict[str, object]]:
+        return [vars(record) for record in caplog.records if record.message == "progress"]
+
+    async with Daemon(node_config(tmp_path / "node")) as daemon:
+        running = asyncio.create_task(daemon.run())
+        try:
+            await until(lambda: running.done() or any(fields["step"] for fields in told()))
+            assert not running.done(), running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    newest = told()[-1]
+    assert {"reward", "local", "external", "age", "tokens_per_s", "peers"} <= newest.keys()
+    assert newest["local"] and any(fields["tokens_per_s"] for fields in told())
+
+
 async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node")
     wrong = config.model_copy(update={"learner": config.learner.model_copy(update={"recipe": "best_ever"})})

@@ -2,19 +2,25 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+import random
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
+from swarm.errors import Unavailable
 from swarm.exchange.admit import Door, DoorLimits
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.exchange.memory_store import MemoryGroupStore
 from swarm.exchange.replay import ReplayBuffer
 from swarm.exchange.standing import Standing
+from swarm.loops import run_agent
+from swarm.loops.retry import supervise
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
 from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
-from swarm.types import EdgeReport, JsonDict, PolicyVersion, StepReport
+from swarm.types import Advice, EdgeReport, JsonDict, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
 IDENTITY = make_identity(1)
@@ -76,6 +82,63 @@ class Bench:
 
 async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
     return function(*arguments)
+
+
+class FlakyCoordinator:
+    """Answers, or is away; its watch is always broken."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.num_asked = 0
+
+    async def heartbeat(self, report: NodeReport) -> Advice:
+        self.num_asked += 1
+        if self.is_away:
+            raise Unavailable("nobody there")
+        return Advice()
+
+    async def record_version(self, version: PolicyVersion) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
+        raise Unavailable("nobody there")
+        yield HEAD
+
+
+def test_a_coordinator_that_goes_and_comes_is_told_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        bench, coordinator = Bench(), FlakyCoordinator()
+        running = asyncio.create_task(run_agent(bench.agent, None, None, coordinator, random.Random(0)))  # type: ignore[arg-type]
+        for is_away in (True, False, True, False):
+            coordinator.is_away, before = is_away, coordinator.num_asked
+            await asyncio.sleep(100.0)
+            assert coordinator.num_asked > before + 5
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    caplog.set_level("INFO")
+    run_virtual(main())
+    told = [record.message for record in caplog.records if "coordinator" in record.message]
+    assert told == 2 * ["the coordinator does not answer; the node goes on without it", "the coordinator answers again"]
+    assert "loop interrupted" not in [record.message for record in caplog.records]
+
+
+def test_a_loop_that_goes_on_failing_is_told_once_and_again_after_it_worked(caplog: pytest.LogCaptureFixture) -> None:
+    works_s = iter([0.0, 0.0, 0.0, 60.0, 0.0, 0.0])
+
+    async def loop() -> None:
+        await asyncio.sleep(next(works_s, 1e6))
+        raise Unavailable("nobody there")
+
+    async def main() -> None:
+        async with asyncio.timeout(1000.0):
+            await supervise("ledger", loop, Bench().agent, random.Random(0))
+
+    caplog.set_level("INFO")
+    with pytest.raises(TimeoutError):
+        run_virtual(main())
+    assert [record.message for record in caplog.records] == 2 * ["loop interrupted"]
 
 
 def report_of(draw_step: int, step: int, was_skipped: bool = False) -> StepReport:
