@@ -11,13 +11,18 @@ import shutil
 import socket
 import sys
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from swarm.addresses import endpoint_of
+from swarm.clock import SystemClock
 from swarm.config import NodeConfig, load_config
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Unavailable
+from swarm.exchange.checks import CLOCK_SKEW_S
+from swarm.identity import Identity
 from swarm.process import is_running
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.types import JsonDict
@@ -51,8 +56,8 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_packages(config),
         _disk(config),
         _memory(config),
-        _port(config),
-        _clock(),
+        *_ports(config),
+        await _clock(config),
         await _sandbox(config),
         *[
             await _reachable("coordinator.address", address)
@@ -121,11 +126,20 @@ def _memory(config: NodeConfig) -> Finding:
     )
 
 
-def _port(config: NodeConfig) -> Finding:
-    key, listen = "exchange.listen", config.exchange.listen
-    host, _, port = listen.rpartition(":")
+def _ports(config: NodeConfig) -> list[Finding]:
+    """Whether the node can listen wherever its configuration says."""
+    listened = [("exchange.listen", config.exchange.listen)]
+    if config.directory.kind == "dht":
+        listened.append(("directory.listen", endpoint_of(config.directory.listen)))
+    if config.telemetry.metrics_listen:
+        listened.append(("telemetry.metrics_listen", config.telemetry.metrics_listen))
     if is_running(config.dir):
-        return Finding(name=key, is_ok=True, detail=f"{listen}: a node runs in {config.dir}")
+        return [Finding(name=k, is_ok=True, detail=f"{listen}: a node runs in {config.dir}") for k, listen in listened]
+    return [_port(key, listen) for key, listen in listened]
+
+
+def _port(key: str, listen: str) -> Finding:
+    host, _, port = listen.rpartition(":")
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,17 +151,52 @@ def _port(config: NodeConfig) -> Finding:
     return Finding(name=key, is_ok=True, detail=f"{listen} can be bound")
 
 
-def _clock() -> Finding:
-    from datetime import UTC, datetime
-
-    now = datetime.now(UTC)
+async def _clock(config: NodeConfig) -> Finding:
+    seen_s, reason = None, "no coordinator is configured"
+    if config.coordinator.address:
+        try:
+            seen_s, reason = await _last_seen_s(config), "no node is there to compare with"
+        except Unavailable as error:
+            reason = f"coordinator.address: {error}"
+    now_s = SystemClock().now_s()
+    now = datetime.fromtimestamp(now_s, UTC)
+    is_ok = CLOCK_YEARS[0] <= now.year < CLOCK_YEARS[1]
+    detail = f"not compared: {reason}"
+    if seen_s is not None:
+        ahead_s = now_s - seen_s
+        is_ok = abs(ahead_s) <= CLOCK_SKEW_S
+        detail = "as the coordinator's" if is_ok else f"{ahead_s:+.0f} s from the coordinator's"
     return Finding(
         name="clock",
-        is_ok=CLOCK_YEARS[0] <= now.year < CLOCK_YEARS[1],
-        detail=now.isoformat(timespec="seconds"),
-        fix="set the clock (run NTP): adverts and groups carry times, and peers refuse skew over 120 s",
+        is_ok=is_ok,
+        detail=f"{now.isoformat(timespec='seconds')}, {detail}",
+        fix=f"set the clock (run NTP): adverts and groups carry times, and peers refuse skew over {CLOCK_SKEW_S:.0f} s",
         is_fatal=True,
     )
+
+
+async def _last_seen_s(config: NodeConfig) -> float | None:
+    """When the coordinator last heard of a node that is there, by its own clock: less than a lease ago.
+
+    Raises:
+        Unavailable: the coordinator does not answer.
+    """
+    # gRPC is imported where a call is made, so that the commands start without it
+    from swarm.wire.session import open_channel
+    from swarm.wire.status import calling
+    from swarm.wire.v1 import coordinator_service_pb2 as pb
+    from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
+
+    address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
+    channel = await open_channel(address, fingerprint, Identity.create(), config.run_id, DIAL_TIMEOUT_S)
+    try:
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        metadata = await channel.metadata(DIAL_TIMEOUT_S)
+        with calling("members"):
+            answer = await stub.ListMembers(pb.ListMembersRequest(), timeout=DIAL_TIMEOUT_S, metadata=metadata)
+    finally:
+        await channel.close()
+    return max((member.last_seen_s for member in answer.members if member.is_live), default=None)
 
 
 async def _sandbox(config: NodeConfig) -> Finding:

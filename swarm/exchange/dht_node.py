@@ -241,7 +241,9 @@ async def _wait_for_port(listen: str) -> None:
                 return
             except OSError as error:
                 if attempt == _PORT_ATTEMPTS - 1:
-                    raise Unavailable(f"the DHT daemon cannot listen on {listen}: {error.strerror}") from error
+                    raise Unavailable(
+                        f"directory.listen: the DHT daemon cannot listen on {listen}: {error.strerror}"
+                    ) from error
         await asyncio.sleep(_PORT_PAUSE_S)  # a killed node's daemon goes within two seconds
 
 

@@ -2,18 +2,32 @@
 
 import asyncio
 import os
+import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.daemon import CoordinatorDaemon
 from node import doctor
 from node.doctor import Finding, examine
 from node.join import listen_towards
-from swarm.config import NodeConfig, parse_config
+from swarm.clock import ManualClock
+from swarm.config import (
+    CoordinatorConfig,
+    CoordinatorLink,
+    DirectoryConfig,
+    ModelConfig,
+    NodeConfig,
+    parse_config,
+)
+from swarm.exchange.coordinator_client import GrpcCoordinatorClient
+from swarm.identity import Identity
 from swarm.process import lock_directory
+from swarm.types import NodeReport, PolicyVersion, Role
 
 
 def free_port() -> int:
@@ -96,6 +110,78 @@ async def test_a_node_that_runs_is_dialled_and_its_port_is_not_in_the_way(tmp_pa
         found = await findings(tmp_path, text)
     os.close(held)
     assert found["exchange.listen"].is_ok and found["exchange.advertise"].is_ok
+
+
+async def test_every_port_that_the_node_listens_on_is_tried_and_named(tmp_path: Path) -> None:
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [int(one.getsockname()[1]) for one in taken]
+    text = (
+        f'[exchange]\nlisten = "127.0.0.1:{ports[0]}"\n[directory]\nlisten = "/ip4/127.0.0.1/tcp/{ports[1]}"\n'
+        f'[telemetry]\nmetrics_listen = "127.0.0.1:{ports[2]}"\n'
+    )
+    keys = ("exchange.listen", "directory.listen", "telemetry.metrics_listen")
+    found = await findings(tmp_path, text)
+    for key in keys:
+        assert not found[key].is_ok and found[key].is_fatal and key in found[key].fix, key
+    for one in taken:
+        one.close()
+    found = await findings(tmp_path, text)
+    assert all(found[key].is_ok for key in keys)
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorDaemon]:
+    node = NodeConfig(model=ModelConfig(source="tiny"))
+    run = CoordinatorConfig(
+        dir=tmp_path / "run", run_id="demo", directory=DirectoryConfig(kind="none"), node=node, lease_s=30.0
+    )
+    async with CoordinatorDaemon(run) as daemon:
+        yield daemon
+
+
+async def test_the_clock_is_compared_with_the_coordinators(
+    tmp_path: Path, coordinator: CoordinatorDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = coordinator.info
+    text = (
+        f'run_id = "demo"\n[coordinator]\naddress = "{info["listen"]}"\nfingerprint = "{info["fingerprint"]}"\n'
+        '[directory]\nkind = "none"\n'
+    )
+    clock = (await findings(tmp_path, text))["clock"]
+    assert clock.is_ok and "not compared" in clock.detail and "no node" in clock.detail
+    member = Identity.create()
+    link = CoordinatorLink(address=info["listen"], fingerprint=info["fingerprint"])
+    client = GrpcCoordinatorClient(link, member, "demo")
+    head = PolicyVersion(policy_id=member.node_id, step=0)
+    report = NodeReport(
+        node_id=member.node_id,
+        name="ada",
+        roles=(Role.TRAINER,),
+        endpoints=(),
+        head=head,
+        tokens_per_s=0.0,
+        reward_mean=0.0,
+        num_local=0,
+        num_external=0,
+        num_refused=0,
+    )
+    await client.heartbeat(report)
+    clock = (await findings(tmp_path, text))["clock"]
+    assert clock.is_ok and "not compared" not in clock.detail
+    for skew_s in (-200.0, 200.0):
+        monkeypatch.setattr(doctor, "SystemClock", lambda skew_s=skew_s: ManualClock(time.time() + skew_s))
+        clock = (await findings(tmp_path, text))["clock"]
+        assert not clock.is_ok and clock.is_fatal, clock
+        assert re.search(r"[+-](19\d|20\d) s from the coordinator's", clock.detail), clock
+    await client.close()
+
+
+async def test_a_clock_that_cannot_be_compared_is_said_to_be_that(tmp_path: Path) -> None:
+    clock = (await findings(tmp_path, ""))["clock"]
+    assert clock.is_ok and "not compared: no coordinator is configured" in clock.detail
+    text = f'[coordinator]\naddress = "127.0.0.1:{free_port()}"\nfingerprint = "{"ab" * 32}"\n'
+    clock = (await findings(tmp_path, text))["clock"]
+    assert clock.is_ok and "not compared" in clock.detail
 
 
 @pytest.mark.parametrize(
