@@ -99,10 +99,10 @@ class Applier:
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
         loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
+        seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         is_new, self._held = staged.held.weights is not self._held.weights, staged.held
         if is_new:
             self._keep(staged.held)
-        seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         return ApplyReport(
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
         )
