@@ -227,12 +227,12 @@ async def test_challenge_with_a_bad_nonce_is_refused(node: Node, nonce: bytes):
 
 
 async def test_message_of_100_mb_is_refused_before_it_is_parsed(node: Node):
-    channel = await node.open()
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.ssl_target_name_override", "swarm-node")]
     pem = await asyncio.to_thread(_server_certificate, node.endpoint)
     raw = grpc.aio.secure_channel(node.endpoint, grpc.ssl_channel_credentials(pem), options=unlimited)
     send = raw.unary_unary("/swarm.wire.v1.SessionService/Hello")
     assert await status_of(send(bytes(100_000_000))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    channel = await node.open()
     assert (await read_one(channel, await channel.metadata(5.0))).cursor.epoch == "e"
     await raw.close()
     await channel.close()

@@ -28,7 +28,13 @@ def has_step(out: Path) -> bool:
 async def stopped(out: Path, when: Path | None, numbers: Sequence[signal.Signals]) -> tuple[int, str]:
     """Sends the signals once a file is there, or a step was made; exit code and output."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *COMMAND, "--out", str(out), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable,
+        *COMMAND,
+        "--out",
+        str(out),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background begins without it
     )
     await wait_until(when.exists if when else lambda: has_step(out), 100.0, "it does not begin")
     started = psutil.Process(process.pid).children(recursive=True)
