@@ -1,4 +1,4 @@
-"""The commands of the README are commands that there are, and a shell finds them where it says."""
+"""The commands of the README are there, where a shell finds them, and its sample of a run is as runs are now."""
 
 import re
 import shlex
@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
 from swarm.cli import app as swarm_app
+from swarm.simulate.invariants import Invariants
 
 ROOT = Path(__file__).parents[2]
 APPS: dict[str, typer.Typer] = {"swarm": swarm_app, "swarm-coordinator": coordinator_app}
@@ -46,3 +47,11 @@ def test_two_nodes_are_never_given_one_directory() -> None:
     joins = [words for words in lines() if words[:2] == ["swarm", "join"]]
     directories = [words[words.index("--dir") + 1] if "--dir" in words else "swarm-node" for words in joins]
     assert len(set(directories)) == len(directories) == 3
+
+
+def test_the_sample_of_a_run_lists_the_invariants_that_a_run_prints() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())  # long lines of it are wrapped
+    printed = [f" ok {verdict.name}" for verdict in Invariants().verdicts()]
+    places = [text.find(line) for line in printed]
+    assert -1 not in places and places == sorted(places), printed
+    assert text.count(" ok ") == len(printed)
