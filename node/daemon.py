@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.assemble import build_worker
+from node.status import STATUS
 from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STATUS = "status.json"
 STATUS_EVERY_S = 1.0
 PROGRESS_EVERY_S = 30.0
 DRAIN_TIMEOUT_S = 20.0

@@ -12,6 +12,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running
 from swarm.types import JsonDict, short
 
+STATUS = "status.json"  # in the directory of a node
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "guard")
 
@@ -23,7 +24,7 @@ def read_status(directory: Path) -> JsonDict:
         ConfigError: there is none, or it is damaged; names the directory and the fix.
         Unavailable: the node is starting.
     """
-    path = directory / "status.json"
+    path = directory / STATUS
     try:
         status = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -31,9 +31,10 @@ def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> lis
         return []
     following = min([advert for advert in peers if advert.node_id > own] or peers, key=attrgetter("node_id"))
     others = (advert for advert in peers if advert is not following)
-    return [following, *heapq.nsmallest(limit - 1, others, key=lambda advert: _rank(own, advert.node_id))]
+    return [following, *heapq.nsmallest(limit - 1, others, key=lambda advert: rank(own, advert.node_id))]
 
 
 @lru_cache(maxsize=2**16)  # a node looks at the same peers again and again
-def _rank(own: NodeId, peer: NodeId) -> bytes:
+def rank(own: NodeId, peer: NodeId) -> bytes:
+    """A fixed order of peers, another one at each node; the lowest come first."""
     return hashlib.sha256((own + peer).encode()).digest()

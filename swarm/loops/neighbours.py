@@ -4,7 +4,6 @@ Invariant: everything that comes passes the door; a neighbour that moved, vanish
 """
 
 import asyncio
-import hashlib
 import logging
 import random
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
-from swarm.exchange.overlay import choose_neighbours
+from swarm.exchange.overlay import choose_neighbours, rank
 from swarm.exchange.peers import keep_newest
 from swarm.exchange.standing import UNPROVEN
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
@@ -75,14 +74,13 @@ def choose_followers(agent: Agent, welcome: Sequence[Advert]) -> list[Advert]:
     most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
     followers = [a for a in welcome if a.node_id in status and a.endpoints]
 
-    def rank(advert: Advert) -> tuple[bool, bytes]:
+    def order(advert: Advert) -> tuple[bool, bytes]:
         leave = status[advert.node_id]
-        order = hashlib.sha256((agent.node_id + advert.node_id).encode()).digest()  # another one at each node
-        return leave["limit"] <= leave["arrived"], order
+        return leave["limit"] <= leave["arrived"], rank(agent.node_id, advert.node_id)
 
     known = [a for a in followers if a.node_id in delivered]
     new = [a for a in followers if a.node_id not in delivered]
-    return [*sorted(known, key=rank)[:MAX_FOLLOWERS], *sorted(new, key=rank)[:most]]
+    return [*sorted(known, key=order)[:MAX_FOLLOWERS], *sorted(new, key=order)[:most]]
 
 
 def missed(
@@ -196,12 +194,14 @@ class Follow:
             return
         if item.size_bytes > self._agent.config.exchange.max_group_bytes:
             return
-        others = intake.fetching.get(item.digest)
+        if await self._agent.store.contains(item.digest):
+            return
+        others = intake.fetching.get(item.digest)  # asked last: while the store was, another stream may have begun
         if others is not None:
             if self.take_over not in others:
                 others.append(self.take_over)
             return
-        if await self._agent.store.contains(item.digest) or not intake.takes_from(self._address.node_id):
+        if not intake.takes_from(self._address.node_id):
             return
         intake.fetching[item.digest] = deque()
         await self._fetch(client, item.digest)

@@ -8,11 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-HEAVY: Final = (
-    "checkpoints",
-    "weights",
-    "engine",
-)  # of a node's directory
+HEAVY: Final = ("checkpoints", "weights", "engine")  # of a node's directory
 
 
 def delete_heavy(directories: Iterable[Path]) -> int:

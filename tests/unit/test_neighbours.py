@@ -352,8 +352,18 @@ def test_a_neighbour_that_goes_leaves_what_it_was_to_deliver_to_the_next() -> No
     play(scene)
 
 
-def test_what_several_announce_is_fetched_once() -> None:
+@pytest.mark.parametrize("lookup_s", [0.0, 0.1])
+def test_what_several_announce_is_fetched_once(lookup_s: float) -> None:
+    """Also where both streams are at the same notice while the store looks for it."""
+
     async def scene(bench: Bench) -> None:
+        contains = bench.agent.store.contains
+
+        async def slowly(digest: Digest) -> bool:
+            await asyncio.sleep(lookup_s)
+            return await contains(digest)
+
+        bench.agent.store.contains = slowly  # type: ignore[method-assign]
         groups = [bench.made(number) for number in range(20)]
         neighbours = [Honest(identity.node_id, groups) for identity in (FIRST, SECOND)]
         for neighbour in neighbours:
@@ -361,6 +371,7 @@ def test_what_several_announce_is_fetched_once() -> None:
         await asyncio.sleep(5.0)
         assert bench.agent.intake.num_admitted == 20 and not bench.agent.intake.refusals
         assert sum(len(neighbour.fetched) for neighbour in neighbours) == 20
+        assert not bench.agent.num_failures and not bench.agent.intake.fetching
 
     play(scene)
 

@@ -29,6 +29,7 @@ def simulate(*arguments: object) -> Result:
         ("--nodes 0", "--nodes"),
         ("--rounds 0", "--rounds"),
         ("--minutes=-1", "--minutes"),
+        ("--minutes nan", "--minutes"),
         ("--seed=-1", "--seed"),
         ("--virtual --nodes=-3", "--nodes"),
         ("--virtual --nodes 1 --kill ada@1 --preset nope", "--preset, --kill: does not apply to --virtual"),
