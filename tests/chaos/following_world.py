@@ -341,6 +341,16 @@ async def serves(generator: Generator, trainer: Trainer, seconds: float = 60.0) 
     await until(lambda: generator.engine.version == trainer.version, f"step {trainer.version.step} serves", seconds)
 
 
+async def trainer_and_follower(world: World) -> tuple[Trainer, Generator]:
+    """A trainer that published, and a generator that serves its version, and makes no groups."""
+    trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+    await trainer.start()
+    await trainer.publish()
+    await generator.start()
+    await serves(generator, trainer)
+    return trainer, generator
+
+
 def play(root: Path, scene: Callable[[World], Awaitable[None]], faults: FaultPlan | None = None) -> None:
     """Runs a scene in virtual time, its nodes' directories below `root`."""
 

@@ -10,7 +10,18 @@ from swarm.testing import make_identity
 from swarm.types import Refused
 from swarm.wire.convert import seal_group
 
-from .following_world import ANCHOR_EVERY, FULL_BYTES, Generator, Trainer, World, made_by, play, serves, until
+from .following_world import (
+    ANCHOR_EVERY,
+    FULL_BYTES,
+    Generator,
+    Trainer,
+    World,
+    made_by,
+    play,
+    serves,
+    trainer_and_follower,
+    until,
+)
 
 
 def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_version_that_existed(tmp_path: Path) -> None:
@@ -41,11 +52,7 @@ def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_versi
 
 def test_a_patch_is_fetched_where_the_weights_are_held_and_nothing_where_they_are_the_same(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         assert generator.agent.following is not None and generator.agent.following.bytes_fetched == 0
         await trainer.learn(3, from_groups=False)
         await serves(generator, trainer)
@@ -97,11 +104,7 @@ def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay
 
 def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         leaves = trainer.agent.leaves
         await until(lambda: any(watch["limit"] for watch in leaves.status().values()), "it has leave")
         given = leaves.status()[generator.node_id]["limit"]

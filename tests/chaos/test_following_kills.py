@@ -24,6 +24,7 @@ from .following_world import (
     serves,
     stepped,
     stepped_far,
+    trainer_and_follower,
     until,
 )
 
@@ -147,11 +148,7 @@ def test_a_trainer_that_is_away_stops_generation_and_its_return_starts_it_again(
 
 def test_a_trainer_killed_in_the_middle_of_publishing_shows_nothing_of_it(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         trainer.save()
         served = trainer.version
         trainer.weights, trainer.step = stepped(trainer.weights, "lost"), 1

@@ -10,7 +10,19 @@ from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.exchange.faults import FaultPlan
 from swarm.types import NodeId
 
-from .following_world import TRAINER, Generator, Node, Trainer, World, following_of, play, serves, stepped_far, until
+from .following_world import (
+    TRAINER,
+    Generator,
+    Node,
+    Trainer,
+    World,
+    following_of,
+    play,
+    serves,
+    stepped_far,
+    trainer_and_follower,
+    until,
+)
 
 
 def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
@@ -74,11 +86,7 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
 
 def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         await generator.kill()
         hostile = Trainer(world, 5)
         await hostile.start()
@@ -116,11 +124,7 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
 
 def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         await until(lambda: following_of(generator).leave.num_left > 0, "it has leave")
         ended = list[str]()
         watch_ends(generator, ended)

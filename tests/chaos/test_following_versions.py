@@ -23,17 +23,14 @@ from .following_world import (
     serves,
     stepped,
     stepped_far,
+    trainer_and_follower,
     until,
 )
 
 
 def test_a_damaged_chunk_on_the_disk_is_fetched_again_and_never_loaded(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         put, damaged = generator.store.put_chunk, list[Digest]()
 
         def put_and_damage(digest: Digest, data: bytes) -> None:
@@ -77,11 +74,7 @@ def test_a_full_disk_keeps_the_old_version_serving_and_following_goes_on_when_th
 
 def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_followed(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        await trainer.publish()
-        await generator.start()
-        await serves(generator, trainer)
+        trainer, generator = await trainer_and_follower(world)
         served = trainer.version
         trainer.weights, trainer.step = stepped(trainer.weights, "one"), 1
         bodies = trainer.publisher.publish(trainer.version, trainer.weights)
