@@ -7,7 +7,7 @@ Invariant: everything a builder makes by default is consistent: it passes the do
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,12 +15,15 @@ from swarm.errors import RolloutFailed
 from swarm.identity import Identity
 from swarm.interfaces import Verdict
 from swarm.types import (
+    Advert,
     Correction,
+    Cursor,
     Digest,
     FinishReason,
     Message,
     NodeId,
     PolicyVersion,
+    Role,
     Rollout,
     RolloutGroup,
     Sampling,
@@ -239,3 +242,24 @@ def make_scored(
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )
+
+
+def make_advert(node_id: NodeId, **changes: Any) -> Advert:
+    """Of a trainer of the toy run with nothing made yet."""
+    plain: dict[str, Any] = {
+        "node_id": node_id,
+        "run_id": TOY_RUN_ID,
+        "endpoints": (f"{node_id[:8]}:1",),
+        "roles": (Role.TRAINER,),
+        "tokenizer_digest": bytes(32),
+        "head": PolicyVersion(policy_id=node_id, step=0),
+        "oldest_step": 0,
+        "num_groups": 0,
+        "reward_mean": 0.0,
+        "reward_std": 0.0,
+        "correction": Correction.EXACT,
+        "held_bytes": 0,
+        "cursor": Cursor(),
+        "expires_at_s": 4e9,
+    }
+    return Advert(**{**plain, **changes})

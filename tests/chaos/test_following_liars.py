@@ -11,10 +11,8 @@ from swarm.exchange.holders import MAX_FAILURES
 from swarm.exchange.memory import MemoryTransport
 from swarm.interfaces import StreamItem
 from swarm.loops.follow import whom_to_watch
-from swarm.testing import TOY_RUN_ID, ToyCodec, make_identity
+from swarm.testing import TOY_RUN_ID, make_advert, make_identity
 from swarm.types import (
-    Advert,
-    Correction,
     Cursor,
     Digest,
     Leave,
@@ -42,20 +40,11 @@ class Liar:
         transport = MemoryTransport(self.world.network, self.identity.node_id)
         endpoints = await transport.serve(self)
         now_s = self.world.clock.now_s()
-        advert = Advert(
-            node_id=self.identity.node_id,
-            run_id=TOY_RUN_ID,
+        advert = make_advert(
+            self.identity.node_id,
             endpoints=endpoints,
             roles=(Role.GENERATOR,),
-            tokenizer_digest=ToyCodec().digest,
             head=PolicyVersion(policy_id=TRAINER.node_id, step=step),
-            oldest_step=0,
-            num_groups=0,
-            reward_mean=0.0,
-            reward_std=0.0,
-            correction=Correction.EXACT,
-            held_bytes=0,
-            cursor=Cursor(),
             expires_at_s=now_s + 250,
         )
         await self.world.directory.view(self.identity, TOY_RUN_ID, self.world.clock).announce(advert)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.exchange.overlay import choose_neighbours
-from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
+from swarm.testing import make_advert
+from swarm.types import Advert, NodeId
 
 Graph = Mapping[NodeId, frozenset[NodeId]]
 
@@ -19,22 +20,7 @@ LIMITS = st.integers(1, 8)
 
 def advert(number: int, endpoints: tuple[str, ...] = ("127.0.0.1:1",)) -> Advert:
     node_id = hashlib.sha256(str(number).encode()).hexdigest()
-    return Advert(
-        node_id=node_id,
-        run_id="overlay",
-        endpoints=endpoints,
-        roles=(Role.TRAINER,),
-        tokenizer_digest=b"",
-        head=PolicyVersion(policy_id=node_id, step=0),
-        oldest_step=0,
-        num_groups=0,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=0.0,
-    )
+    return make_advert(node_id, endpoints=endpoints)
 
 
 def follows(adverts: list[Advert], limit: int) -> Graph:

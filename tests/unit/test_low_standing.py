@@ -18,16 +18,22 @@ from swarm.exchange.standing import Standing
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.testing import (
+    TOY_ENV,
+    TOY_RUN_ID,
+    ScriptedVerifier,
+    ToyCodec,
+    make_advert,
+    make_group,
+    make_identity,
+    make_sealed,
+)
 from swarm.types import (
     Advert,
-    Correction,
     Cursor,
     Digest,
     NodeId,
-    PolicyVersion,
     RefusalReason,
-    Role,
     SealedGroup,
     Wanted,
 )
@@ -73,25 +79,6 @@ def lie(number: int, clock: LoopClock) -> SealedGroup:
     return make_sealed(replace(group, rollouts=(false, *group.rollouts[1:])), LIAR)
 
 
-def advert_of(node_id: NodeId) -> Advert:
-    return Advert(
-        node_id=node_id,
-        run_id=TOY_RUN_ID,
-        endpoints=(f"{node_id[:8]}:1",),
-        roles=(Role.TRAINER,),
-        tokenizer_digest=bytes(32),
-        head=PolicyVersion(policy_id=node_id, step=0),
-        oldest_step=0,
-        num_groups=1,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=4e9,
-    )
-
-
 class Lies:
     """Transport and directory in one: two peers, one of which streams lies for ever."""
 
@@ -101,7 +88,7 @@ class Lies:
         self.open: list[NodeId] = []
 
     async def lookup(self) -> list[Advert]:
-        return [advert_of(LIAR.node_id), advert_of(HONEST.node_id)]
+        return [make_advert(LIAR.node_id), make_advert(HONEST.node_id)]
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> "Peer":
         self.open.append(address.node_id)

@@ -22,10 +22,18 @@ from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.loops.neighbours import missed, whom_to_follow
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.testing import (
+    TOY_ENV,
+    TOY_RUN_ID,
+    ScriptedVerifier,
+    ToyCodec,
+    make_advert,
+    make_group,
+    make_identity,
+    make_sealed,
+)
 from swarm.types import (
     Advert,
-    Correction,
     Cursor,
     Digest,
     JsonDict,
@@ -44,25 +52,6 @@ OURS, FIRST, SECOND, PRODUCER = (make_identity(number) for number in range(1, 5)
 
 async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
     return function(*arguments)
-
-
-def advert_of(node_id: NodeId, *roles: Role) -> Advert:
-    return Advert(
-        node_id=node_id,
-        run_id=TOY_RUN_ID,
-        endpoints=(f"{node_id[:8]}:1",),
-        roles=roles or (Role.TRAINER,),
-        tokenizer_digest=bytes(32),
-        head=PolicyVersion(policy_id=node_id, step=0),
-        oldest_step=0,
-        num_groups=1,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=4e9,
-    )
 
 
 class Bench:
@@ -106,7 +95,7 @@ class Bench:
 
     def add(self, neighbour: "Neighbour") -> None:
         self.neighbours[neighbour.node_id] = neighbour
-        self.adverts.append(advert_of(neighbour.node_id))
+        self.adverts.append(make_advert(neighbour.node_id))
 
     def made(self, task_id: int) -> SealedGroup:
         return make_sealed(make_group(PRODUCER.node_id, task_id=task_id, created_at_s=self.clock.now_s()), PRODUCER)
@@ -486,7 +475,16 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
         strangers = [make_identity(100 + number) for number in range(40)]
         for identity in strangers:
             bench.agent.leaves.begin(identity.node_id, 1)
-        adverts = [advert_of(identity.node_id, Role.GENERATOR, Role.RELAY) for identity in strangers]
+        adverts = [
+            make_advert(
+                identity.node_id,
+                roles=(
+                    Role.GENERATOR,
+                    Role.RELAY,
+                ),
+            )
+            for identity in strangers
+        ]
         assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
         bench.agent.leaves.give(room=8)
         status = bench.agent.leaves.status()
@@ -504,7 +502,7 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
 def test_a_follower_that_is_not_chosen_any_more_is_let_go() -> None:
     async def scene(bench: Bench) -> None:
         bench.agent.leaves.begin(FIRST.node_id, 1)
-        advert = advert_of(FIRST.node_id)
+        advert = make_advert(FIRST.node_id)
         key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
         assert missed(bench.agent, [key], []) == {key}
         assert missed(bench.agent, [key], [advert]) == set()

@@ -6,28 +6,16 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.exchange.trainers import FILE, Trainers
-from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
+from swarm.testing import make_advert
+from swarm.types import Advert, NodeId, PolicyVersion, Role
 
 FIRST, SECOND, OWN = "aa" * 32, "bb" * 32, "cc" * 32
 
 
 def advert_of(node_id: NodeId, clock: ManualClock, *roles: Role, digest: bytes = bytes(32)) -> Advert:
-    return Advert(
-        node_id=node_id,
-        run_id="demo",
-        endpoints=("10.0.0.1:1",),
-        roles=roles or (Role.TRAINER,),
-        tokenizer_digest=bytes(32),
-        head=PolicyVersion(policy_id=node_id, step=0, digest=digest),
-        oldest_step=0,
-        num_groups=0,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=clock.now_s() + 100.0,
-    )
+    head = PolicyVersion(policy_id=node_id, step=0, digest=digest)
+    expires_at_s = clock.now_s() + 100.0
+    return make_advert(node_id, roles=roles or (Role.TRAINER,), head=head, expires_at_s=expires_at_s)
 
 
 def trainers_of(directory: Path, clock: ManualClock, named: NodeId = "") -> Trainers:
