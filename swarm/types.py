@@ -167,18 +167,23 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]  # G
     verifier: str  # name/version that made the claimed rewards
     created_at_s: float  # producer's wall clock
+    versions: tuple[PolicyVersion, ...] = field(init=False, compare=False)  # of its tokens, each once, oldest first
+
+    def __post_init__(self) -> None:
+        traces = [rollout.trace for rollout in self.rollouts if rollout.trace is not None]
+        found = {span.version for trace in traces for span in trace.spans}
+        versions = tuple(sorted(found, key=lambda version: (version.step, version.digest)))
+        object.__setattr__(self, "versions", versions)  # once: a node asks for it many times
 
     @property
     def oldest_step(self) -> int:
         """Step of the oldest token in the group (0 when only text travelled)."""
-        traces = [rollout.trace for rollout in self.rollouts]
-        return min([span.version.step for trace in traces if trace is not None for span in trace.spans], default=0)
+        return self.versions[0].step if self.versions else 0
 
     @property
     def newest_step(self) -> int:
         """Step of the newest token in the group (0 when only text travelled)."""
-        traces = [rollout.trace for rollout in self.rollouts]
-        return max([span.version.step for trace in traces if trace is not None for span in trace.spans], default=0)
+        return self.versions[-1].step if self.versions else 0
 
     @property
     def num_tokens(self) -> int:

@@ -203,24 +203,23 @@ class Door:
             finding = self._check_origin(group, via)
             if finding is not None:
                 return replace(_refused(finding, sealed), created_at_s=group.created_at_s)
-            with self._judging(group):
+            if group.policy_id != self._node_id:
+                return await self._judge(group, sealed)
+            with self._judging(group.producer):
                 return await self._judge(group, sealed)
         finally:
             self._in_flight.discard(sealed.digest)
 
     @contextmanager
-    def _judging(self, group: RolloutGroup) -> Generator[None, None, None]:
-        """Counts it while it is judged, so that many at a time cannot pass on leave for one."""
-        if group.policy_id != self._node_id:
-            yield
-            return
-        self._judged[group.producer] += 1
+    def _judging(self, producer: NodeId) -> Generator[None, None, None]:
+        """Counts a group of our lineage while it is judged, so that many at a time cannot pass on leave for one."""
+        self._judged[producer] += 1
         try:
             yield
         finally:
-            self._judged[group.producer] -= 1
-            if not self._judged[group.producer]:
-                del self._judged[group.producer]
+            self._judged[producer] -= 1
+            if not self._judged[producer]:
+                del self._judged[producer]
 
     async def _judge(self, group: RolloutGroup, sealed: SealedGroup) -> ScoredGroup | Refused:
         """Its values and its answers."""
@@ -248,7 +247,7 @@ class Door:
         if group.policy_id == self._node_id and not self._limits.has_followers:
             return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
         head = self._head_of(group.policy_id)
-        finding = check_freshness(group, head, group.newest_step, self._clock.now_s(), self._limits)
+        finding = check_freshness(group, head, self._clock.now_s(), self._limits)
         return finding or self.versions.check(group) or self._check_leave(group)
 
     def _check_leave(self, group: RolloutGroup) -> Finding:

@@ -50,9 +50,7 @@ def group_fields(scored: ScoredGroup) -> JsonDict:
 
 def versions_of(group: RolloutGroup) -> list[list[int | str]]:
     """[step, digest as `digest_text`] of each policy version that made tokens of the group, oldest first."""
-    traces = [rollout.trace for rollout in group.rollouts if rollout.trace is not None]
-    versions = {(span.version.step, span.version.digest) for trace in traces for span in trace.spans}
-    return [[step, digest_text(digest)] for step, digest in sorted(versions)]
+    return [[version.step, digest_text(version.digest)] for version in group.versions]
 
 
 def digest_text(digest: Digest) -> str:

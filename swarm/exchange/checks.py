@@ -185,20 +185,18 @@ def _check_text(text: str, trace: TokenTrace, codec: TextCodec) -> Finding:
     return None
 
 
-def check_freshness(
-    group: RolloutGroup, head: PolicyVersion | None, newest_step: int, now_s: float, limits: DoorLimits
-) -> Finding:
-    """Age in steps and seconds, against the newest signed head known of the group's lineage.
+def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: DoorLimits) -> Finding:
+    """Age in steps and seconds, against the newest signed head known of the group's lineage, or its own newest token.
 
     Args:
         group: the group.
         head: newest signed head of its lineage; None when none is known.
-        newest_step: of the group's tokens; a group is itself signed evidence of a head.
         now_s: wall clock.
         limits: bounds.
     """
     if head is None and group.policy_id != group.producer:
         return RefusalReason.BAD_VERSION, "a lineage that is neither the producer's own nor known"
+    newest_step = group.newest_step
     if head is not None and newest_step - head.step > limits.head_slack_steps:
         ahead = newest_step - head.step
         return RefusalReason.BAD_VERSION, f"{ahead} steps ahead of the signed head exceed {limits.head_slack_steps}"

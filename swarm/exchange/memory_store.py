@@ -29,10 +29,10 @@ class MemoryGroupStore:
         self._max_bytes = max_bytes
         self._before_write = before_write
         self._epoch = secrets.token_hex(8) if epoch is None else epoch
-        self._sequence = 0
+        self._head = Cursor(epoch=self._epoch, sequence=0)
         self._num_bytes = 0
-        self._log: dict[int, tuple[ScoredGroup, SealedGroup]] = {}  # by sequence, ascending
-        self._positions: dict[Digest, int] = {}
+        self._log: dict[int, tuple[Cursor, ScoredGroup, SealedGroup]] = {}  # by sequence, ascending
+        self._positions: dict[Digest, Cursor] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
         self._steps_of: dict[Digest, list[int]] = {}  # journalled draws that used a group
@@ -47,18 +47,18 @@ class MemoryGroupStore:
             if self._num_bytes + sealed.size_bytes > self._max_bytes:
                 message = f"{self._num_bytes} + {sealed.size_bytes} bytes exceed the budget of {self._max_bytes}"
                 raise StorageFull(errno.ENOSPC, message)
-            self._sequence += 1
-            self._log[self._sequence] = (scored, sealed)
-            self._positions[sealed.digest] = self._sequence
+            self._head = Cursor(epoch=self._epoch, sequence=self._head.sequence + 1)
+            self._log[self._head.sequence] = (self._head, scored, sealed)
+            self._positions[sealed.digest] = self._head
             self._num_bytes += sealed.size_bytes
             self._is_by_age = self._is_by_age and scored.first_seen_s >= self._newest_seen_s
             self._newest_seen_s = scored.first_seen_s
-        return Cursor(epoch=self._epoch, sequence=self._positions[sealed.digest])
+        return self._positions[sealed.digest]
 
     async def get(self, digest: Digest) -> SealedGroup | None:
         """The sealed group, or None."""
         position = self._positions.get(digest)
-        return None if position is None else self._log[position][1]
+        return None if position is None else self._log[position.sequence][2]
 
     async def contains(self, digest: Digest) -> bool:
         """True for groups held and for those deleted within the tombstone horizon."""
@@ -68,16 +68,16 @@ class MemoryGroupStore:
         """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
         after = cursor.sequence if cursor.epoch == self._epoch else 0
         found: list[tuple[Cursor, SealedGroup]] = []
-        for sequence, (scored, sealed) in reversed(self._log.items()):
-            if sequence <= after:
+        for position, scored, sealed in reversed(self._log.values()):
+            if position.sequence <= after:
                 break
             if scored.is_local or not own_only:
-                found.append((Cursor(epoch=self._epoch, sequence=sequence), sealed))
+                found.append((position, sealed))
         return found[::-1][:limit]
 
     async def head(self) -> Cursor:
         """Position of the newest entry; it never goes back when entries are deleted."""
-        return Cursor(epoch=self._epoch, sequence=self._sequence)
+        return self._head
 
     async def record_draw(self, draw: Draw) -> None:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
@@ -116,7 +116,7 @@ class MemoryGroupStore:
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:
         """The newest stored groups, oldest first."""
-        return [scored for scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
+        return [scored for _, scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
@@ -125,7 +125,7 @@ class MemoryGroupStore:
         victims = self._victims(before_s, max_bytes, keep_from_step, keep)
         now_s = self._clock.now_s()
         for sequence in victims:
-            sealed = self._log.pop(sequence)[1]
+            sealed = self._log.pop(sequence)[2]
             self._num_bytes -= sealed.size_bytes
             del self._positions[sealed.digest]
             self._tombstones[sealed.digest] = now_s
@@ -154,7 +154,7 @@ class MemoryGroupStore:
         """What `forget` deletes, oldest first."""
         kept: set[Digest] | None = None
         num_bytes, victims = self._num_bytes, list[int]()
-        for sequence, (scored, sealed) in self._log.items():
+        for sequence, (_, scored, sealed) in self._log.items():
             if scored.first_seen_s >= before_s and num_bytes <= max_bytes:
                 if self._is_by_age:
                     break

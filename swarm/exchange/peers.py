@@ -47,13 +47,9 @@ class Peers:
         What it says of the lineage of somebody else is a claim: whoever makes groups for a trainer cannot move its
         head, and so not make the groups of others look old.
         """
-        newest = max(
-            (span.version for rollout in group.rollouts if rollout.trace for span in rollout.trace.spans),
-            key=lambda version: version.step,
-            default=None,
-        )
-        if newest is None:
+        if not group.versions:
             return
+        newest = group.versions[-1]
         known = self.heads.get(group.producer)
         if group.policy_id == group.producer and (known is None or newest.step > known.step):
             keep_newest(self.heads, group.producer, newest)

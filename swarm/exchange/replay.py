@@ -59,16 +59,18 @@ class _Entry:
     source: NodeId = field(init=False)
     first_seen_s: float = field(init=False)
     has_signal: bool = field(init=False)
+    policy_id: str = field(init=False)
     oldest_step: int = field(init=False)
-    newest_step: int = field(init=False)
+    num_steps: int = field(init=False)  # from the oldest token to the newest, signed evidence of a head
 
     def __post_init__(self) -> None:
         self.digest = self.scored.digest
         self.source = self.scored.group.producer
         self.first_seen_s = self.scored.first_seen_s
         self.has_signal = self.scored.has_signal
+        self.policy_id = self.scored.group.policy_id
         self.oldest_step = self.scored.group.oldest_step
-        self.newest_step = self.scored.group.newest_step
+        self.num_steps = self.scored.group.newest_step - self.oldest_step
 
 
 class ReplayBuffer:
@@ -256,15 +258,11 @@ class ReplayBuffer:
         return (max_age_steps + 1) * self._config.local_groups
 
     def _age(self, entry: _Entry, head: PolicyVersion, head_of: HeadOf) -> int | None:
-        """Steps from the oldest token to the newest known head of its lineage; None without a lineage.
-
-        The group itself is signed evidence of a head: its newest token.
-        """
-        lineage_head = head if entry.is_own_policy else head_of(entry.scored.group.policy_id)
-        if lineage_head is None and entry.scored.is_local:
-            return None
-        head_step = max(entry.newest_step, 0 if lineage_head is None else lineage_head.step)
-        return max(0, head_step - entry.oldest_step)
+        """Steps from the oldest token to the newest known head of its lineage; None without a lineage."""
+        lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
+        if lineage_head is None:
+            return None if entry.scored.is_local else entry.num_steps
+        return max(entry.num_steps, lineage_head.step - entry.oldest_step)
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
         oldest_s = self._clock.now_s() - self._config.max_age_s

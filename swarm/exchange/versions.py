@@ -137,7 +137,7 @@ class Versions:
         self._doubtful_until_s = self._clock.monotonic_s() + doubtful_s
         for group in reversed(groups):
             if group.policy_id == self._own:
-                for version in reversed(_named(group)):
+                for version in reversed(group.versions):
                     self._branches[self._own].recall(version)
 
     def check(self, group: RolloutGroup) -> tuple[RefusalReason, str] | None:
@@ -149,7 +149,7 @@ class Versions:
         branch = self._branches.get(group.policy_id)
         if branch is None:
             return None
-        findings = (_finding(branch, version, group.policy_id == self._own) for version in _named(group))
+        findings = (_finding(branch, version, group.policy_id == self._own) for version in group.versions)
         finding = next((finding for finding in findings if finding is not None), None)
         if finding is not None and finding[0] is RefusalReason.BAD_VERSION and self._is_doubtful:
             return RefusalReason.TOO_OLD, f"{finding[1]}, or is of a branch that was abandoned before a restart"
@@ -158,12 +158,6 @@ class Versions:
     @property
     def _is_doubtful(self) -> bool:
         return self._doubtful_until_s is not None and self._clock.monotonic_s() < self._doubtful_until_s
-
-
-def _named(group: RolloutGroup) -> list[PolicyVersion]:
-    """Each version once, oldest first."""
-    found = {span.version for rollout in group.rollouts if rollout.trace for span in rollout.trace.spans}
-    return sorted(found, key=lambda version: version.step)
 
 
 def _finding(branch: Branch, version: PolicyVersion, is_own: bool) -> tuple[RefusalReason, str] | None:

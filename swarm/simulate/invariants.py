@@ -73,7 +73,8 @@ class Invariants:
         """What existed is known at the end: events of several processes come in no exact order."""
         for step, digest in fields.get("versions", []):
             named = (fields["policy"], fields["producer"], step, digest)
-            self._named.setdefault(named, f"{node[:8]}: {kind} group {fields['digest'][:8]}")
+            if named not in self._named:
+                self._named[named] = f"{node[:8]}: {kind} group {fields['digest'][:8]}"
 
     def _check_versions(self) -> None:
         """Of lineages that are not part of the run, nothing can be said."""
@@ -122,22 +123,25 @@ class Invariants:
             self._check_group(node, fields, group)
 
     def _check_group(self, node: NodeId, draw: JsonDict, group: JsonDict) -> None:
-        digest, where = group["digest"], f"{node[:8]}: draw {draw['step']}, group {group['digest'][:8]}"
-        self._uses[node][digest] += 1
-        if self._uses[node][digest] > draw["max_reuse"]:
-            self._violate(REUSE, f"{where}: use {self._uses[node][digest]} of at most {draw['max_reuse']}")
-        self._max_age = max(self._max_age, group["age"])
-        if group["age"] > draw["max_age_steps"]:
-            self._violate(AGE, f"{where}: age {group['age']} steps exceeds {draw['max_age_steps']}")
-        policy, is_made_here = group.get("policy", group["producer"]), group["producer"] == node
-        if group["local"] != (policy == node):
-            self._violate(ADMITTED, f"{where}: wrong lineage")
+        digest, age, producer = group["digest"], group["age"], group["producer"]
+        uses, is_made_here = self._uses[node], producer == node
+        uses[digest] += 1
+        self._max_age = max(self._max_age, age)
+        found: list[tuple[str, str]] = []
+        if uses[digest] > draw["max_reuse"]:
+            found.append((REUSE, f"use {uses[digest]} of at most {draw['max_reuse']}"))
+        if age > draw["max_age_steps"]:
+            found.append((AGE, f"age {age} steps exceeds {draw['max_age_steps']}"))
+        if group["local"] != (group.get("policy", producer) == node):
+            found.append((ADMITTED, "wrong lineage"))
         if is_made_here and digest not in self._put[node]:
-            self._violate(ADMITTED, f"{where}: own group was never stored")
+            found.append((ADMITTED, "own group was never stored"))
         if not is_made_here and digest not in self._admitted[node]:
-            self._violate(ADMITTED, f"{where}: group of another node was never admitted")
-        if not is_made_here and self._put and digest not in self._put[group["producer"]]:
-            self._violate(ADMITTED, f"{where}: its producer never made it")
+            found.append((ADMITTED, "group of another node was never admitted"))
+        if not is_made_here and self._put and digest not in self._put[producer]:
+            found.append((ADMITTED, "its producer never made it"))
+        for name, what in found:
+            self._violate(name, f"{node[:8]}: draw {draw['step']}, group {digest[:8]}: {what}")
 
     def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
         """After the run: the head step of every node that trains, and who was killed for good."""

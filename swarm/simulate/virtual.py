@@ -33,8 +33,7 @@ from swarm.simulate.virtual_keys import HashIdentity, verify_hash
 from swarm.simulate.virtual_log import EventLog
 from swarm.simulate.virtual_parts import Disk, Parts, offload_in_place, scripted_worker
 from swarm.simulate.virtual_scale import Scale, scale_of, virtual_config
-from swarm.simulate.virtual_tasks import kept_environments
-from swarm.tasks.inline import InlineVerifier
+from swarm.simulate.virtual_tasks import KeptVerifier, kept_environments
 from swarm.testing import ToyCodec
 from swarm.types import JsonDict
 from swarm.wire.reports import MAX_EDGES
@@ -77,6 +76,7 @@ class VirtualSwarm:
             can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
         )
         self.environments = kept_environments()
+        self._verifier = KeptVerifier(self.environments)
         self.codec = ToyCodec()
         self.invariants = Invariants(repeats_exactly=True)
         self.agents: dict[int, Agent] = {}
@@ -227,12 +227,11 @@ class VirtualSwarm:
         return virtual_config(index, self.seed, self.scale, num_steps)
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
-        verifier = InlineVerifier(self.environments)
         door = self.parts.door(
             run_id=config.run_id,
             node_id=identity.node_id,
             codec=self.codec,
-            verifier=verifier,
+            verifier=self._verifier,
             store=disk.store,
             clock=self.clock,
             limits=DoorLimits.from_config(config),
@@ -247,7 +246,7 @@ class VirtualSwarm:
             store=disk.store,
             replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
             door=door,
-            verifier=verifier,
+            verifier=self._verifier,
             tokenizer_digest=self.codec.digest,
             clock=self.clock,
             emit=partial(self._note, index),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 Result = TypeVar("Result")
 
@@ -39,6 +40,12 @@ class _NumberedTask(asyncio.Task[Any]):
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether it failed and nobody asked for its exception."""
+        unseen: bool = self._log_traceback  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return unseen
 
 
 class _Handle(asyncio.Handle):
@@ -98,8 +105,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: list[tuple[float, int, _TimerHandle]] = []  # a heap; equal times in order of creation
         self._timer_numbers = itertools.count()
         self.unhandled: list[BaseException] = []
-        numbers = itertools.count(1)
-        self.set_task_factory(lambda loop, coro, **options: _NumberedTask(next(numbers), coro, loop=loop, **options))
+        self._task_numbers = itertools.count(1)
+        self._tasks: WeakSet[_NumberedTask] = WeakSet()
+        self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_unhandled)
 
     def time(self) -> float:
@@ -128,9 +136,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """In place of asyncio's own, and many turns of it: until somebody stops the loop."""
-        ready, is_stopping = self._ready, False
+        ready, timers, is_stopping = self._ready, self._timers, False
         while not is_stopping:
-            self._find_ready()
+            if not ready or (timers and timers[0][0] < self._virtual_s + _RESOLUTION_S):
+                self._find_ready()
             for _ in range(len(ready)):  # what these make ready belongs to the next turn
                 handle = ready.popleft()
                 if handle._cancelled:
@@ -162,6 +171,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The tasks that still wait, for the message of a deadlock."""
         waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
         return f"{len(waiting)} tasks wait: {', '.join(waiting[:10])}"
+
+    def note_failed_tasks(self) -> None:
+        """A failed task reports when it is freed: those that something still holds report now."""
+        for task in sorted(self._tasks, key=hash):
+            if task.is_unseen:
+                self._note_unhandled(self, {"message": "never retrieved", "exception": task.exception()})
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> _NumberedTask:
+        task = _NumberedTask(next(self._task_numbers), coro, loop=loop, **options)
+        self._tasks.add(task)
+        return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         """Refused: a thread would make the run depend on the machine."""
@@ -205,16 +225,14 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
     """
     loop = VirtualLoop(start_s)
     was_enabled = gc.isenabled()
-    gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
-    gc.disable()  # what a run keeps is large, and hardly anything of it is garbage: it is searched once, at the end
+    gc.disable()  # what a run keeps is large, and hardly anything of it is garbage
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             result: Result = runner.run(main)  # pyright: ignore[reportArgumentType]
-        gc.collect()  # a failed task reports when it is freed
+        loop.note_failed_tasks()
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)
     return result

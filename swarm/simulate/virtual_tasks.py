@@ -1,16 +1,22 @@
-"""The tasks of a virtual swarm: char problems, each made once for all nodes of the process.
+"""The tasks of a virtual swarm: char problems, each made, and each set of answers judged, once for all nodes.
 
-Invariant: what is kept is what `CharEnvironment` would make again: a function of configuration and number alone.
+Invariant: what is kept is what would be made again: a function of configuration, number and answers alone.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Final
 
 from swarm.config import EnvironmentConfig
+from swarm.interfaces import Verdict
 from swarm.simulate.virtual_scale import VIRTUAL_ENVIRONMENTS
 from swarm.tasks.base import NumberedEnvironment, Problem
 from swarm.tasks.char import CharEnvironment
 from swarm.tasks.held_out import is_held_out
+from swarm.tasks.inline import InlineVerifier
 from swarm.types import Message, Task
+
+MAX_VERDICTS: Final = 8192  # kept
 
 
 class KeptEnvironment(CharEnvironment):
@@ -43,3 +49,22 @@ class KeptEnvironment(CharEnvironment):
 def kept_environments() -> dict[str, NumberedEnvironment]:
     """The environments of every virtual swarm, by name."""
     return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
+
+
+class KeptVerifier(InlineVerifier):
+    """Keeps what it said of some answers: most nodes that are asked of a group of a peer are not the first."""
+
+    def __init__(self, environments: Mapping[str, NumberedEnvironment]) -> None:
+        super().__init__(environments)
+        self._kept: dict[tuple[str, int, tuple[str, ...]], Verdict] = {}
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """As its base says."""
+        key = env, task_id, tuple(answers)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = await super().score(env, task_id, answers)
+            found.rewards.flags.writeable = False
+            if len(self._kept) > MAX_VERDICTS:
+                del self._kept[next(iter(self._kept))]
+        return found

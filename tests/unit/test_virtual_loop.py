@@ -67,6 +67,23 @@ def test_an_exception_that_nobody_takes_fails_the_run() -> None:
     assert [str(error) for error in caught.value.exceptions] == ["lost"]
 
 
+def test_a_failed_task_that_something_still_holds_is_reported_once_and_one_that_was_asked_is_not() -> None:
+    kept: list[asyncio.Task[None]] = []
+
+    async def fail(why: str) -> None:
+        raise KeyError(why)
+
+    async def main() -> None:
+        kept.extend(asyncio.create_task(fail(why)) for why in ("unseen", "seen"))
+        await asyncio.sleep(1.0)
+        assert kept[1].exception() is not None
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_virtual(main())
+    kept.clear()
+    assert [str(error) for error in caught.value.exceptions] == ["'unseen'"]
+
+
 def test_the_exception_of_main_comes_through_as_it_is() -> None:
     async def main() -> None:
         raise LookupError("mine")
