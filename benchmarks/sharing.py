@@ -138,13 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             workers(wanted, options.workers).measure(wanted, file, console)
         except KeyboardInterrupt:
-            console.print(f"stopped; what is done is in {options.out}, start again to go on")
+            console.print(f"stopped; what is done is in {options.out}, start again to go on", soft_wrap=True)
             return 130
         console.print(f"{len(wanted)} runs in {time.monotonic() - start_s:.0f} s", highlight=False)
     # One setting never mixes with another; a seed beyond those asked for is left out.
     outcomes = [outcome for outcome in file.read() if outcome.job in wanted]
     if not outcomes:
-        console.print(f"{options.out} holds no run of this setting yet")
+        console.print(f"{options.out} holds no run of this setting yet", soft_wrap=True)
         return 1
     print(as_json(outcomes) if options.json else summary(outcomes))
     return 0

@@ -132,14 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             workers(wanted, options.workers).measure(wanted, file, console)
         except KeyboardInterrupt:
-            console.print(f"stopped; what is done is in {options.out}, start again to go on")
+            console.print(f"stopped; what is done is in {options.out}, start again to go on", soft_wrap=True)
             return 130
         console.print(f"{len(wanted)} runs in {time.monotonic() - start_s:.0f} s", highlight=False)
     place = {job: index for index, job in enumerate(wanted)}
     # One setting never mixes with another; a seed beyond those asked for is left out.
     outcomes = sorted((o for o in file.read() if o.job in place), key=lambda outcome: place[outcome.job])
     if not outcomes:
-        console.print(f"{options.out} holds no run of this setting yet")
+        console.print(f"{options.out} holds no run of this setting yet", soft_wrap=True)
         return 1
     if options.plot is not None:
         plot(cells(outcomes), options.plot)

@@ -86,20 +86,21 @@ def evaluations(events: list[JsonDict]) -> dict[tuple[object, ...], float]:
     return {(e["step"], e["env"], e["split"]): e["accuracy"] for e in of(events, "evaluation")}
 
 
-@pytest.mark.parametrize(
-    ("worker", "kills"),
-    [("inline", ((9, "node"), (23, "node"))), ("process", ((8, "worker"), (21, "node")))],
-    ids=["inline", "process"],
-)
-async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, worker: str, kills: tuple[Kill, ...]) -> None:
+async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    whole = await run_node(tmp_path / "whole", identity, "inline")
-    killed = await run_node(tmp_path / "killed", identity, worker, kills)
-    expected = steps(whole)
-    assert [row[1] for row in expected] == list(range(1, NUM_STEPS + 1))
-    assert len({row[2] for row in expected}) == NUM_STEPS
-    assert len(of(killed, "started")) == 1 + sum(what == "node" for _, what in kills)
-    assert len(of(killed, "worker_died")) == sum(what == "worker" for _, what in kills)
-    assert sorted(set(steps(killed))) == expected
-    assert evaluations(killed) == evaluations(whole)
+    kills: dict[str, tuple[Kill, ...]] = {
+        "inline": ((9, "node"), (23, "node")),
+        "process": ((8, "worker"), (21, "node")),
+    }
+    whole, *killed = await asyncio.gather(
+        run_node(tmp_path / "whole", identity, "inline"),
+        *(run_node(tmp_path / worker, identity, worker, kills[worker]) for worker in kills),
+    )
+    assert [row[1] for row in steps(whole)] == list(range(1, NUM_STEPS + 1))
+    assert len({row[2] for row in steps(whole)}) == NUM_STEPS
     assert {step for step, _, _ in evaluations(whole)} == {0, 3, 6, 9, 12}
+    for events, what in zip(killed, kills.values(), strict=True):
+        assert len(of(events, "started")) == 1 + sum(each == "node" for _, each in what)
+        assert len(of(events, "worker_died")) == sum(each == "worker" for _, each in what)
+        assert sorted(set(steps(events))) == steps(whole)
+        assert evaluations(events) == evaluations(whole)
