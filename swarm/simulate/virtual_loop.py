@@ -138,6 +138,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """In place of asyncio's own, and many turns of it: until somebody stops the loop."""
         ready, timers, is_stopping = self._ready, self._timers, False
         while not is_stopping:
+            # asked here too: in most turns nothing is due
             if not ready or (timers and timers[0][0] < self._virtual_s + _RESOLUTION_S):
                 self._find_ready()
             for _ in range(len(ready)):  # what these make ready belongs to the next turn

@@ -135,8 +135,8 @@ def _shown(plan: FaultPlan) -> str:
 
 @contextmanager
 def _last_of_its_process() -> Generator[None]:
-    """What is made within is never searched for garbage: the process ends soon, and the search would take as long as
-    fifty steps of each node."""
+    """What is made within is never searched for garbage: the process ends soon, and the search takes a twentieth of a
+    large run (3.4 of 61 s: 200 nodes, 300 steps)."""
     gc.disable()
     try:
         yield

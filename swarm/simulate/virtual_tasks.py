@@ -52,14 +52,14 @@ def kept_environments() -> dict[str, NumberedEnvironment]:
 
 
 class KeptVerifier(InlineVerifier):
-    """Keeps what it said of some answers: most nodes that are asked of a group of a peer are not the first."""
+    """A verifier that keeps its newest verdicts: a group is judged by its producer, then by each node that takes it."""
 
     def __init__(self, environments: Mapping[str, NumberedEnvironment]) -> None:
         super().__init__(environments)
         self._kept: dict[tuple[str, int, tuple[str, ...]], Verdict] = {}
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        """As its base says."""
+        """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
         key = env, task_id, tuple(answers)
         found = self._kept.get(key)
         if found is None:

@@ -475,16 +475,8 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
         strangers = [make_identity(100 + number) for number in range(40)]
         for identity in strangers:
             bench.agent.leaves.begin(identity.node_id, 1)
-        adverts = [
-            make_advert(
-                identity.node_id,
-                roles=(
-                    Role.GENERATOR,
-                    Role.RELAY,
-                ),
-            )
-            for identity in strangers
-        ]
+        roles = Role.GENERATOR, Role.RELAY
+        adverts = [make_advert(identity.node_id, roles=roles) for identity in strangers]
         assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
         bench.agent.leaves.give(room=8)
         status = bench.agent.leaves.status()
