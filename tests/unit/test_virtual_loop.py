@@ -84,6 +84,18 @@ def test_a_failed_task_that_something_still_holds_is_reported_once_and_one_that_
     assert [str(error) for error in caught.value.exceptions] == ["'unseen'"]
 
 
+def test_a_failed_future_in_a_cycle_is_reported() -> None:
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(KeyError("unseen"))
+        cycle: list[object] = [future]
+        cycle.append(cycle)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_virtual(main())
+    assert [str(error) for error in caught.value.exceptions] == ["'unseen'"]
+
+
 def test_the_exception_of_main_comes_through_as_it_is() -> None:
     async def main() -> None:
         raise LookupError("mine")
