@@ -31,7 +31,15 @@ from swarm.exchange.store import SqliteGroupStore
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
 from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
-from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
+from swarm.process import (
+    Service,
+    begin_start,
+    load_or_create_identity,
+    lock_directory,
+    run_until_signal,
+    settle,
+    write_json,
+)
 from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
@@ -178,11 +186,13 @@ class Daemon(Service):
     async def _work(self) -> None:
         if self.config.worker == "inline":
             worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
+            settle()
             try:
                 await run_worker(worker)
             finally:
                 await asyncio.to_thread(worker.close)
         else:
+            settle()
             await self._work_in_a_process()
         self._is_finished = True
         self._emit("finished", {"step": self.agent.head.step})
@@ -310,6 +320,7 @@ async def run_daemon(config: NodeConfig) -> None:
         async with Daemon(config) as daemon:
             await daemon.run()
 
+    begin_start()
     if await run_until_signal(run()):
         logger.info("node stopped")
 

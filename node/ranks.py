@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import TaskOf
+from swarm.process import settle
 from swarm.types import NodeId, Role, Task
 
 if TYPE_CHECKING:
@@ -159,5 +160,6 @@ def follow_leader(config: NodeConfig) -> None:
     policy = open_policy(config, node_id, loaded, recipes_of(config), task_of, ranks)
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
+    settle()
     follow(policy, ranks, load_recipe(config.guard.safe_recipe))
     ranks.stop()

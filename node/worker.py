@@ -20,6 +20,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.loops import Worker, run_worker
+from swarm.process import begin_start, settle
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     try:
         node_id = Identity.load(config.dir / "identity.key").node_id
         worker = await asyncio.to_thread(build_worker, config, node_id, client)
+        settle()
         await run_worker(worker)
         return True
     except asyncio.CancelledError:
@@ -71,6 +73,7 @@ def die_with(parent: int) -> None:
 
 def main() -> None:
     """Entry point of the worker process; started by the agent, not by people."""
+    begin_start()
     from swarm.telemetry import setup_logging
 
     parser = argparse.ArgumentParser(description="The training and generating process of a node.")

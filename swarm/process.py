@@ -7,6 +7,7 @@ first signal drains, the second ends the process at once.
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -21,6 +22,25 @@ from swarm.types import JsonDict
 
 LOCK = "lock"  # held by a daemon for as long as it lives, however it ends
 EXIT_FORCED = 130  # a second signal did not wait for the drain
+
+
+def begin_start() -> None:
+    """For the entry point of a process: no search for garbage until `settle`.
+
+    Importing torch, transformers and hivemind makes nothing but what stays; searching it again and again took a
+    fifth of the start of a worker (CPU seconds: 4.8 with it, 3.8 without).
+    """
+    gc.disable()
+
+
+def settle() -> None:
+    """The process is built: what lives now is never searched for garbage, what comes is, as usual.
+
+    Without `begin_start` before it nothing happens, so that a part which calls this may run inside another program.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 class Service(ABC):

@@ -4,7 +4,6 @@ Invariant: a failing seed can be replayed by one printed command.
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from swarm.exchange.faults import FaultPlan
+from swarm.process import begin_start, settle
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual import SECONDS_PER_STEP, VirtualSwarm
 from swarm.simulate.virtual_loop import LoopClock, run_virtual
@@ -137,12 +137,11 @@ def _shown(plan: FaultPlan) -> str:
 def _last_of_its_process() -> Generator[None]:
     """What is made within is never searched for garbage: the process ends soon, and the search takes a twentieth of a
     large run (3.4 of 61 s: 200 nodes, 300 steps)."""
-    gc.disable()
+    begin_start()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        settle()
 
 
 @contextmanager
