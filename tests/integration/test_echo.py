@@ -1,5 +1,6 @@
 """A trainer that only trains and generators that follow it: real processes, sockets, DHT and weights on the wire."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ def holds(run: SwarmRun) -> bool:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("mode", ["push", "pull", "synchronous"])
-async def test_generators_follow_and_the_trainer_learns_from_them(mode: Mode, tmp_path: Path) -> None:
-    options = SimulationOptions(preset="echo-tiny", nodes=3, rounds=ROUNDS, mode=mode, minutes=2.0)
-    done = await run(options, tmp_path)
+async def test_generators_follow_and_the_trainer_learns_from_them(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as swarms:
+        for mode in ("push", "pull", "synchronous"):
+            swarms.create_task(_follows(mode, tmp_path / mode))
+
+
+async def _follows(mode: Mode, directory: Path) -> None:
+    done = await run(SimulationOptions(preset="echo-tiny", nodes=3, rounds=ROUNDS, mode=mode, minutes=2.0), directory)
     assert holds(done)
     trainer, *generators = swarm_result(done).nodes
     assert trainer.steps[-1].step == ROUNDS and trainer.num_generated == 0

@@ -78,8 +78,10 @@ def remembered(directory: Path) -> JsonDict:
 
 async def test_a_killed_node_chooses_the_same_questions_again(tmp_path: Path) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    whole = await run_node(tmp_path / "whole", identity, "robust_rollout_counts")
-    killed = await run_node(tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,))
+    whole, killed = await asyncio.gather(
+        run_node(tmp_path / "whole", identity, "robust_rollout_counts"),
+        run_node(tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,)),
+    )
     assert len(curve(whole)) == NUM_STEPS
     assert curve(killed) == curve(whole)
     assert remembered(tmp_path / "killed") == remembered(tmp_path / "whole")
@@ -89,16 +91,15 @@ async def test_a_killed_node_chooses_the_same_questions_again(tmp_path: Path) ->
     assert all(2 <= size <= 12 for size in sizes)
 
 
-async def test_prompts_are_answered_again_until_their_answers_are_mixed(tmp_path: Path) -> None:
+async def test_prompts_are_answered_again_until_their_answers_are_mixed_and_a_greedy_one_is_compared_with(
+    tmp_path: Path,
+) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    node = await run_node(tmp_path / "node", identity, "successive_elimination")
-    assert len(curve(node)) == NUM_STEPS
-    tokens = [event["tokens"] for event in of(node.events, "put")]
+    mixing, greedy = await asyncio.gather(
+        run_node(tmp_path / "mixing", identity, "successive_elimination"),
+        run_node(tmp_path / "greedy", identity, "greedy_baseline"),
+    )
+    assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS
+    tokens = [event["tokens"] for event in of(mixing.events, "put")]
     assert max(tokens) > 4 * 9, "no group is larger than the group size at its longest"
-
-
-async def test_a_greedy_answer_is_compared_with(tmp_path: Path) -> None:
-    identity = await asyncio.to_thread(Identity.create)
-    node = await run_node(tmp_path / "node", identity, "greedy_baseline")
-    assert len(curve(node)) == NUM_STEPS
-    assert not of(node.events, "failure")
+    assert not of(greedy.events, "failure")

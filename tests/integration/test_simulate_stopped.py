@@ -48,14 +48,15 @@ async def stopped(out: Path, when: Path | None, numbers: Sequence[signal.Signals
     return process.returncode, text.decode()
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
-async def test_ctrl_c_reports_what_was_reached(numbers: list[signal.Signals], tmp_path: Path) -> None:
-    code, text = await stopped(tmp_path, None, numbers)
-    assert code == 130, text
-    assert f"{ENDED} {tmp_path}" in text
-    assert "FAIL" not in text
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert report["result"]["swarm"]["nodes"][0]["steps"]
+async def test_ctrl_c_reports_what_was_reached_also_when_it_comes_twice(tmp_path: Path) -> None:
+    places = {tmp_path / "once": [signal.SIGINT], tmp_path / "twice": [signal.SIGINT, signal.SIGINT]}
+    ends = await asyncio.gather(*(stopped(out, None, numbers) for out, numbers in places.items()))
+    for out, (code, text) in zip(places, ends, strict=True):
+        assert code == 130, text
+        assert f"{ENDED} {out}" in text
+        assert "FAIL" not in text
+        report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        assert report["result"]["swarm"]["nodes"][0]["steps"]
 
 
 async def test_before_there_is_anything_to_report_one_line_says_so(tmp_path: Path) -> None:

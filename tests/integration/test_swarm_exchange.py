@@ -1,5 +1,6 @@
 """Two nodes as processes: they find each other and learn from each other's groups."""
 
+import asyncio
 import json
 import signal
 import time
@@ -53,10 +54,12 @@ async def test_two_nodes_without_a_coordinator_find_each_other_through_the_dht(s
     assert ada.status()["peers"] == [bell.status()["node_id"]]
 
 
-async def test_a_stranger_joins_by_link_from_a_directory_of_its_own(swarm: Any, command: Any, tmp_path: Path) -> None:
+async def test_a_stranger_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any, command: Any, tmp_path: Path) -> None:
     (ada_config,) = swarm.configs(1)
     info = await swarm.coordinator(ada_config)
-    ada = await swarm.node(ada_config, info=info)
+    ada, _ = await asyncio.gather(
+        swarm.node(ada_config, info=info), _is_refused_with_a_wrong_link(info, command, tmp_path)
+    )
     home = tmp_path / "elsewhere" / "bob"
     home.mkdir(parents=True)
     bob = swarm.processes["bob"] = Process("bob", home)
@@ -76,6 +79,19 @@ async def test_a_stranger_joins_by_link_from_a_directory_of_its_own(swarm: Any, 
     assert code == 1
     assert "does not run" in json.loads(out)["problems"][0]
     assert time.monotonic() - began_s < 15.0  # known at once, not after the file has become old
+
+
+async def _is_refused_with_a_wrong_link(info: Any, command: Any, tmp_path: Path) -> None:
+    """A link with another fingerprint writes nothing and ends with exit code 2; the right one writes."""
+    wrong = info["link"].rpartition("#")[0] + "#" + Identity.create().node_id
+    code, out, err = await command("swarm.cli", "join", wrong, "--dir", tmp_path / "carol", "--only-write")
+    assert code == 2, out + err
+    assert "fingerprint" in err or "another key" in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "carol" / "node.toml").exists()
+    code, out, err = await command("swarm.cli", "join", info["link"], "--dir", tmp_path / "carol", "--only-write")
+    assert code == 0, out + err
+    assert (tmp_path / "carol" / "node.toml").exists()
 
 
 async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_publish(
@@ -98,19 +114,3 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
     assert generator.status()["following"]["policy"] == trainer.status()["node_id"]
     code, out, _ = await command("swarm.cli", "status", "--dir", homes["generator"], "--json")
     assert (code, json.loads(out)["problems"]) == (0, [])
-
-
-async def test_a_link_with_another_fingerprint_is_refused_with_exit_code_2(
-    swarm: Any, command: Any, tmp_path: Path
-) -> None:
-    (config,) = swarm.configs(1)
-    info = await swarm.coordinator(config)
-    wrong = info["link"].rpartition("#")[0] + "#" + Identity.create().node_id
-    code, out, err = await command("swarm.cli", "join", wrong, "--dir", tmp_path / "bob", "--only-write")
-    assert code == 2, out + err
-    assert "fingerprint" in err or "another key" in err
-    assert "Traceback" not in out + err
-    assert not (tmp_path / "bob" / "node.toml").exists()
-    code, out, err = await command("swarm.cli", "join", info["link"], "--dir", tmp_path / "bob", "--only-write")
-    assert code == 0, out + err
-    assert (tmp_path / "bob" / "node.toml").exists()

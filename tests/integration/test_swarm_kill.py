@@ -125,16 +125,41 @@ def recorded(path: Path, node_id: str) -> dict[int, str]:
         return {step: digest.hex()[:16] for step, digest in rows}
 
 
-@pytest.mark.parametrize("worker", ["inline", "process"])
-async def test_sigterm_drains_and_leaves_nothing_running(swarm: Any, worker: str) -> None:
+async def test_an_ended_daemon_leaves_nothing_and_a_worker_that_outlived_it_meets_no_other(swarm: Any) -> None:
     (config,) = swarm.configs(1)
-    process = await swarm.node(config.model_copy(update={"worker": worker}))
+    process = await swarm.node(config.model_copy(update={"worker": "process"}))
     await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
+    (first,) = config.dir.glob("agent-*.sock")
+    await _kill_alone(process)
+    assert first.exists(), "the killed agent cannot have removed it"
+
+    await process.start()
+    await swarm.until(lambda: not first.exists(), "the old socket is still there")
+    outlived = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "node.worker", "--config", str(config.dir / "worker.toml")),
+        *("--socket", str(first), "--parent", "1"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await outlived.communicate()
+    assert outlived.returncode == 1
+    assert b"the agent (process 1) is gone" in said
+    await _terminate(swarm, process, has_worker=True)
+
+
+async def test_sigterm_drains_a_node_of_one_process(swarm: Any) -> None:
+    (config,) = swarm.configs(1)
+    process = await swarm.node(config.model_copy(update={"worker": "inline"}))
+    await _terminate(swarm, process, has_worker=False)
+
+
+async def _terminate(swarm: Any, process: Process, has_worker: bool) -> None:
+    """SIGTERM to the daemon alone once a step is made: it drains, and takes all it started along."""
+    await swarm.until(lambda: made_a_step(process), "no step was made")
     daemon = psutil.Process(process.status()["pid"])
     children = daemon.children(recursive=True)
     names = " ".join(" ".join(child.cmdline()) for child in children)
     assert "p2pd" in names
-    assert ("node.worker" in names) == (worker == "process")
+    assert ("node.worker" in names) == has_worker
     began_s = time.monotonic()
     daemon.send_signal(signal.SIGTERM)
     process.is_expected_dead = True
@@ -146,36 +171,20 @@ async def test_sigterm_drains_and_leaves_nothing_running(swarm: Any, worker: str
     assert alive == []
 
 
-async def test_a_killed_daemon_takes_its_worker_and_its_dht_peer_along(swarm: Any) -> None:
-    (config,) = swarm.configs(1)
-    process = await swarm.node(config.model_copy(update={"worker": "process"}))
-    await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
+def made_a_step(process: Process) -> bool:
+    """Whether the newest start of a node has made one."""
+    process.read_events()
+    return [event for event in process.events if event["kind"] in ("started", "step")][-1]["kind"] == "step"
+
+
+async def _kill_alone(process: Process) -> None:
+    """SIGKILL to the daemon only, as the system does when memory is short; all it started ends with it."""
     daemon = psutil.Process(process.status()["pid"])
     children = daemon.children(recursive=True)
     process.is_expected_dead = True
     (worker,) = [child for child in children if "node.worker" in child.cmdline()]
     worker.suspend()  # so busy that it does not look at its agent
-    daemon.kill()  # this one process alone, as the system does when memory is short
+    daemon.kill()
     await asyncio.to_thread(worker.wait, 2.0)
     _, alive = await asyncio.to_thread(psutil.wait_procs, children, 15.0)
     assert [child.cmdline() for child in alive] == []
-
-
-async def test_a_worker_that_outlived_its_agent_does_not_meet_the_next_one(swarm: Any) -> None:
-    (config,) = swarm.configs(1)
-    process = await swarm.node(config.model_copy(update={"worker": "process"}))
-    await swarm.until(lambda: process.status()["step"] >= 1, "no step was made")
-    (first,) = config.dir.glob("agent-*.sock")
-    process.send(signal.SIGKILL)
-    await swarm.until(lambda: not process.is_alive, "it goes on after SIGKILL")
-    assert first.exists(), "the killed agent cannot have removed it"
-    await process.start()
-    await swarm.until(lambda: not first.exists(), "the old socket is still there")
-    refused = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "node.worker", "--config", str(config.dir / "worker.toml")),
-        *("--socket", str(first), "--parent", "1"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, said = await refused.communicate()
-    assert refused.returncode == 1
-    assert b"the agent (process 1) is gone" in said
