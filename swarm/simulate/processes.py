@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError
+from swarm.simulate.nursery import Forked, Nursery, environment
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict
 
@@ -27,32 +28,30 @@ class SimulationFailed(SwarmError, RuntimeError):
 class Process:
     """One process of the simulation, its log file, and the events it writes."""
 
-    def __init__(self, name: str, directory: Path, num_threads: int = 1) -> None:
+    def __init__(self, name: str, directory: Path, nursery: Nursery | None = None) -> None:
         self.name = name
+        self._nursery = nursery
         self.directory = directory
         self.events: list[JsonDict] = []
         self.num_starts = 0
         self.is_expected_dead = False
         self._arguments: list[str] = []
-        self._num_threads = num_threads
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | Forked | None = None
         self._tail = EventTail(directory / "events.jsonl")
 
     async def start(self, arguments: Sequence[str] = ()) -> None:
         """Starts `python -m <arguments>`, or the same as before when empty. Its output goes to `<dir>/log.txt`."""
-        if arguments:
-            self._arguments = [sys.executable, "-m", *arguments]
+        self._arguments = [*arguments] or self._arguments
         self.directory.mkdir(parents=True, exist_ok=True)
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(self._num_threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONUNBUFFERED": "1",
-        }
-        with (self.directory / "log.txt").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._arguments, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        path = self.directory / "log.txt"
+        if self._nursery is not None:
+            self._process = await self._nursery.fork(self._arguments, environment(), path)
+        else:
+            command = [sys.executable, "-m", *self._arguments]
+            with path.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdout=log, stderr=log, env=environment(), start_new_session=True
+                )
         self.num_starts += 1
         self.is_expected_dead = False
 

@@ -7,13 +7,14 @@ watches and stops them.
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
+from swarm.simulate.nursery import OF_AGENTS, OF_WORKERS, nursery
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.simulate.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.types import JsonDict, Role
@@ -66,9 +67,24 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         SimulationFailed: a process did not start or died unasked.
     """
     configs = node_configs(options, directory)
+    modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())
     began_s = time.time()
-    coordinator = Process("coordinator", directory / "coordinator")
-    nodes = {config.name: Process(config.name, config.dir) for config in configs}
+    async with nursery(modules, directory / "imports.txt") as forks:
+        coordinator = Process("coordinator", directory / "coordinator", forks)
+        nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
+        await _run(options, configs, coordinator, nodes, watch, tick)
+    return read_run(options, directory, began_s)
+
+
+async def _run(
+    options: SimulationOptions,
+    configs: Sequence[NodeConfig],
+    coordinator: Process,
+    nodes: dict[str, Process],
+    watch: Watch,
+    tick: Callable[[], None],
+) -> None:
+    """Starts everyone, follows them to the end, and stops whoever still runs."""
     try:
         info = await _start_coordinator(coordinator, configs[0])
         for config in configs:
@@ -81,7 +97,6 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
             await asyncio.gather(*(process.stop() for process in nodes.values()))
         finally:  # also where a second signal gives the nodes no time to end by themselves
             await coordinator.stop()
-    return read_run(options, directory, began_s)
 
 
 def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:

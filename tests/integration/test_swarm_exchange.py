@@ -37,6 +37,8 @@ async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Pat
     verdicts = judge([run]).verdicts()
     assert len(verdicts) == 9
     assert [verdict for verdict in verdicts if not verdict.holds] == []
+    printed = tmp_path / "imports.txt"
+    assert not printed.exists() or "started a thread" not in printed.read_text(), "nodes start as slowly as alone"
     for node in run.nodes:
         used = [g for event in node.events if event["kind"] == "draw" for g in event["groups"] if not g["local"]]
         assert used, f"{node.name} learned from no foreign group"

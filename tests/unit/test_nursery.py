@@ -1,0 +1,142 @@
+"""What is forked from a warm process behaves as if it had been started from a shell, and ends with those who asked."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.errors import Unavailable
+from swarm.simulate import nursery as nursery_module
+from swarm.simulate.nursery import environment, nursery
+from swarm.simulate.processes import wait_until
+
+pytestmark = [
+    pytest.mark.timeout(60),  # the libraries are imported, on a busy machine
+    pytest.mark.skipif(not nursery_module._is_safe(), reason="processes are forked on Linux, where no GPU driver is"),
+]
+
+SAYS_WHAT_IT_FINDS = """
+import json, os, signal, sys
+print(json.dumps({
+    "name": __name__,
+    "arguments": sys.argv[1:],
+    "note": os.environ.get("NOTE"),
+    "path": os.environ.get("PATH"),
+    "is_leader": os.getsid(0) == os.getpid(),
+    "is_warm": "warm" in sys.modules,
+    "signals": [signal.getsignal(number) == signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGCHLD)],
+    "num_files": len(os.listdir("/proc/self/fd")) - 1,
+    "read": sys.stdin.read(),
+}))
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of modules that a nursery finds: `warm` prints and starts nothing, `threaded` starts a thread."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "says.py").write_text(SAYS_WHAT_IT_FINDS)
+    (folder / "sleeps.py").write_text("import time\nprint('asleep', flush=True)\ntime.sleep(1000)\n")
+    (folder / "warm.py").write_text("print('no answer')\n")
+    (folder / "threaded.py").write_text(
+        "import threading, time\nimport warm\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(("imported", "is_warm"), [(["warm", "no_such_module"], True), (["warm", "threaded"], False)])
+async def test_a_fork_finds_what_a_process_from_a_shell_finds(
+    imported: list[str], is_warm: bool, modules: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("before\n")
+    async with nursery(imported, tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        given = {key: value for key, value in environment().items() if key != "PATH"} | {"NOTE": "given"}
+        forked = await forks.fork(["says", "--flag", "a b"], given, log)
+        assert await forked.wait() == forked.returncode == 3
+    first, said = log.read_text().splitlines()
+    assert first == "before"
+    printed = (tmp_path / "nursery.txt").read_text()
+    assert printed.startswith("no answer\n")
+    assert ("an import started a thread" in printed) == (not is_warm)
+    assert json.loads(said) == {
+        "name": "__main__",
+        "arguments": ["--flag", "a b"],
+        "note": "given",
+        "path": None,
+        "is_leader": True,
+        "is_warm": is_warm,  # where an import has started a thread, the program begins anew
+        "signals": [True, True],
+        "num_files": 3,
+        "read": "",
+    }
+
+
+async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path: Path) -> None:
+    async with nursery((), tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        logs = [tmp_path / f"{number}.txt" for number in range(3)]
+        asked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
+        await wait_until(lambda: all(log.exists() and log.read_text() for log in logs), 20.0, "they do not start")
+        terminated, killed, left = asked
+        terminated.terminate()
+        os.kill(killed.pid, signal.SIGKILL)
+        assert [await terminated.wait(), await killed.wait()] == [-signal.SIGTERM, -signal.SIGKILL]
+        with pytest.raises(ProcessLookupError):
+            terminated.terminate()
+        assert psutil.pid_exists(left.pid)
+    assert not psutil.pid_exists(left.pid)
+    assert left.returncode == -signal.SIGKILL
+    with pytest.raises(Unavailable, match="ended with exit code 0"):
+        await forks.fork(["says"], environment(), tmp_path / "late.txt")
+
+
+async def test_a_killed_nursery_is_said_to_who_waits(modules: Path, tmp_path: Path) -> None:
+    async with nursery((), tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
+        psutil.Process(forked.pid).parent().suspend()
+        waiting = asyncio.create_task(forks.fork(["says"], environment(), tmp_path / "log.txt"))
+        await asyncio.sleep(0)
+        psutil.Process(forked.pid).parent().kill()
+        with pytest.raises(Unavailable, match="exit code -9"):
+            await waiting
+        assert await forked.wait() == -signal.SIGKILL
+        os.kill(forked.pid, signal.SIGKILL)
+
+
+ASKS = """
+import asyncio, sys
+from pathlib import Path
+from swarm.simulate.nursery import environment, nursery
+
+async def main():
+    async with nursery((), Path(sys.argv[1])) as forks:
+        forked = await forks.fork(["sleeps"], environment(), Path(sys.argv[1]))
+        print(forked.pid, flush=True)
+        await forked.wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_forked_ends_when_those_who_asked_are_killed(modules: Path, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ASKS, str(tmp_path / "log.txt"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    forked = psutil.Process(int(await process.stdout.readline()))
+    parent = forked.parent()
+    process.kill()
+    await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [forked, parent], 10.0)
+    assert not alive
