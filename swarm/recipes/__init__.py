@@ -4,6 +4,7 @@ Invariant: a built-in recipe's name is its file's name; importing this package l
 """
 
 import difflib
+import functools
 import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from swarm.learn.recipe import Recipe
 
 
+@functools.cache
 def list_recipes() -> tuple[str, ...]:
     """Names of the built-in recipes, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))

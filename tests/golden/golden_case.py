@@ -240,26 +240,34 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
     for index, group in enumerate(groups):
         if batch.baseline_rewards is not None:
             group.baseline = float(batch.baseline_rewards[index])
-    hidden, logits = predictions(batch)
-    for i in range(batch.num_rollouts):
-        places = [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
-        old = logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
+
+    def numbers(values: Tensor | None, otherwise: float) -> list[list[Any]]:
+        return (torch.full(batch.mask.shape, otherwise) if values is None else values).tolist()
+
+    mask, mu, ids = batch.mask.tolist(), batch.behavior_logprobs.tolist(), batch.token_ids.tolist()
+    old = numbers(logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs, math.nan)
+    ref, turns = numbers(batch.reference_logprobs, math.nan), batch.turn_ids.tolist()
+    segments, sent = numbers(batch.segment_ids, -1), numbers(batch.segment_logprobs, 0.0)
+    hidden, logits = (values.tolist() for values in predictions(batch))
+    rows = [(row.unbind(), spread.unbind()) for row, spread in zip(logprobs.unbind(), entropy.unbind(), strict=True)]
+    for i, (logps, entropies) in enumerate(rows):
         tokens = [
             Token(
-                logp=logprobs[i, t],
-                entropy=entropy[i, t],
-                mu=float(batch.behavior_logprobs[i, t]),
-                old=float(old[i, t]),
-                ref=math.nan if batch.reference_logprobs is None else float(batch.reference_logprobs[i, t]),
-                turn=int(batch.turn_ids[i, t]),
-                hidden=hidden[i, t].tolist(),
-                logits=logits[i, t].tolist(),
-                target=int(batch.token_ids[i, t]),
-                segment=-1 if batch.segment_ids is None else int(batch.segment_ids[i, t]),
-                sent=0.0 if batch.segment_logprobs is None else float(batch.segment_logprobs[i, t]),
-                id=int(batch.token_ids[i, t]),
+                logp=logps[t],
+                entropy=entropies[t],
+                mu=mu[i][t],
+                old=old[i][t],
+                ref=ref[i][t],
+                turn=turns[i][t],
+                hidden=hidden[i][t],
+                logits=logits[i][t],
+                target=ids[i][t],
+                segment=int(segments[i][t]),
+                sent=sent[i][t],
+                id=ids[i][t],
             )
-            for t in places
+            for t in range(len(mask[i]))
+            if mask[i][t]
         ]
         response = Response(
             tokens=tokens,

@@ -80,7 +80,11 @@ def _steps(module: ModuleType) -> Iterator[tuple[str, Step]]:
     memories = memory if isinstance(memory, list) else [memory]
     for kind in KINDS:
         for seed in range(getattr(module, "NUM_SEEDS", NUM_SEEDS)):
-            yield f"{kind}, seed {seed}", random_batch(kind, seed, memories[seed % len(memories)])
+            given = memories[seed % len(memories)]
+            yield f"{kind}, seed {seed}", random_batch(kind, seed, given) if given else _without_memory(kind, seed)
+
+
+_without_memory = functools.cache(random_batch)
 
 
 def typed(loss: Callable[[Case], Tensor], batch: Batch, logprobs: Tensor, entropy: Tensor) -> Gradients:
