@@ -225,7 +225,7 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
         ExceptionGroup: a task failed and nobody took its exception.
     """
     loop = VirtualLoop(start_s)
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
     gc.disable()  # what a run keeps is large, and hardly anything of it is garbage: it is searched once, at the end
     try:
@@ -237,7 +237,8 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)
     return result

@@ -88,27 +88,25 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
         await verifier.close()
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "__import__('os').system('touch {path}')",
-        "open('{path}', 'w').write('x')",
+async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    answers = [
+        f"__import__('os').system('touch {target}')",
+        f"open('{target}', 'w').write('x')",
         "[c for c in ().__class__.__base__.__subclasses__()]",
         "[[0]] * 10**10",
         "9**9**9**9",
         "[" * 100_000,
         "print('x' * 10**6)",
         "(lambda f: f(f))(lambda f: f(f))",
-    ],
-)
-async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(answer: str, tmp_path: Path) -> None:
-    target = tmp_path / "written"
+    ]
     verifier = SandboxVerifier((MATRIX, CHAR), SandboxConfig())
     try:
-        verdict = await verifier.score("matrix", 0, [answer.replace("{path}", str(target))])
-        right = await verifier.score("matrix", 0, [verdict.reference])
-        assert verdict.rewards.tolist() == [0.0] and right.rewards.tolist() == [1.0]
-        assert not target.exists() and verifier.num_started == 1
+        for answer in answers:
+            verdict = await verifier.score("matrix", 0, [answer])
+            right = await verifier.score("matrix", 0, [verdict.reference])
+            assert (verdict.rewards.tolist(), right.rewards.tolist()) == ([0.0], [1.0]), answer
+            assert not target.exists() and verifier.num_started == 1, answer
     finally:
         await verifier.close()
 
