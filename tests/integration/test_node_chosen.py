@@ -11,6 +11,7 @@ import pytest
 from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.identity import Identity
+from swarm.simulate.nursery import OF_AGENTS, OF_WORKERS, Nursery, nursery
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.simulate.processes import Process, wait_until
 from swarm.types import JsonDict
@@ -36,13 +37,15 @@ def config_of(directory: Path, recipe: str) -> NodeConfig:
     return config.model_copy(update=changes)
 
 
-async def run_node(directory: Path, identity: Identity, recipe: str, kill_after: tuple[int, ...] = ()) -> Process:
+async def run_node(
+    forks: Nursery | None, directory: Path, identity: Identity, recipe: str, kill_after: tuple[int, ...] = ()
+) -> Process:
     """A finished node, killed as soon as each of these numbers of groups and steps was seen."""
     config = config_of(directory, recipe)
     config.dir.mkdir(parents=True)
     identity.save(config.dir / "identity.key")
     write_config(config, config.dir / "node.toml")
-    process = Process(config.name, config.dir)
+    process = Process(config.name, config.dir, forks)
 
     def count() -> int:
         process.read_events()
@@ -76,12 +79,23 @@ def remembered(directory: Path) -> JsonDict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-async def test_a_killed_node_chooses_the_same_questions_again(tmp_path: Path) -> None:
+async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answers(tmp_path: Path) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    whole, killed = await asyncio.gather(
-        run_node(tmp_path / "whole", identity, "robust_rollout_counts"),
-        run_node(tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,)),
-    )
+    async with nursery(OF_AGENTS + OF_WORKERS, tmp_path / "imports.txt") as forks:
+        whole, killed, mixing, greedy = await asyncio.gather(
+            run_node(forks, tmp_path / "whole", identity, "robust_rollout_counts"),
+            run_node(forks, tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,)),
+            run_node(forks, tmp_path / "mixing", identity, "successive_elimination"),
+            run_node(forks, tmp_path / "greedy", identity, "greedy_baseline"),
+        )
+    _check_the_killed_one_chose_the_same(whole, killed, tmp_path)
+    assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS
+    tokens = [event["tokens"] for event in of(mixing.events, "put")]
+    assert max(tokens) > 4 * 9, "no group is larger than the group size at its longest: none was answered again"
+    assert not of(greedy.events, "failure")
+
+
+def _check_the_killed_one_chose_the_same(whole: Process, killed: Process, tmp_path: Path) -> None:
     assert len(curve(whole)) == NUM_STEPS
     assert curve(killed) == curve(whole)
     assert remembered(tmp_path / "killed") == remembered(tmp_path / "whole")
@@ -89,17 +103,3 @@ async def test_a_killed_node_chooses_the_same_questions_again(tmp_path: Path) ->
     assert len(state["memory"]["prompts"]) > 0.5 * state["number"]
     sizes = [responses for entry in state["memory"]["prompts"].values() for _, responses in entry["groups"]]
     assert all(2 <= size <= 12 for size in sizes)
-
-
-async def test_prompts_are_answered_again_until_their_answers_are_mixed_and_a_greedy_one_is_compared_with(
-    tmp_path: Path,
-) -> None:
-    identity = await asyncio.to_thread(Identity.create)
-    mixing, greedy = await asyncio.gather(
-        run_node(tmp_path / "mixing", identity, "successive_elimination"),
-        run_node(tmp_path / "greedy", identity, "greedy_baseline"),
-    )
-    assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS
-    tokens = [event["tokens"] for event in of(mixing.events, "put")]
-    assert max(tokens) > 4 * 9, "no group is larger than the group size at its longest"
-    assert not of(greedy.events, "failure")
