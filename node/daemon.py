@@ -321,8 +321,11 @@ async def run_daemon(config: NodeConfig) -> None:
             await daemon.run()
 
     begin_start()
-    if await run_until_signal(run()):
-        logger.info("node stopped")
+    try:
+        if await run_until_signal(run()):
+            logger.info("node stopped")
+    finally:
+        settle()  # also where it failed to start
 
 
 def _weights_status(agent: Agent) -> JsonDict:

@@ -7,7 +7,6 @@ inside the agent's (`worker = "inline"`).
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -20,11 +19,10 @@ from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.loops import Worker, run_worker
-from swarm.process import begin_start, settle
+from swarm.process import begin_start, die_with, settle
 
 logger = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_TERMINATED = 128 + signal.SIGTERM  # not done: the agent starts another unless it ends itself
 EXIT_FAILED = 1  # the agent starts another
 
@@ -58,17 +56,6 @@ async def work(config: NodeConfig, socket: Path) -> bool:
         if worker is not None:
             await asyncio.to_thread(worker.close)
         await client.close()
-
-
-def die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent ends, however that happens (Linux).
-
-    Elsewhere a worker ends at its next call to the agent.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this was in force
-        sys.exit(f"the agent (process {parent}) is gone")
 
 
 def main() -> None:

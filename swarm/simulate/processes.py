@@ -61,8 +61,10 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     def check(self) -> None:
-        """Raises SimulationFailed with the end of its log when it died unasked."""
+        """Raises SimulationFailed with the end of its log when it died unasked, Unavailable when the nursery did."""
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
+            if self._nursery is not None:
+                self._nursery.check()
             tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
             raise SimulationFailed(
                 f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}"

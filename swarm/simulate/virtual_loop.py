@@ -226,7 +226,8 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
     """
     loop = VirtualLoop(start_s)
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
+    if not was_frozen:
+        gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
     gc.disable()  # what a run keeps is large, and hardly anything of it is garbage: it is searched once, at the end
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:

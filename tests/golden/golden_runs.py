@@ -81,10 +81,10 @@ def _steps(module: ModuleType) -> Iterator[tuple[str, Step]]:
     for kind in KINDS:
         for seed in range(getattr(module, "NUM_SEEDS", NUM_SEEDS)):
             given = memories[seed % len(memories)]
-            yield f"{kind}, seed {seed}", random_batch(kind, seed, given) if given else _without_memory(kind, seed)
+            yield f"{kind}, seed {seed}", random_batch(kind, seed, given) if given else shared_step(kind, seed)
 
 
-_without_memory = functools.cache(random_batch)
+shared_step = functools.cache(random_batch)
 
 
 def typed(loss: Callable[[Case], Tensor], batch: Batch, logprobs: Tensor, entropy: Tensor) -> Gradients:

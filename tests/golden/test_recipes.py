@@ -10,7 +10,19 @@ from dataclasses import fields
 
 import pytest
 import torch
-from golden_runs import FORMULAS, Compared, agree, formula, gradients, ours, truth, with_proximal
+from golden_case import KINDS, random_batch
+from golden_runs import (
+    FORMULAS,
+    NUM_SEEDS,
+    Compared,
+    agree,
+    formula,
+    gradients,
+    ours,
+    shared_step,
+    truth,
+    with_proximal,
+)
 from mutants import NEEDLESS, Mutant, code_mutants, mutants
 
 from swarm.learn.objective import with_advantages
@@ -119,3 +131,16 @@ def test_every_constant_is_a_plain_value() -> None:
     for name in list_recipes():
         for _, part in load_recipe(name).parts:
             assert all(isinstance(getattr(part, field.name), str | int | float | bool) for field in fields(part))
+
+
+def test_no_recipe_and_no_formula_changed_the_steps_that_all_of_them_share() -> None:
+    for kind in KINDS:
+        for seed in range(NUM_SEEDS):
+            (kept, *kept_scores), (made, *made_scores) = shared_step(kind, seed), random_batch(kind, seed)
+            for field in fields(made):
+                one, other = getattr(kept, field.name), getattr(made, field.name)
+                if field.name in ("prompts", "reward_parts") or isinstance(other, torch.Tensor):
+                    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+                else:
+                    assert one == other, field.name
+            torch.testing.assert_close(kept_scores, made_scores, rtol=0, atol=0)

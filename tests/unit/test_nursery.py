@@ -12,12 +12,13 @@ import pytest
 
 from swarm.errors import Unavailable
 from swarm.simulate import nursery as nursery_module
+from swarm.simulate.forking import STARTED_A_THREAD
 from swarm.simulate.nursery import environment, nursery
 from swarm.simulate.processes import wait_until
 
 pytestmark = [
     pytest.mark.timeout(60),  # the libraries are imported, on a busy machine
-    pytest.mark.skipif(not nursery_module._is_safe(), reason="processes are forked on Linux, where no GPU driver is"),
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only"),
 ]
 
 SAYS_WHAT_IT_FINDS = """
@@ -30,6 +31,7 @@ print(json.dumps({
     "is_leader": os.getsid(0) == os.getpid(),
     "is_warm": "warm" in sys.modules,
     "signals": [signal.getsignal(number) == signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGCHLD)],
+    "num_blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "num_files": len(os.listdir("/proc/self/fd")) - 1,
     "read": sys.stdin.read(),
 }))
@@ -45,6 +47,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "says.py").write_text(SAYS_WHAT_IT_FINDS)
     (folder / "sleeps.py").write_text("import time\nprint('asleep', flush=True)\ntime.sleep(1000)\n")
     (folder / "warm.py").write_text("print('no answer')\n")
+    (folder / "broken.py").write_text("raise OSError('no such library')\n")
     (folder / "threaded.py").write_text(
         "import threading, time\nimport warm\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     )
@@ -52,7 +55,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("imported", "is_warm"), [(["warm", "no_such_module"], True), (["warm", "threaded"], False)])
+@pytest.mark.parametrize(("imported", "is_warm"), [(["warm", "broken"], True), (["warm", "threaded"], False)])
 async def test_a_fork_finds_what_a_process_from_a_shell_finds(
     imported: list[str], is_warm: bool, modules: Path, tmp_path: Path
 ) -> None:
@@ -67,7 +70,8 @@ async def test_a_fork_finds_what_a_process_from_a_shell_finds(
     assert first == "before"
     printed = (tmp_path / "nursery.txt").read_text()
     assert printed.startswith("no answer\n")
-    assert ("an import started a thread" in printed) == (not is_warm)
+    assert (STARTED_A_THREAD in printed) == (not is_warm)
+    assert ("no such library" in printed) == ("broken" in imported)
     assert json.loads(said) == {
         "name": "__main__",
         "arguments": ["--flag", "a b"],
@@ -76,9 +80,29 @@ async def test_a_fork_finds_what_a_process_from_a_shell_finds(
         "is_leader": True,
         "is_warm": is_warm,  # where an import has started a thread, the program begins anew
         "signals": [True, True],
+        "num_blocked": 0,
         "num_files": 3,
         "read": "",
     }
+
+
+async def test_a_signal_right_after_the_start_ends_a_fork(modules: Path, tmp_path: Path) -> None:
+    async with nursery((), tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        for _ in range(20):
+            forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
+            forked.terminate()
+            assert await forked.wait() == -signal.SIGTERM
+
+
+async def test_a_process_that_cannot_be_started_is_said(modules: Path, tmp_path: Path) -> None:
+    async with nursery((), tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        nowhere = await forks.fork(["sleeps"], environment(), tmp_path / "no_folder" / "log.txt")
+        assert await nowhere.wait() == 1
+        next_one = await forks.fork(["says"], environment(), tmp_path / "log.txt")
+        assert await next_one.wait() == 3
+    assert "no_folder" in (tmp_path / "nursery.txt").read_text()
 
 
 async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path: Path) -> None:
@@ -100,18 +124,38 @@ async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path:
         await forks.fork(["says"], environment(), tmp_path / "late.txt")
 
 
-async def test_a_killed_nursery_is_said_to_who_waits(modules: Path, tmp_path: Path) -> None:
+async def test_a_killed_nursery_takes_all_along_and_who_waits_is_told(modules: Path, tmp_path: Path) -> None:
     async with nursery((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
-        psutil.Process(forked.pid).parent().suspend()
+        process = psutil.Process(forked.pid)
+        parent = process.parent()
+        assert parent is not None
+        parent.suspend()
         waiting = asyncio.create_task(forks.fork(["says"], environment(), tmp_path / "log.txt"))
         await asyncio.sleep(0)
-        psutil.Process(forked.pid).parent().kill()
-        with pytest.raises(Unavailable, match="exit code -9"):
+        parent.kill()
+        with pytest.raises(Unavailable, match=r"exit code -9; see .*nursery\.txt"):
             await waiting
         assert await forked.wait() == -signal.SIGKILL
-        os.kill(forked.pid, signal.SIGKILL)
+        assert psutil.wait_procs([process], 10.0)[1] == []
+
+
+async def test_a_nursery_that_hangs_is_killed_at_the_end(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nursery_module, "END_S", 0.3)
+    async with nursery((), tmp_path / "nursery.txt") as forks:
+        assert forks is not None
+        forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
+        process = psutil.Process(forked.pid)
+        parent = process.parent()
+        assert parent is not None
+        parent.suspend()
+        monkeypatch.setattr(nursery_module, "START_S", 0.3)
+        with pytest.raises(Unavailable, match=r"no process was forked within 0 s; see .*nursery\.txt"):
+            await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
+    assert psutil.wait_procs([process, parent], 10.0)[1] == []
 
 
 ASKS = """
