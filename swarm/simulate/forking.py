@@ -66,7 +66,8 @@ class _Forks:
         finally:
             if os.getpid() == own_pid:
                 for pid in self._children:
-                    os.killpg(pid, signal.SIGKILL)  # not waited for yet, so it is there
+                    with contextlib.suppress(ProcessLookupError):  # somebody killed it before it had a session
+                        os.killpg(pid, signal.SIGKILL)
                 self._tell_ended(wait=True)
 
     def _answer(self) -> list[str] | None:
@@ -114,13 +115,8 @@ class _Forks:
             self._tell({"failed": f"a process could not be forked: {error}"})
             pid = -1
         if pid == 0:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            for descriptor in (self._woken, self._wake, self._answers, is_open):
-                os.close(descriptor)
-            die_with(own_pid)
+            os.close(is_open)
+            self._detach(own_pid)
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             os.close(is_ready)
             self._begin(asked)
@@ -133,6 +129,16 @@ class _Forks:
         os.close(is_open)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         return False
+
+    def _detach(self, parent: int) -> None:
+        """Gives a fork a session of its own, none of the signal handlers and pipes, and an end with its parent."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        for descriptor in (self._woken, self._wake, self._answers):
+            os.close(descriptor)
+        die_with(parent)
 
     def _begin(self, asked: JsonDict) -> None:
         """Gives a fork its output and its environment; where it cannot go on as it is, it begins anew."""
