@@ -80,7 +80,7 @@ simulate: env ## Two SmolLM2 learners share what they experience: about 6 minute
 	$(BIN)/swarm simulate --preset smollm $(ARGS)
 
 .PHONY: simulate-tiny
-simulate-tiny: env ## Eight tiny models, 3 minutes
+simulate-tiny: env ## Eight tiny models, about a minute
 	$(BIN)/swarm simulate --preset tiny $(ARGS)
 
 .PHONY: simulate-echo
