@@ -87,10 +87,11 @@ class Nursery:
     def check(self) -> None:
         """Raises Unavailable when it has ended: what was forked from it has ended with it."""
         if self._process.returncode is not None:
-            raise Unavailable(
-                f"the process that others are forked from ended with exit code {self._process.returncode};"
-                f" see {self._log}"
-            )
+            raise Unavailable(self._end())
+
+    def _end(self) -> str:
+        code = self._process.returncode
+        return f"the process that others are forked from ended with exit code {code}; see {self._log}"
 
     async def listen(self) -> None:
         """Takes note of who was forked and who has ended, until the nursery ends."""
@@ -107,13 +108,13 @@ class Nursery:
             forked = self._running[said["forked"]] = Forked(said["forked"])
             if not future.cancelled():  # else it ends with the nursery
                 future.set_result(forked)
-        code = await self._process.wait()
+        await self._process.wait()
         for forked in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(forked.pid, signal.SIGKILL)  # its children, which no kernel ends with the nursery
             forked.end(LOST)
         for future in self._asked:
-            _fail(future, f"the process that others are forked from ended with exit code {code}; see {self._log}")
+            _fail(future, self._end())
 
 
 def _fail(future: "asyncio.Future[Forked]", why: str) -> None:

@@ -65,6 +65,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
     Raises:
         SimulationFailed: a process did not start or died unasked.
+        Unavailable: the process that the others are forked from failed.
     """
     configs = node_configs(options, directory)
     modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())

@@ -13,7 +13,7 @@ import pytest
 from swarm.errors import Unavailable
 from swarm.simulate import nursery as nursery_module
 from swarm.simulate.forking import STARTED_A_THREAD
-from swarm.simulate.nursery import environment, nursery
+from swarm.simulate.nursery import Forked, Nursery, environment, nursery
 from swarm.simulate.processes import wait_until
 
 pytestmark = [
@@ -124,14 +124,20 @@ async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path:
         await forks.fork(["says"], environment(), tmp_path / "late.txt")
 
 
+async def _forked_and_held(forks: Nursery, tmp_path: Path) -> tuple[Forked, psutil.Process, psutil.Process]:
+    """A fork, its process, and the nursery, which does not answer from then on."""
+    forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
+    process = psutil.Process(forked.pid)
+    parent = process.parent()
+    assert parent is not None
+    parent.suspend()
+    return forked, process, parent
+
+
 async def test_a_killed_nursery_takes_all_along_and_who_waits_is_told(modules: Path, tmp_path: Path) -> None:
     async with nursery((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
-        forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
-        process = psutil.Process(forked.pid)
-        parent = process.parent()
-        assert parent is not None
-        parent.suspend()
+        forked, process, parent = await _forked_and_held(forks, tmp_path)
         waiting = asyncio.create_task(forks.fork(["says"], environment(), tmp_path / "log.txt"))
         await asyncio.sleep(0)
         parent.kill()
@@ -147,11 +153,7 @@ async def test_a_nursery_that_hangs_is_killed_at_the_end(
     monkeypatch.setattr(nursery_module, "END_S", 0.3)
     async with nursery((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
-        forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
-        process = psutil.Process(forked.pid)
-        parent = process.parent()
-        assert parent is not None
-        parent.suspend()
+        _, process, parent = await _forked_and_held(forks, tmp_path)
         monkeypatch.setattr(nursery_module, "START_S", 0.3)
         with pytest.raises(Unavailable, match=r"no process was forked within 0 s; see .*nursery\.txt"):
             await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
@@ -161,7 +163,7 @@ async def test_a_nursery_that_hangs_is_killed_at_the_end(
 ASKS = """
 import asyncio, sys
 from pathlib import Path
-from swarm.simulate.nursery import environment, nursery
+from swarm.simulate.nursery import Forked, Nursery, environment, nursery
 
 async def main():
     async with nursery((), Path(sys.argv[1])) as forks:
