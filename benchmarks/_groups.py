@@ -20,7 +20,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.convert import seal_group
+from swarm.wire.envelopes import seal_group
 
 RUN_ID: Final = "benchmark"
 GROUP_SIZE: Final = 8

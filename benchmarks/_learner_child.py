@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from swarm.clock import SystemClock
-from swarm.learn.batch import Batch
-from swarm.learn.fused import Head, Scores, Upstream, fused_logprobs, pull
-from swarm.learn.objective import coefficients, with_advantages
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_logprobs, pull
+from swarm.learn.gradient import Gradient
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import pack
-from swarm.learn.update import Gradient
-from swarm.recipes import load_recipe
+from swarm.objectives.batch import Batch
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe
 from swarm.types import Correction
 
 GROUP, PROMPT = 8, 32  # rollouts of a prompt; prompt tokens

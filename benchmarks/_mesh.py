@@ -17,7 +17,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, Wanted
-from swarm.wire.convert import open_group
+from swarm.wire.envelopes import open_group
 
 MAX_GROUP_BYTES: Final = 4 * 2**20
 _LENGTH: Final = struct.Struct("<I")

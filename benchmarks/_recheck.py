@@ -14,17 +14,17 @@ import numpy as np
 from benchmarks._groups import GROUP_SIZE, RUN_ID
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.standing import Standing
+from swarm.environments.inline_verifier import InlineVerifier
+from swarm.environments.load import build_environments
+from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
-from swarm.tasks.build import build_environments
-from swarm.tasks.inline import InlineVerifier
-from swarm.tasks.sandbox import SandboxVerifier
-from swarm.testing import ToyCodec, make_rollout
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import ToyCodec, make_rollout
 from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
-from swarm.wire.convert import seal_group
+from swarm.wire.envelopes import seal_group
 
 _ENVIRONMENT: Final = EnvironmentConfig(name="reverse", kind="char", dataset="reverse", seed=1)
 _MANY: Final = 10**9  # no quota: the door is measured, not the peer's allowance

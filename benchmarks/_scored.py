@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Sequence
 
 from swarm.clock import SystemClock
+from swarm.generation.produce import produce
 from swarm.interfaces import Generator, TextCodec, Verifier
-from swarm.rollout.produce import produce
 from swarm.types import Correction, NodeId, Sampling, ScoredGroup, Task
 
 

@@ -19,16 +19,16 @@ import torch
 from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import specialist_weights, warm_weights
 from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
-from swarm.exchange.sampler import Candidate, sample
+from swarm.environments.char_tasks import KINDS
+from swarm.environments.curriculum import TaskMixture, evaluation_tasks
+from swarm.environments.inline_verifier import InlineVerifier
+from swarm.environments.load import build_environments
+from swarm.exchange.external_sampler import Candidate, sample
+from swarm.generation.produce import evaluate
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, PublishedTensors, load_published, tiny_network
-from swarm.recipes import load_recipe
-from swarm.rollout.produce import evaluate
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.tasks.build import build_environments
-from swarm.tasks.char import KINDS
-from swarm.tasks.inline import InlineVerifier
-from swarm.tasks.mixture import TaskMixture, evaluation_tasks
+from swarm.objectives.methods import load_recipe
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 GROUP_SIZE: Final = 8

@@ -9,10 +9,10 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from swarm.config import ModelConfig
+from swarm.environments.char_tasks import KINDS
 from swarm.model import PublishedTensors, default_cache_dir, load_model, load_published, published_state, tiny_network
 from swarm.model.network import save_tensors
 from swarm.simulate.tiny import NUM_STEPS, fine_tune, training_pairs, warm_start
-from swarm.tasks.char import KINDS
 
 SPECIALIST_STEPS = 120
 OWN_SHARE = 0.4  # probability of the right label in a specialist's own tasks

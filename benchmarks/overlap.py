@@ -18,8 +18,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import NAMES, SimulationOptions
-from swarm.simulate.run import SwarmRun, run_swarm
 
 SLOW_FACTOR = 4.0
 FREEZE_AFTER_S = 5.0

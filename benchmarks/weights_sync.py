@@ -27,7 +27,7 @@ from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.signal import Signal
+from swarm.flow import Signal
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.model import PublishedTensors, weights_digest

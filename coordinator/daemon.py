@@ -24,11 +24,11 @@ from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
+from swarm.objectives.methods import list_recipes, recipes_of
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
-from swarm.recipes import list_recipes, recipes_of
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
-from swarm.wire.manifest import JoinLink, manifest_of
+from swarm.wire.run_manifest import JoinLink, manifest_of
 from swarm.wire.server import ServerLimits, Sessions, start_server
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class CoordinatorDaemon(Service):
     async def _start_directory(self, identity: Identity) -> None:
         if self.config.directory.kind == "none":
             return
-        from swarm.exchange.dht import HivemindDirectory
+        from swarm.peers.discovery_dht import HivemindDirectory
 
         directory = await HivemindDirectory.start(
             identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"

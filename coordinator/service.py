@@ -16,10 +16,10 @@ from coordinator.watching import WATCHES_TOTAL
 from swarm.clock import Clock
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.types import NodeId
-from swarm.wire.body import MAX_NAME_CHARS, version_to_message
+from swarm.wire.grpc_errors import answering
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
+from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
 from swarm.wire.server import Sessions
-from swarm.wire.status import answering
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 

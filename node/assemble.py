@@ -16,8 +16,8 @@ from swarm.loops import Ask, Greedy, Produce, Worker
 from swarm.types import Draw, NodeId, RolloutGroup, Sampling, Task
 
 if TYPE_CHECKING:
-    from swarm.learn.recipe import Recipe
-    from swarm.tasks.base import NumberedEnvironment
+    from swarm.environments.environment import NumberedEnvironment
+    from swarm.objectives.recipe import Recipe
 
 EvaluationTasks = dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
 
@@ -40,10 +40,10 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     """
     import torch
 
-    from swarm.learn.part import Need
-    from swarm.recipes import recipes_of
-    from swarm.rollout.produce import evaluate
-    from swarm.tasks.build import build_environments
+    from swarm.environments.load import build_environments
+    from swarm.generation.produce import evaluate
+    from swarm.objectives.methods import recipes_of
+    from swarm.objectives.part import Need
 
     torch.set_num_threads(config.num_threads)
     recipes = recipes_of(config)
@@ -86,9 +86,9 @@ def _questions(
     is_chosen: bool,
 ) -> _Questions:
     """The training sequence; no question comes again while a group about it may still wait."""
-    from swarm.rollout.chosen import NUM_CANDIDATES
-    from swarm.rollout.produce import produce
-    from swarm.tasks.mixture import SPACING, TaskMixture
+    from swarm.environments.curriculum import SPACING, TaskMixture
+    from swarm.environments.prompt_choice import NUM_CANDIDATES
+    from swarm.generation.produce import produce
 
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups * (NUM_CANDIDATES if is_chosen else 1)
@@ -116,7 +116,7 @@ def _questions(
 
 def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchange: LocalExchange) -> Ask | None:
     """Asks what the recipe chooses among the training sequence; None where it takes it as it comes."""
-    from swarm.rollout.chosen import ChosenQuestions
+    from swarm.environments.prompt_choice import ChosenQuestions
 
     if recipe.prompts is None:
         return None
@@ -139,7 +139,7 @@ def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchan
 
 def _greedy(config: NodeConfig, engines: Engines, task_of: TaskOf) -> Greedy:
     """Answers of the learner's own weights, which nothing else uses meanwhile."""
-    from swarm.learn.batch import own_prompt_ids
+    from swarm.objectives.batch import own_prompt_ids
 
     evaluator = engines.evaluator
     assert evaluator is not None, "only a learner draws"
@@ -153,7 +153,7 @@ def _greedy(config: NodeConfig, engines: Engines, task_of: TaskOf) -> Greedy:
 
 def _evaluation_tasks(config: EvaluationConfig, environments: Mapping[str, "NumberedEnvironment"]) -> EvaluationTasks:
     """(environment, split) -> problems, the same on every node."""
-    from swarm.tasks.mixture import evaluation_tasks
+    from swarm.environments.curriculum import evaluation_tasks
 
     return {
         (name, split): evaluation_tasks(environments[name], split, config.num_problems, seed=0)

@@ -19,18 +19,19 @@ from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, SwarmError
-from swarm.exchange.admit import Door
+from swarm.exchange.admission import Door
+from swarm.exchange.admission_checks import DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.checks import DoorLimits
+from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.local_grpc import LocalServer, fresh_socket
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
-from swarm.exchange.store import SqliteGroupStore
+from swarm.exchange.local_rpc import LocalServer, fresh_socket
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
 from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
+from swarm.peers.reputation import Standing
 from swarm.process import (
     Service,
     begin_start,
@@ -40,15 +41,14 @@ from swarm.process import (
     settle,
     write_json,
 )
-from swarm.tasks.sandbox import SandboxVerifier
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
-from swarm.wire.manifest import write_toml
+from swarm.wire.run_manifest import write_toml
 
 if TYPE_CHECKING:
-    from swarm.exchange.coordinator_client import GrpcCoordinatorClient
-    from swarm.exchange.dht import HivemindDirectory
+    from swarm.peers.coordinator_client import GrpcCoordinatorClient
+    from swarm.peers.discovery_dht import HivemindDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Daemon(Service):
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
         if self.config.directory.kind == "none":
             return None
-        from swarm.exchange.dht import HivemindDirectory
+        from swarm.peers.discovery_dht import HivemindDirectory
 
         directory = await HivemindDirectory.start(
             identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"
@@ -174,7 +174,7 @@ class Daemon(Service):
     def _connect_coordinator(self, identity: Identity) -> "GrpcCoordinatorClient | None":
         if not self.config.coordinator.address:
             return None
-        from swarm.exchange.coordinator_client import GrpcCoordinatorClient
+        from swarm.peers.coordinator_client import GrpcCoordinatorClient
 
         client = GrpcCoordinatorClient(self.config.coordinator, identity, self.config.run_id)
         self._exit.push_async_callback(client.close)
@@ -349,7 +349,7 @@ def _open_weights(config: NodeConfig) -> WeightStore | None:
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
     """What the recipes may learn from: anything else is refused before it can reach the learner."""
-    from swarm.recipes import load_recipes
+    from swarm.objectives.methods import load_recipes
 
     return load_recipes(config.learner).usable
 

@@ -20,11 +20,11 @@ import psutil
 from swarm.addresses import endpoint_of
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig, load_config
+from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.checks import CLOCK_SKEW_S
+from swarm.exchange.admission_checks import CLOCK_SKEW_S
 from swarm.identity import Identity
 from swarm.process import is_running
-from swarm.tasks.sandbox import SandboxVerifier
 from swarm.types import JsonDict
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -182,8 +182,8 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
         Unavailable: the coordinator does not answer.
     """
     # gRPC is imported where a call is made, so that the commands start without it
+    from swarm.wire.grpc_errors import calling
     from swarm.wire.session import open_channel
-    from swarm.wire.status import calling
     from swarm.wire.v1 import coordinator_service_pb2 as pb
     from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 

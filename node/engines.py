@@ -23,12 +23,12 @@ from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
 
 if TYPE_CHECKING:
-    from swarm.learn.guarded import GuardedLearner
-    from swarm.learn.kinds import RecipesByKind
+    from swarm.generation.transformers_engine import TransformersGenerator
+    from swarm.learn.data_parallel import ShardedRanks
+    from swarm.learn.guarded_learner import GuardedLearner
     from swarm.learn.learner import PolicyLearner
-    from swarm.learn.sharded import ShardedRanks
     from swarm.model import LoadedModel, PublishedTensors
-    from swarm.rollout.transformers_engine import TransformersGenerator
+    from swarm.objectives.fallbacks import RecipesByKind
 
 BASE_MODEL: Final = "base model"  # lineage of what an engine starts with, until a manifest says whom it follows
 
@@ -73,9 +73,9 @@ def _training(
     task_of: TaskOf,
     canaries: Sequence[Task],
 ) -> Engines:
-    from swarm.learn.guarded import GuardedLearner
-    from swarm.recipes import load_recipe
-    from swarm.rollout.transformers_engine import TransformersGenerator
+    from swarm.generation.transformers_engine import TransformersGenerator
+    from swarm.learn.guarded_learner import GuardedLearner
+    from swarm.objectives.methods import load_recipe
 
     if config.weights.publish:
         _check_room(config, loaded)
@@ -151,17 +151,17 @@ def _start_engine(
     """
     kind, tolerance = config.engine.kind, config.engine.tolerance_nats
     if kind == "vllm":
-        from swarm.rollout.vllm_engine import VllmGenerator
+        from swarm.generation.vllm_engine import VllmGenerator
 
         vllm = VllmGenerator.start(config, codec, version, config.seed)
         return vllm, vllm.close
     if kind == "openai":
-        from swarm.rollout.openai_engine import OpenAIGenerator
+        from swarm.generation.openai_engine import OpenAIGenerator
 
         remote = OpenAIGenerator.start(config, codec, version, config.seed)
         return remote, remote.close
+    from swarm.generation.transformers_engine import TransformersGenerator
     from swarm.model import load_model, pick_device
-    from swarm.rollout.transformers_engine import TransformersGenerator
 
     network = (loaded or load_model(config.model)).network.to(pick_device(config.device))
     rows = config.engine.max_rows

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import TextCodec
 from swarm.learn.learner import PolicyLearner
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.types import FloatArray
 
 

@@ -15,7 +15,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, Role
-from swarm.wire.manifest import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest, write_toml
+from swarm.wire.run_manifest import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest, write_toml
 
 FETCH_TIMEOUT_S = 10.0
 
@@ -124,7 +124,7 @@ def _require_recipe(config: NodeConfig, origin: str) -> None:
         ConfigError: names the key.
     """
     try:
-        from swarm.recipes import recipes_of
+        from swarm.objectives.methods import recipes_of
 
         recipes_of(config)
     except ConfigError as error:

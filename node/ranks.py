@@ -19,10 +19,10 @@ from swarm.process import settle
 from swarm.types import NodeId, Role, Task
 
 if TYPE_CHECKING:
-    from swarm.learn.kinds import RecipesByKind
+    from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
-    from swarm.learn.sharded import ShardedRanks
     from swarm.model import LoadedModel
+    from swarm.objectives.fallbacks import RecipesByKind
 
 
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
@@ -99,7 +99,7 @@ def join(config: NodeConfig) -> "ShardedRanks | None":
     """The processes that share the learner; None for one alone. Raises ConfigError."""
     if num_ranks(config) == 1:
         return None
-    from swarm.learn.sharded import ShardedRanks
+    from swarm.learn.data_parallel import ShardedRanks
 
     ranks = ShardedRanks.start(os.environ[STORE_VARIABLE])
     forget_rank()
@@ -121,7 +121,7 @@ def open_policy(
 
     kind = PolicyLearner
     if ranks is not None and ranks.index == 0:
-        from swarm.learn.orders import LeadingLearner as kind
+        from swarm.learn.leader import LeadingLearner as kind
     return kind(
         network=loaded.network,
         codec=loaded.codec,
@@ -143,10 +143,10 @@ def follow_leader(config: NodeConfig) -> None:
     """
     import torch
 
-    from swarm.learn.orders import follow
+    from swarm.environments.load import build_environments
+    from swarm.learn.leader import follow
     from swarm.model import load_model
-    from swarm.recipes import load_recipe, recipes_of
-    from swarm.tasks.build import build_environments
+    from swarm.objectives.methods import load_recipe, recipes_of
 
     torch.set_num_threads(config.num_threads)
     environments = build_environments(config.environments)

@@ -29,7 +29,7 @@ EXIT_FAILED = 1  # the agent starts another
 
 async def work(config: NodeConfig, socket: Path) -> bool:
     """Connects to the agent and works; True when it is done, False when it was terminated before."""
-    from swarm.exchange.local_grpc import LocalClient
+    from swarm.exchange.local_rpc import LocalClient
 
     task = asyncio.current_task()
     assert task is not None

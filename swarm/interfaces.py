@@ -1,7 +1,7 @@
 """Every seam of the system, on one page: what is injected, and what each side promises.
 
 Invariant: modules of one layer know each other only through these protocols. Each has a fake in
-`swarm.testing` or an in-memory implementation that passes the same contract tests as the real one.
+`swarm.testing.builders` or an in-memory implementation that passes the same contract tests as the real one.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -135,7 +135,7 @@ TaskOf = Callable[[str, int], Task]
 class PromptChooser(Protocol):
     """Chooses what is asked, and how often, by what own groups were rewarded; memories are plain JSON data.
 
-    See `swarm.learn.part.PromptPart`, which recipes implement it with.
+    See `swarm.objectives.part.PromptPart`, which recipes implement it with.
     """
 
     def initial(self) -> Mapping[str, Any]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, StorageFull, TooLarge, Unavailable
-from swarm.exchange.admit import Door
-from swarm.exchange.agent_events import (
+from swarm.events import (
     Emit,
     evaluation_fields,
     group_fields,
@@ -24,22 +23,19 @@ from swarm.exchange.agent_events import (
     version_fields,
     versions_of,
 )
-from swarm.exchange.allowance import Allowance
-from swarm.exchange.appetite import Appetite
-from swarm.exchange.checks import CLOCK_SKEW_S
-from swarm.exchange.coordination import Coordination
-from swarm.exchange.drawing import Drawing
-from swarm.exchange.following import Following
-from swarm.exchange.holding import Holding
-from swarm.exchange.intake import Intake
-from swarm.exchange.leaves import Leaves
-from swarm.exchange.peers import Peers
-from swarm.exchange.publishing import Publishing
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.serving import Serving
-from swarm.exchange.signal import Signal
+from swarm.exchange.admission import Door
+from swarm.exchange.admission_checks import CLOCK_SKEW_S
+from swarm.exchange.capacity import Allowance
+from swarm.exchange.draw_journal import Drawing
+from swarm.exchange.group_ingest import Intake
+from swarm.exchange.group_stream import Serving
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import Signal
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, Verdict, Verifier
+from swarm.peers.coordinator_view import Coordination
+from swarm.peers.intake_quota import Appetite
+from swarm.peers.peer_table import Peers
 from swarm.types import (
     Advert,
     ApplyReport,
@@ -56,6 +52,10 @@ from swarm.types import (
     Way,
     short,
 )
+from swarm.weight_sync.credit import Leaves
+from swarm.weight_sync.follower import Following
+from swarm.weight_sync.version_publisher import Publishing
+from swarm.weight_sync.weight_server import Holding
 from swarm.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from swarm.exchange.checks import clamp_logprobs
+from swarm.exchange.admission_checks import clamp_logprobs
 from swarm.types import Correction, Refused, ScoredGroup, SealedGroup, short
-from swarm.wire.convert import open_group
+from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, cast
 
 from swarm.errors import Unavailable
-from swarm.exchange.chunk_places import CHUNK_STALL_S, ChunkPlaces
 from swarm.interfaces import ExchangeHandler, StreamItem
 from swarm.types import NodeId, Wanted
-from swarm.wire.convert import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
+from swarm.weight_sync.chunk_slots import CHUNK_STALL_S, ChunkPlaces
+from swarm.wire.envelopes import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
+from swarm.wire.grpc_errors import Context, answering
 from swarm.wire.server import Sessions
-from swarm.wire.status import Context, answering
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import require_digest, watch_from_message, watched_to_message

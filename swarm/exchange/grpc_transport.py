@@ -18,17 +18,17 @@ from swarm.exchange.grpc_serving import FETCH_BYTES, STALL_TIMEOUT_S, ExchangeSe
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, Wanted, short
-from swarm.wire.body import Malformed
-from swarm.wire.convert import (
+from swarm.wire.envelopes import (
     MAX_ENVELOPE_BYTES,
     cursor_from_message,
     cursor_to_message,
     sealed_from_bytes,
     sealed_from_message,
 )
+from swarm.wire.grpc_errors import calling, error_of
+from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import AuthenticatedChannel, open_channel
-from swarm.wire.status import calling, error_of
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
+from swarm.objectives.batch import Batch
 from swarm.types import EdgeReport
 
 AGE_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64)

@@ -19,21 +19,21 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, TextCodec
-from swarm.learn.batch import Batch, make_batch
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import Offness, offness_by_source
-from swarm.learn.fused import Head
-from swarm.learn.kinds import MAIN, RecipesByKind, Share, merged
-from swarm.learn.objective import scored, with_advantages
+from swarm.learn.fused_head import Head
+from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.packing import PackedRows, pack
-from swarm.learn.part import Need, Scope
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.recipe import Recipe
 from swarm.learn.reference import ReferencePolicy
 from swarm.learn.report import Update, step_report
 from swarm.learn.score import check_head
-from swarm.learn.update import Gradient, Measured, minibatches, score_batch
 from swarm.model import published_state, weights_digest
+from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.coefficients import scored, with_advantages
+from swarm.objectives.fallbacks import MAIN, RecipesByKind, Share, merged
+from swarm.objectives.part import Need, Scope
+from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)

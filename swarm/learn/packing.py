@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
+from swarm.objectives.batch import Batch
 
 MIN_FILL = 0.9  # shortest over longest row of a micro-batch: bounds the padding share by 10 %
 PADDING = -1  # segment id of padding

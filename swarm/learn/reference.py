@@ -11,12 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from swarm.learn.batch import Batch
+from swarm.learn.gradient import score_batch
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.update import score_batch
 from swarm.model.lora import LoraLinear, is_adapter_name
-from swarm.model.published import weights_digest
+from swarm.model.version_digest import weights_digest
+from swarm.objectives.batch import Batch
 
 
 class ReferencePolicy:

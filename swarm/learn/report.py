@@ -6,9 +6,9 @@ Invariant: figures only; what is kept for the next step is elsewhere.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.learn.batch import Batch
 from swarm.learn.diagnostics import edge_reports, step_diagnostics
-from swarm.learn.update import Measured
+from swarm.learn.gradient import Measured
+from swarm.objectives.batch import Batch
 from swarm.types import Draw, PolicyVersion, StepReport
 
 

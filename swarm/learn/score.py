@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
-from swarm.learn.fused import CHUNK_ELEMENTS, Head, Scores, score_hidden
+from swarm.learn.fused_head import CHUNK_ELEMENTS, Head, Scores, score_hidden
 from swarm.learn.packing import PackedRows
-from swarm.learn.part import Probe
+from swarm.objectives.part import Probe
 
 
 def score_tokens(

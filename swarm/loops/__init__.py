@@ -9,11 +9,11 @@ Invariant: every task belongs to a TaskGroup, and `retry` holds the only broad `
 the failure is logged with its traceback, counted and reported as an event.
 """
 
-from swarm.loops.agent import KEPT_SHARE, hand_in_versions, run_agent
-from swarm.loops.kit import Ask, Encode, Greedy, Produce, Worker
+from swarm.loops.agent_loops import KEPT_SHARE, hand_in_versions, run_agent
+from swarm.loops.learn_loop import run_worker
 from swarm.loops.neighbours import neighbours_loop
-from swarm.loops.retry import Backoff
-from swarm.loops.worker import run_worker
+from swarm.loops.supervise import Backoff
+from swarm.loops.worker import Ask, Encode, Greedy, Produce, Worker
 
 __all__ = [
     "KEPT_SHARE",

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
-from swarm.exchange.overlay import choose_neighbours, rank
-from swarm.exchange.peers import keep_newest
-from swarm.exchange.standing import UNPROVEN
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
-from swarm.loops.retry import Backoff, supervise
+from swarm.loops.supervise import Backoff, supervise
+from swarm.peers.peer_table import keep_newest
+from swarm.peers.reputation import UNPROVEN
+from swarm.peers.topology import choose_neighbours, rank
 from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, Wanted, short
 
 logger = logging.getLogger(__name__)

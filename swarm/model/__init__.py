@@ -6,13 +6,13 @@ Invariant: importing this package, or loading a codec, never imports torch; name
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from swarm.model.codec import CharCodec, HfCodec, load_codec
 from swarm.model.source import default_cache_dir, resolve_source
+from swarm.model.tokenizer import CharCodec, HfCodec, load_codec
 
 if TYPE_CHECKING:
     from swarm.model.lora import add_adapters, merged_state
     from swarm.model.network import LoadedModel, load_model, pick_device, save_model, tiny_network
-    from swarm.model.published import PublishedTensors, load_published, published_state, snapshot, weights_digest
+    from swarm.model.version_digest import PublishedTensors, load_published, published_state, snapshot, weights_digest
 
 __all__ = [
     "CharCodec",
@@ -42,11 +42,11 @@ _NEEDS_TORCH = {
     "pick_device": "network",
     "save_model": "network",
     "tiny_network": "network",
-    "PublishedTensors": "published",
-    "load_published": "published",
-    "published_state": "published",
-    "snapshot": "published",
-    "weights_digest": "published",
+    "PublishedTensors": "version_digest",
+    "load_published": "version_digest",
+    "published_state": "version_digest",
+    "snapshot": "version_digest",
+    "weights_digest": "version_digest",
 }
 
 

@@ -17,10 +17,10 @@ from torch import nn
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import TextCodec
-from swarm.model.codec import CharCodec, HfCodec
 from swarm.model.lora import add_adapters, merged_state
-from swarm.model.published import load_published, published_state, weights_digest
 from swarm.model.source import TINY, resolve_source
+from swarm.model.tokenizer import CharCodec, HfCodec
+from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest
 
 _TINY_FILE = "tiny.safetensors"

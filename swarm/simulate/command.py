@@ -17,12 +17,12 @@ from rich.console import Console
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.leftovers import delete_heavy
-from swarm.simulate.live import LiveProgress
+from swarm.simulate.local.leftovers import delete_heavy
+from swarm.simulate.local.run import NodeRun, SwarmRun, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
-from swarm.simulate.report import render_summary, write_report
-from swarm.simulate.result import SimulationResult, SwarmResult, node_result
-from swarm.simulate.run import NodeRun, SwarmRun, read_run, run_swarm
+from swarm.simulate.report.html import render_summary, write_report
+from swarm.simulate.report.live import LiveProgress
+from swarm.simulate.report.result import SimulationResult, SwarmResult, node_result
 from swarm.types import Role
 
 WORTH_TELLING_BYTES = 10**8  # deleted
@@ -66,7 +66,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
 
 def _check(plans: Iterable[SimulationOptions]) -> None:
     """Raises ConfigError where a node would refuse its configuration or recipes."""
-    from swarm.recipes import recipes_of
+    from swarm.objectives.methods import recipes_of
 
     for plan in plans:
         for config in node_configs(plan, Path()):
@@ -131,7 +131,7 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:
     """Whether the generators that want vLLM can have it; says so where they cannot."""
-    from swarm.rollout.vllm_process import has_vllm
+    from swarm.generation.vllm_process import has_vllm
 
     found = has_vllm(EngineConfig())
     if "vllm" in PRESETS[options.preset].generators and not found:

@@ -26,8 +26,8 @@ from swarm.config import (
     explained,
     parse_config,
 )
+from swarm.environments.char_tasks import KINDS
 from swarm.errors import ConfigError
-from swarm.tasks.char import KINDS
 from swarm.types import Role
 
 Engine = Literal["transformers", "vllm"]

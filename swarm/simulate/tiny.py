@@ -23,13 +23,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from swarm.environments.char_tasks import KINDS, CharTask
+from swarm.environments.held_out import is_held_out
+from swarm.generation.produce import evaluate
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
 from swarm.model import CharCodec, published_state, tiny_network
 from swarm.model.network import save_tensors
-from swarm.rollout.produce import evaluate
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.tasks.char import KINDS, CharTask
-from swarm.tasks.held_out import is_held_out
 from swarm.types import Message, PolicyVersion, Sampling, Task
 
 NUM_STEPS = 900

@@ -44,7 +44,7 @@ class Limits:
 class Manifest:
     """One way to one version: in full, or from one other version."""
 
-    version: PolicyVersion  # its digest is swarm.model.weights_digest of the tensors
+    version: PolicyVersion  # its digest is swarm.model.version_digest of the tensors
     base: PolicyVersion | None  # None: the payload is complete in itself
     codec: Codec
     layout: Digest  # of names, dtypes and shapes, see `layout_digest`

@@ -144,7 +144,7 @@ def part_of(weights: Weights, name: str, part: slice) -> Bits:
 
 
 class PublishedDigest:
-    """SHA-256 as `swarm.model.weights_digest` defines it, tensor by tensor in order of name.
+    """SHA-256 as `swarm.model.version_digest` defines it, tensor by tensor in order of name.
 
     Example:
         digest = PublishedDigest()

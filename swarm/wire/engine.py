@@ -15,7 +15,8 @@ import numpy as np
 
 from swarm.errors import Unavailable, WeightsRefused
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
-from swarm.wire.body import (
+from swarm.wire.grpc_errors import Context, answering, error_of
+from swarm.wire.rollout_groups import (
     rollout_from_message,
     rollout_to_message,
     sampling_from_message,
@@ -23,7 +24,6 @@ from swarm.wire.body import (
     version_from_message,
     version_to_message,
 )
-from swarm.wire.status import Context, answering, error_of
 from swarm.wire.v1 import engine_service_pb2 as pb
 from swarm.wire.v1 import engine_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import canary_from_message, canary_to_message

@@ -26,7 +26,7 @@ from swarm.types import (
     StepReport,
     Task,
 )
-from swarm.wire.body import body_to_group, group_to_body
+from swarm.wire.rollout_groups import body_to_group, group_to_body
 from swarm.wire.v1 import local_service_pb2 as pb
 
 # The largest group that configuration allows, and what is around it.

@@ -17,8 +17,8 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
+from swarm.wire.grpc_errors import Context, answering
 from swarm.wire.session import MAX_MESSAGE_BYTES, NONCE_BYTES, SESSION_KEY, challenge_message, hello_message
-from swarm.wire.status import Context, answering
 from swarm.wire.tls import Certificate, create_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc

@@ -18,8 +18,8 @@ from swarm.clock import Clock, SystemClock
 from swarm.errors import Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
-from swarm.wire.convert import is_endpoint
-from swarm.wire.status import calling
+from swarm.wire.envelopes import is_endpoint
+from swarm.wire.grpc_errors import calling
 from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc

@@ -14,7 +14,7 @@ import numpy as np
 from swarm.errors import TooLarge
 from swarm.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 from swarm.types import Canary, Digest, Leave, RefusalReason, SealedManifest
-from swarm.wire.body import MAX_ID, MAX_NAME_CHARS, MAX_STEP, Malformed
+from swarm.wire.rollout_groups import MAX_ID, MAX_NAME_CHARS, MAX_STEP, Malformed
 from swarm.wire.v1 import engine_service_pb2, policy_pb2
 from swarm.wire.v1 import exchange_service_pb2 as pb
 

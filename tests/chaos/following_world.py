@@ -14,20 +14,20 @@ import numpy as np
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import WeightsRefused
-from swarm.exchange.admit import Door
+from swarm.exchange.admission import Door
+from swarm.exchange.admission_checks import DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.checks import DoorLimits
-from swarm.exchange.directory import MemoryDirectory
-from swarm.exchange.faults import FaultPlan
-from swarm.exchange.memory import MemoryTransport
-from swarm.exchange.memory_network import MemoryNetwork
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
 from swarm.model import weights_digest
-from swarm.simulate.virtual_loop import run_virtual
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.directory import MemoryDirectory
+from swarm.simulate.virtual.faults import FaultPlan
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.loop import run_virtual
+from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.simulate.virtual.transport import MemoryTransport
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
 from swarm.types import (
     JsonDict,
     LoadReport,

@@ -15,16 +15,16 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.environments.curriculum import TaskMixture, evaluation_tasks
+from swarm.environments.inline_verifier import InlineVerifier
+from swarm.environments.load import build_environments
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
-from swarm.exchange.store import SqliteGroupStore
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import Worker, run_worker
-from swarm.tasks.build import build_environments
-from swarm.tasks.inline import InlineVerifier
-from swarm.tasks.mixture import TaskMixture, evaluation_tasks
-from swarm.testing import ToyCodec, make_identity, make_rollout
+from swarm.peers.reputation import Standing
+from swarm.testing.builders import ToyCodec, make_identity, make_rollout
 from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
 NUM_STEPS = 6

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.config import ExchangeConfig
-from swarm.testing import make_identity
+from swarm.testing.builders import make_identity
 from swarm.types import Refused
-from swarm.wire.convert import seal_group
+from swarm.wire.envelopes import seal_group
 
 from .following_world import (
     ANCHOR_EVERY,

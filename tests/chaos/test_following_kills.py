@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.exchange.faults import FaultPlan
+from swarm.simulate.virtual.faults import FaultPlan
 from swarm.weights import keep
 from swarm.weights.chunks import CHUNK_BYTES
 

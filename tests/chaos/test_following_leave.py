@@ -7,7 +7,7 @@ import pytest
 
 from node.status import _following_problems
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
-from swarm.exchange.faults import FaultPlan
+from swarm.simulate.virtual.faults import FaultPlan
 from swarm.types import NodeId
 
 from .following_world import (

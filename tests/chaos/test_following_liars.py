@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.exchange.holders import MAX_FAILURES
-from swarm.exchange.memory import MemoryTransport
 from swarm.interfaces import StreamItem
-from swarm.loops.follow import whom_to_watch
-from swarm.testing import TOY_RUN_ID, make_advert, make_identity
+from swarm.loops.fetch_weights import whom_to_watch
+from swarm.simulate.virtual.transport import MemoryTransport
+from swarm.testing.builders import TOY_RUN_ID, make_advert, make_identity
 from swarm.types import (
     Cursor,
     Digest,
@@ -23,6 +22,7 @@ from swarm.types import (
     SealedManifest,
     Wanted,
 )
+from swarm.weight_sync.chunk_sources import MAX_FAILURES
 
 from .following_world import TRAINER, Generator, Trainer, World, following_of, play, serves, stepped_far, until
 

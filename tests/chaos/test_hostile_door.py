@@ -13,11 +13,11 @@ import pytest
 import zstandard
 
 from swarm.clock import ManualClock
-from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.standing import Standing
-from swarm.exchange.store import MemoryGroupStore
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.identity import DOMAIN_GROUP, Identity
-from swarm.testing import (
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import (
     TOY_ENV,
     TOY_NOW_S,
     TOY_RUN_ID,
@@ -42,7 +42,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.convert import group_to_body
+from swarm.wire.envelopes import group_to_body
 from swarm.wire.v1 import rollout_pb2
 
 HOSTILE, HONEST, OURSELVES = make_identity(1), make_identity(2), make_identity(3)

@@ -14,17 +14,17 @@ from rich.console import Console
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.admit import Door
-from swarm.exchange.faults import Crash, FaultPlan, Partition
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
+from swarm.exchange.admission import Door
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import Verdict
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
-from swarm.simulate.virtual_parts import Parts
-from swarm.simulate.virtual_run import run_seed, run_virtual_command
-from swarm.simulate.virtual_scale import LARGE, LARGE_SWARM
+from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.node import Parts
+from swarm.simulate.virtual.run import run_seed, run_virtual_command
+from swarm.simulate.virtual.scale import LARGE, LARGE_SWARM
 from swarm.types import Draw, NodeId, RefusalReason, Refused, RolloutGroup, SealedGroup
-from swarm.wire.body import Malformed, body_to_group
+from swarm.wire.rollout_groups import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
 
 NUM_PLANS = 300

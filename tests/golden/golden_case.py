@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
+from swarm.objectives.batch import Batch
 from swarm.types import Correction
 
 KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "signed", "one_update", "equal", "graded")

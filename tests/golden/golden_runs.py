@@ -18,11 +18,11 @@ import torch
 from golden_case import KINDS, Case, case_of, predictions, random_batch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
-from swarm.learn.objective import coefficients, with_advantages
-from swarm.learn.part import Prediction
-from swarm.learn.recipe import Recipe
-from swarm.recipes import load_recipe
+from swarm.objectives.batch import Batch
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import Prediction
+from swarm.objectives.recipe import Recipe
 
 FORMULAS = Path(__file__).parent / "formulas"
 NUM_SEEDS = 3

@@ -16,9 +16,9 @@ from golden_runs import Step, ours
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.part import AggregatePart, Part, Scored, TokenLosses, WeightPart
-from swarm.learn.recipe import Recipe
-from swarm.recipes import load_recipe
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import AggregatePart, Part, Scored, TokenLosses, WeightPart
+from swarm.objectives.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from golden_runs import (
 )
 from mutants import NEEDLESS, Mutant, code_mutants, mutants
 
-from swarm.learn.objective import with_advantages
-from swarm.learn.part import Scope
-from swarm.recipes import list_recipes, load_recipe
+from swarm.objectives.coefficients import with_advantages
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import Scope
 
 ALLOWED_IMPORTS = {
     "math",

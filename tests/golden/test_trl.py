@@ -13,8 +13,8 @@ import torch
 from golden_case import LENGTH, random_batch
 from torch import Tensor
 
-from swarm.learn.objective import coefficients, with_advantages
-from swarm.recipes import load_recipe
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe
 
 TRAINER: Any = pytest.importorskip(
     "trl.trainer.grpo_trainer", reason="TRL is not installed: pip install trl", exc_type=ImportError

@@ -10,8 +10,8 @@ import pytest
 
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.simulate.local.processes import Process, wait_for_file, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.simulate.processes import Process, wait_for_file, wait_until
 from swarm.types import JsonDict
 
 sys.path.append(str(Path(__file__).parent))  # for what several tests share

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from swarm.errors import ConfigError
+from swarm.generation.http_json import JsonClient
+from swarm.generation.openai_dialects import find_server
+from swarm.generation.openai_engine import OpenAIGenerator
+from swarm.generation.openai_weights import DiskWeights, LoraAdapters
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import CharCodec, load_published, snapshot, tiny_network
 from swarm.model.lora import add_adapters
-from swarm.rollout.http_json import JsonClient
-from swarm.rollout.openai_engine import OpenAIGenerator
-from swarm.rollout.openai_servers import find_server
-from swarm.rollout.openai_weights import DiskWeights, LoraAdapters
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.types import Canary, FloatArray, PolicyVersion, Sampling
 
 START = PolicyVersion(policy_id="a", step=4)

@@ -25,10 +25,10 @@ from swarm.config import (
     load_config,
 )
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
-from swarm.exchange.coordinator_client import GrpcCoordinatorClient
 from swarm.identity import Identity
+from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
-from swarm.wire.manifest import JoinLink, fetch_manifest, node_config_from_manifest
+from swarm.wire.run_manifest import JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.session import open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub

@@ -19,8 +19,8 @@ from coordinator.watching import WATCHES_PER_NODE
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, ModelConfig, NodeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.coordinator_client import GrpcCoordinatorClient
 from swarm.identity import Identity
+from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.types import NodeReport, PolicyVersion, Role
 from swarm.wire.server import Sessions, start_server
 from swarm.wire.session import AuthenticatedChannel

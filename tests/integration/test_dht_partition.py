@@ -19,8 +19,8 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
-from swarm.exchange.dht import HivemindDirectory
 from swarm.identity import Identity
+from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
 
 pytest.importorskip("hivemind")

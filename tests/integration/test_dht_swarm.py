@@ -17,8 +17,8 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.dht import HivemindDirectory
 from swarm.identity import Identity
+from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
 
 pytest.importorskip("hivemind")
@@ -273,7 +273,7 @@ CHILD = """
 import asyncio, sys
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
-from swarm.exchange.dht import HivemindDirectory
+from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.identity import Identity
 
 async def main():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarm.simulate.command import judge, swarm_result
-from swarm.simulate.figures import follow_rows, mean_change
+from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import Mode, SimulationOptions
-from swarm.simulate.run import SwarmRun, run_swarm
+from swarm.simulate.report.figures import follow_rows, mean_change
 
 ROUNDS = 12
 

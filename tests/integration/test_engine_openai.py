@@ -6,10 +6,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from model_server import CODEC, PROMPTS, START, Server, canaries_of, engine_on, network_of, newer_of, serving
 
+from swarm.generation import http_json
 from swarm.interfaces import Generator as Engine
 from swarm.model import snapshot
-from swarm.rollout import http_json
-from swarm.testing_engine import CONTRACT, Check, EngineBench
+from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
 
 
 @pytest.fixture(autouse=True)

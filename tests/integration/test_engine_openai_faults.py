@@ -24,10 +24,10 @@ from model_server import (
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
+from swarm.generation import http_json
+from swarm.generation.openai_engine import OpenAIGenerator
 from swarm.identity import Identity
 from swarm.model import load_model, snapshot
-from swarm.rollout import http_json
-from swarm.rollout.openai_engine import OpenAIGenerator
 from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Rollout, Sampling
 
 SHORT = Sampling(max_new_tokens=6)

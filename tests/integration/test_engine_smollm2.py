@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swarm.config import ModelConfig
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import LoadedModel, default_cache_dir, load_model, published_state
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.types import Message, PolicyVersion, Sampling, Task
 
 

@@ -20,7 +20,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
-from swarm.wire.convert import sealed_to_bytes
+from swarm.wire.envelopes import sealed_to_bytes
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb

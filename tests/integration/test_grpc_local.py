@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
-from swarm.exchange.local_grpc import LocalClient, LocalServer, fresh_socket
+from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
 from swarm.types import (
     ApplyReport,
@@ -34,7 +34,7 @@ from swarm.types import (
     VersionSpan,
     Way,
 )
-from swarm.wire.body import version_to_message
+from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.v1 import local_service_pb2 as pb
 
 HEAD = PolicyVersion(policy_id="lineage", step=3, digest=b"d" * 32)

@@ -15,15 +15,15 @@ from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
 from swarm.exchange import grpc_serving
-from swarm.exchange.chunk_places import CHUNKS_PER_PEER, CHUNKS_TOTAL
-from swarm.exchange.faults import FaultPlan
 from swarm.exchange.grpc_serving import STREAMS_PER_PEER
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.memory import MemoryTransport
-from swarm.exchange.memory_network import MemoryNetwork
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
+from swarm.simulate.virtual.faults import FaultPlan
+from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
+from swarm.weight_sync.chunk_slots import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, open_channel
 from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate

@@ -12,23 +12,23 @@ import torch
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig, SandboxConfig
+from swarm.environments.load import build_environments
+from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
-from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.standing import Standing
-from swarm.exchange.store import SqliteGroupStore
-from swarm.learn.batch import make_batch
-from swarm.learn.kinds import RecipesByKind
+from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.generation.produce import produce
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.objective import scored as scored_by
 from swarm.model import load_model
-from swarm.model.alignment import with_byte_lengths
-from swarm.model.codec import ALPHABET, CharCodec
-from swarm.recipes import load_recipe, load_recipes
-from swarm.rollout.produce import produce
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.tasks.build import build_environments
-from swarm.tasks.sandbox import SandboxVerifier
-from swarm.testing import make_identity
+from swarm.model.token_alignment import with_byte_lengths
+from swarm.model.tokenizer import ALPHABET, CharCodec
+from swarm.objectives.batch import make_batch
+from swarm.objectives.coefficients import scored as scored_by
+from swarm.objectives.fallbacks import RecipesByKind
+from swarm.objectives.methods import load_recipe, load_recipes
+from swarm.peers.reputation import Standing
+from swarm.testing.builders import make_identity
 from swarm.types import (
     Correction,
     Draw,
@@ -44,7 +44,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.convert import open_group, seal_group
+from swarm.wire.envelopes import open_group, seal_group
 
 pytestmark = pytest.mark.timeout(60)
 

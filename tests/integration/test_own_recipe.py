@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node.daemon import Daemon, write_config
-from swarm.cli import app
+from swarm.cli.main import app
 from swarm.config import (
     DirectoryConfig,
     EnvironmentConfig,

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.part import AggregatePart, Scored
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.recipe import Recipe
 from swarm.model import CharCodec, add_adapters, tiny_network, weights_digest
-from swarm.recipes import load_recipe
-from swarm.testing import make_group, make_scored
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import AggregatePart, Scored
+from swarm.objectives.recipe import Recipe
+from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, StepReport
 
 OWN, PEER = "a" * 64, "b" * 64
@@ -143,8 +143,8 @@ def figures(case: Case, reports: list[StepReport]) -> list[dict[str, Any]]:
 
 
 def main(root: Path) -> None:
-    from swarm.learn.orders import LeadingLearner, follow
-    from swarm.learn.sharded import ShardedRanks
+    from swarm.learn.data_parallel import ShardedRanks
+    from swarm.learn.leader import LeadingLearner, follow
 
     torch.set_num_threads(1)
     ranks = ShardedRanks.start()

@@ -28,7 +28,7 @@ from swarm.errors import ConfigError
 from swarm.learn.checkpoint import read_checkpoint
 from swarm.learn.learner import PolicyLearner
 from swarm.model import load_model
-from swarm.recipes import load_recipe
+from swarm.objectives.methods import load_recipe
 
 pytestmark = pytest.mark.timeout(240)  # two processes import torch, twice
 MODEL = ModelConfig(source="tiny", dtype="float32")
@@ -161,8 +161,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from swarm.learn.part import AggregatePart
-from swarm.recipes import load_recipe
+from swarm.objectives.part import AggregatePart
+from swarm.objectives.methods import load_recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailsOnce(AggregatePart):

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.simulate.processes import wait_until
+from swarm.simulate.local.processes import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
-COMMAND = ("-m", "swarm.cli", "simulate", "--preset", "tiny", "--nodes", "2")
+COMMAND = ("-m", "swarm.cli.main", "simulate", "--preset", "tiny", "--nodes", "2")
 ENDED = "stopped by a signal: the coordinator and every node have ended; what they wrote is in"
 
 

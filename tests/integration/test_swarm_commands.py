@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_doctor_says_what_it_checked_with_a_fix_for_every_finding(command: Any) -> None:
-    code, out, err = await command("swarm.cli", "doctor", "--json")
+    code, out, err = await command("swarm.cli.main", "doctor", "--json")
     findings = json.loads(out)
     assert {"python", "torch", "hivemind", "disk", "memory", "clock", "sandbox"} <= {f["name"] for f in findings}
     assert all(finding["is_ok"] or finding["fix"] for finding in findings)
@@ -20,22 +20,22 @@ async def test_doctor_says_what_it_checked_with_a_fix_for_every_finding(command:
 
 
 async def test_recipes_are_listed_for_people_and_machines(command: Any) -> None:
-    code, out, err = await command("swarm.cli", "recipes", "list", "--json")
+    code, out, err = await command("swarm.cli.main", "recipes", "list", "--json")
     assert code == 0, err
     assert "swarm_sampling" in {row["name"] for row in json.loads(out)}
 
 
 async def test_a_new_key_is_shown_and_never_overwritten(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
-    code, out, err = await command("swarm.cli", "keys", "new", path)
+    code, out, err = await command("swarm.cli.main", "keys", "new", path)
     assert code == 0, err
     before = path.read_bytes()
     assert path.stat().st_mode & 0o077 == 0
-    code, shown, _ = await command("swarm.cli", "keys", "show", path)
+    code, shown, _ = await command("swarm.cli.main", "keys", "show", path)
     assert code == 0
     assert len(shown.strip()) == 64
     assert shown.strip() in out
-    code, _, err = await command("swarm.cli", "keys", "new", path)
+    code, _, err = await command("swarm.cli.main", "keys", "new", path)
     assert code == 2
     assert "Traceback" not in err
     assert path.read_bytes() == before
@@ -43,10 +43,10 @@ async def test_a_new_key_is_shown_and_never_overwritten(command: Any, tmp_path: 
 
 async def test_check_accepts_the_laptop_example_and_names_a_wrong_key(command: Any) -> None:
     laptop = ROOT / "deploy" / "configs" / "laptop.toml"
-    code, out, err = await command("swarm.cli", "check", "--config", laptop)
+    code, out, err = await command("swarm.cli.main", "check", "--config", laptop)
     assert code == 0, err
     assert "swarm_sampling" in out
-    code, _, err = await command("swarm.cli", "check", "--config", laptop, "--set", "replay.max_agee=1")
+    code, _, err = await command("swarm.cli.main", "check", "--config", laptop, "--set", "replay.max_agee=1")
     assert code == 2
     assert "replay.max_agee: unknown key" in err
 

@@ -11,8 +11,8 @@ import pytest
 from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.identity import Identity
+from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.simulate.processes import Process, wait_until
 from swarm.types import JsonDict
 
 pytestmark = pytest.mark.timeout(150)

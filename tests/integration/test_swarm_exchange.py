@@ -12,10 +12,10 @@ import pytest
 
 from swarm.identity import Identity
 from swarm.simulate.command import judge
-from swarm.simulate.forking import STARTED_A_THREAD
+from swarm.simulate.local.fork_child import STARTED_A_THREAD
+from swarm.simulate.local.processes import Process
+from swarm.simulate.local.run import run_swarm
 from swarm.simulate.presets import SimulationOptions
-from swarm.simulate.processes import Process
-from swarm.simulate.run import run_swarm
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -68,18 +68,18 @@ async def test_a_stranger_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any
     home.mkdir(parents=True)
     bob = swarm.processes["bob"] = Process("bob", home)
     fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
-    await bob.start(["swarm.cli", "join", info["link"], "--dir", str(home), *fast])
+    await bob.start(["swarm.cli.main", "join", info["link"], "--dir", str(home), *fast])
     await swarm.until(lambda: bool(foreign(ada) and foreign(bob)), "ada and bob did not consume each other's groups")
     assert set(foreign(ada)) <= made(bob)
     assert set(foreign(bob)) <= made(ada)
     assert Identity.load(home / "identity.key").node_id not in ("", ada.status()["node_id"], info["fingerprint"])
 
-    code, out, _ = await command("swarm.cli", "status", "--dir", home, "--json")
+    code, out, _ = await command("swarm.cli.main", "status", "--dir", home, "--json")
     assert (code, json.loads(out)["problems"]) == (0, [])
     bob.send(signal.SIGKILL)
     await bob.stop()
     began_s = time.monotonic()
-    code, out, _ = await command("swarm.cli", "status", "--dir", home, "--json")
+    code, out, _ = await command("swarm.cli.main", "status", "--dir", home, "--json")
     assert code == 1
     assert "does not run" in json.loads(out)["problems"][0]
     assert time.monotonic() - began_s < 15.0  # known at once, not after the file has become old
@@ -88,12 +88,12 @@ async def test_a_stranger_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any
 async def _is_refused_with_a_wrong_link(info: Any, command: Any, tmp_path: Path) -> None:
     """A link with another fingerprint writes nothing and ends with exit code 2; the right one writes."""
     wrong = info["link"].rpartition("#")[0] + "#" + Identity.create().node_id
-    code, out, err = await command("swarm.cli", "join", wrong, "--dir", tmp_path / "carol", "--only-write")
+    code, out, err = await command("swarm.cli.main", "join", wrong, "--dir", tmp_path / "carol", "--only-write")
     assert code == 2, out + err
     assert "fingerprint" in err or "another key" in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "carol" / "node.toml").exists()
-    code, out, err = await command("swarm.cli", "join", info["link"], "--dir", tmp_path / "carol", "--only-write")
+    code, out, err = await command("swarm.cli.main", "join", info["link"], "--dir", tmp_path / "carol", "--only-write")
     assert code == 0, out + err
     assert (tmp_path / "carol" / "node.toml").exists()
 
@@ -108,7 +108,7 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
     for name, home in homes.items():
         home.mkdir()
         process = swarm.processes[name] = Process(name, home)
-        await process.start(["swarm.cli", "join", info["link"], "--dir", str(home), *asked[name], *fast])
+        await process.start(["swarm.cli.main", "join", info["link"], "--dir", str(home), *asked[name], *fast])
     generator, trainer = swarm.processes["generator"], swarm.processes["trainer"]
 
     def is_generated_for() -> bool:
@@ -116,5 +116,5 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
 
     await swarm.until(is_generated_for, "nobody generated for the trainer")
     assert generator.status()["following"]["policy"] == trainer.status()["node_id"]
-    code, out, _ = await command("swarm.cli", "status", "--dir", homes["generator"], "--json")
+    code, out, _ = await command("swarm.cli.main", "status", "--dir", homes["generator"], "--json")
     assert (code, json.loads(out)["problems"]) == (0, [])

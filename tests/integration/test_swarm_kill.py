@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from swarm.simulate.command import judge
+from swarm.simulate.local.processes import Process
+from swarm.simulate.local.run import NodeRun, SwarmRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
-from swarm.simulate.processes import Process
-from swarm.simulate.run import NodeRun, SwarmRun, run_swarm
 
 pytestmark = pytest.mark.timeout(120)
 

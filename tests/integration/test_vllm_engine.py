@@ -21,12 +21,12 @@ import torch
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, WeightsRefused
+from swarm.generation.tolerances import tolerance_nats
+from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.generation.vllm_engine import VllmGenerator
 from swarm.interfaces import Generator as Engine
 from swarm.model import CharCodec, LoadedModel, load_model, published_state, snapshot, weights_digest
-from swarm.rollout.tolerances import tolerance_nats
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.rollout.vllm_engine import VllmGenerator
-from swarm.testing_engine import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
+from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
 from swarm.types import Canary, FinishReason, FloatArray, Message, PolicyVersion, Sampling, Task
 
 pytestmark = pytest.mark.timeout(300)
@@ -185,7 +185,7 @@ import sys
 from pathlib import Path
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.model import CharCodec
-from swarm.rollout.vllm_engine import VllmGenerator
+from swarm.generation.vllm_engine import VllmGenerator
 from swarm.types import PolicyVersion
 config = NodeConfig(
     dir=Path({str(tmp_path)!r}),

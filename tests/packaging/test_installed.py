@@ -53,7 +53,7 @@ def test_every_source_file_is_installed_unchanged(package: str):
 def test_importing_the_packages_loads_no_heavy_library_and_starts_nothing():
     program = """
 import json, sys, threading
-import swarm, swarm.cli, swarm.types, swarm.interfaces, swarm.config, node.cli, coordinator.cli
+import swarm, swarm.cli.main, swarm.types, swarm.interfaces, swarm.config, node.cli, coordinator.cli
 heavy = ("torch", "transformers", "grpc", "google.protobuf", "hivemind", "matplotlib", "vllm")
 print(json.dumps([[name for name in heavy if name in sys.modules], threading.active_count()]))
 """

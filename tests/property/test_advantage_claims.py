@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
-from swarm.learn.part import AdvantagePart, Scored
-from swarm.parts.advantage.group import GroupCentred, GroupZScore, LeaveOneOut
-from swarm.parts.advantage.robust import MedianDeviation
-from swarm.parts.advantage.shifted import GreedyBaseline, ReferenceAnchor, ShiftedMean, VirtualMaximum
-from swarm.parts.advantage.smoothed import PromptTracker
-from swarm.parts.shape.critic import CrossBaseline
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Scored
+from swarm.objectives.parts.advantage.group import GroupCentred, GroupZScore, LeaveOneOut
+from swarm.objectives.parts.advantage.robust import MedianDeviation
+from swarm.objectives.parts.advantage.shifted import GreedyBaseline, ReferenceAnchor, ShiftedMean, VirtualMaximum
+from swarm.objectives.parts.advantage.smoothed import PromptTracker
+from swarm.objectives.parts.shape.critic import CrossBaseline
 from swarm.types import Correction
 
 CHANCES = torch.tensor([0.55, 0.3, 0.15], dtype=torch.float64)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.model.alignment import UNALIGNED, align, aligned_logprobs, token_ends
-from swarm.testing import ToyCodec, make_group
+from swarm.model.token_alignment import UNALIGNED, align, aligned_logprobs, token_ends
+from swarm.testing.builders import ToyCodec, make_group
 from swarm.types import FinishReason, Rollout, Sampling, TokenTrace
 
 ALPHABET = "ab é\u4e2d\U0001f600"

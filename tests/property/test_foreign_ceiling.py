@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import RATIO_CEILING, Batch
-from swarm.learn.objective import Coefficients, coefficients, scored, with_advantages
-from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.learn.recipe import Recipe
-from swarm.parts.ratio.sequence import FullSequenceRatio
-from swarm.recipes import list_recipes, load_recipe
+from swarm.objectives.batch import RATIO_CEILING, Batch
+from swarm.objectives.coefficients import Coefficients, coefficients, scored, with_advantages
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.ratio.sequence import FullSequenceRatio
+from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
 NUM_GROUPS, SIZE, LENGTH = 5, 4, 8

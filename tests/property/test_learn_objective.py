@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn import objective
-from swarm.learn.batch import Batch
-from swarm.learn.objective import Coefficients, with_advantages
-from swarm.learn.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.learn.recipe import Recipe
-from swarm.learn.update import minibatches, parts_of
-from swarm.parts.ratio.token import NoRatio
-from swarm.recipes import list_recipes, load_recipe
+from swarm.learn.gradient import minibatches, parts_of
+from swarm.objectives import coefficients as objective
+from swarm.objectives.batch import Batch
+from swarm.objectives.coefficients import Coefficients, with_advantages
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.ratio.token import NoRatio
+from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
 NAMES = list_recipes()
@@ -280,8 +280,8 @@ def test_minibatches_hold_each_group_once_with_totals_of_their_own(count: int) -
         ("grpo", {"weight.low": "0.1"}, "expected float, got '0.1'"),
         ("grpo", {"weight": {"low": True}}, "expected float, got True"),
         ("grpo", {"ratio.against": "nobody"}, "neither 'behavior' nor 'proximal'"),
-        ("swarm.recipes.grpo:load", {}, "has no 'load'"),
-        ("swarm.recipes.grpo:Clip", {}, "not a swarm.learn.recipe.Recipe"),
+        ("swarm.objectives.methods.grpo:load", {}, "has no 'load'"),
+        ("swarm.objectives.methods.grpo:Clip", {}, "not a swarm.objectives.recipe.Recipe"),
     ],
 )
 def test_a_wrong_recipe_or_constant_is_named(spec: str, params: dict[str, object], message: str) -> None:
@@ -290,7 +290,7 @@ def test_a_wrong_recipe_or_constant_is_named(spec: str, params: dict[str, object
 
 
 def test_a_constant_is_overridden_by_address_and_a_plug_in_by_place() -> None:
-    recipe = load_recipe("swarm.recipes.grpo:RECIPE", {"weight": {"high": 1}, "advantage.floor": 1e-4})
+    recipe = load_recipe("swarm.objectives.methods.grpo:RECIPE", {"weight": {"high": 1}, "advantage.floor": 1e-4})
     assert recipe.constants["weight.high"] == 1 and recipe.constants["weight.low"] == 0.2
     assert recipe.constants["advantage.floor"] == 1e-4
     assert load_recipe("grpo").constants["weight.high"] == 0.2

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm.clock import ManualClock
-from swarm.exchange.leaves import GROUPS_PER_TRIAL, PATIENCE_SHARE, TURN_SHARE, LeaveLeft, Leaves, Watch
 from swarm.types import Leave
+from swarm.weight_sync.credit import GROUPS_PER_TRIAL, PATIENCE_SHARE, TURN_SHARE, LeaveLeft, Leaves, Watch
 
 MAX_AGE_S = 200.0
 PATIENCE_S = PATIENCE_SHARE * MAX_AGE_S

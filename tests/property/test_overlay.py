@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.exchange.overlay import choose_neighbours
-from swarm.testing import make_advert
+from swarm.peers.topology import choose_neighbours
+from swarm.testing.builders import make_advert
 from swarm.types import Advert, NodeId
 
 Graph = Mapping[NodeId, frozenset[NodeId]]

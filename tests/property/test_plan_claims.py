@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.plan import GeneratorFigures, LearnerFigures, covers, groups_per_s, lag_steps, plan
+from swarm.cli.plan import GeneratorFigures, LearnerFigures, covers, groups_per_s, lag_steps, plan
 
 SECONDS = st.floats(0.01, 100.0)
 BYTES = st.floats(0.0, 1e9)

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.exchange.replay import ReplayBuffer
-from swarm.testing import make_group, make_scored
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.testing.builders import make_group, make_scored
 from swarm.types import PolicyVersion
 
 OWN = "own"

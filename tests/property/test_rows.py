@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import CharCodec, tiny_network
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling
 
 VERSION = PolicyVersion(policy_id="a", step=0)

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.clock import ManualClock
-from swarm.exchange.store import MemoryGroupStore, SqliteGroupStore
+from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
-from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.types import Cursor, Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
 
 ENTRIES: list[tuple[ScoredGroup, SealedGroup]] = []

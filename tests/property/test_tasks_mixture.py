@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.char_tasks import KINDS
+from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
+from swarm.environments.held_out import is_held_out
+from swarm.environments.load import build_environment, build_environments
 from swarm.errors import ConfigError
-from swarm.tasks.build import build_environment, build_environments
-from swarm.tasks.char import KINDS
-from swarm.tasks.held_out import is_held_out
-from swarm.tasks.mixture import SPACING, TaskMixture, evaluation_tasks
 from swarm.types import Task
 
 ENVIRONMENTS = build_environments(

@@ -29,7 +29,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.convert import (
+from swarm.wire.envelopes import (
     MAX_ADVERT_BYTES,
     group_to_body,
     open_advert,

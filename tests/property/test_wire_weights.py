@@ -15,8 +15,8 @@ from swarm.types import ApplyReport, Canary, Leave, PolicyVersion, SealedManifes
 from swarm.weights import chunks
 from swarm.weights import manifest as weights_manifest
 from swarm.weights.manifest import Limits
-from swarm.wire.body import MAX_STEP, Malformed
 from swarm.wire.local import apply_report_from_json, apply_report_to_json
+from swarm.wire.rollout_groups import MAX_STEP, Malformed
 from swarm.wire.session import MAX_MESSAGE_BYTES
 from swarm.wire.v1 import engine_service_pb2, policy_pb2
 from swarm.wire.v1 import exchange_service_pb2 as pb

@@ -6,10 +6,10 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import RolloutFailed
-from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.standing import Standing
-from swarm.exchange.store import MemoryGroupStore
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.exchange.admission import Door, DoorLimits
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
 from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
 
 

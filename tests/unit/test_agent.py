@@ -11,15 +11,15 @@ import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import Unavailable
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.exchange.agent import KEPT_AGES, Agent
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
-from swarm.loops.retry import supervise
-from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.loops.supervise import supervise
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
 from swarm.types import Advice, EdgeReport, JsonDict, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 

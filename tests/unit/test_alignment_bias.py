@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.model.alignment import UNALIGNED, align, token_ends
+from swarm.model.token_alignment import UNALIGNED, align, token_ends
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,11 +4,11 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
-from swarm.exchange.allowance import Allowance
-from swarm.exchange.leaves import Leaves
-from swarm.exchange.replay import ReplayBuffer
-from swarm.testing import make_identity
+from swarm.exchange.capacity import Allowance
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.testing.builders import make_identity
 from swarm.types import Role
+from swarm.weight_sync.credit import Leaves
 
 ROOM = 8  # groups that the draws of one group's life use: two in each of four steps
 BATCH = 2

@@ -2,7 +2,7 @@
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.exchange.appetite import MAX_SHARES, Appetite
+from swarm.peers.intake_quota import MAX_SHARES, Appetite
 
 ENOUGH = 1000  # groups held: no draw goes short
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarm.cli import app
+from swarm.cli.main import app
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from swarm.identity import Identity
 from swarm.types import RolloutGroup
-from swarm.wire.convert import open_group
+from swarm.wire.envelopes import open_group
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarm.environments.prompt_choice import ChosenQuestions
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import PromptChooser
-from swarm.parts.prompts.accuracy import GaussianAccuracy
-from swarm.parts.prompts.robust import RobustCounts
-from swarm.parts.prompts.rounds import SuccessiveElimination
-from swarm.rollout.chosen import ChosenQuestions
+from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
+from swarm.objectives.parts.prompts.robust import RobustCounts
+from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
 from swarm.types import FinishReason, Message, Rollout, RolloutGroup, Sampling, Task
 
 NUM_TASKS = 10

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import Unavailable
-from swarm.exchange.chunk_places import CHUNKS_PER_PEER, CHUNKS_TOTAL, CHUNKS_WAITING, ChunkPlaces
+from swarm.weight_sync.chunk_slots import CHUNKS_PER_PEER, CHUNKS_TOTAL, CHUNKS_WAITING, ChunkPlaces
 
 NUM_FULL = CHUNKS_TOTAL // CHUNKS_PER_PEER  # peers that can hold every place
 

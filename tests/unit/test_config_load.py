@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarm.cli import app
+from swarm.cli.main import app
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 

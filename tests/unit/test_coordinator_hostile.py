@@ -8,7 +8,7 @@ from coordinator.advice import Guard
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError
 from swarm.types import EdgeReport
-from swarm.wire.manifest import manifest_of
+from swarm.wire.run_manifest import manifest_of
 
 IDS = [f"{number:064x}" for number in range(100)]
 

@@ -14,7 +14,7 @@ from coordinator.store import MemoryCoordinatorStore
 from coordinator.watching import Watches
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull, Unavailable
-from swarm.simulate.virtual_coordinator import CoreClient, VirtualCoordinator
+from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.types import PolicyVersion
 
 ADA, BOB, EVE = "a" * 64, "b" * 64, "e" * 64

@@ -81,8 +81,8 @@ def test_the_coordinator_configuration_offers_the_run_that_the_node_configuratio
 @pytest.mark.timeout(60)  # the first one imports torch and every reasoning-gym dataset
 @pytest.mark.parametrize("name", ["node", "laptop", "gpu", "trainer", "generator", "coordinator"])
 def test_environments_and_recipes_of_the_configurations_exist(name: str):
-    from swarm.recipes import load_recipe
-    from swarm.tasks.build import build_environments
+    from swarm.environments.load import build_environments
+    from swarm.objectives.methods import load_recipe
 
     kind = CoordinatorConfig if name == "coordinator" else NodeConfig
     config = load_config(kind, DEPLOY / "configs" / f"{name}.toml")
@@ -126,7 +126,7 @@ def test_commands_and_overrides_of_compose_are_accepted():
 
 
 def test_join_script_calls_an_existing_command_with_existing_options():
-    from swarm.cli import app
+    from swarm.cli.main import app
 
     text = (DEPLOY / "join.sh").read_text()
     subprocess.run(["sh", "-n", DEPLOY / "join.sh"], check=True)
@@ -135,7 +135,7 @@ def test_join_script_calls_an_existing_command_with_existing_options():
 
 
 def test_the_link_service_writes_a_link_that_nodes_can_parse(tmp_path: Path):
-    from swarm.wire.manifest import JoinLink
+    from swarm.wire.run_manifest import JoinLink
 
     _, program = COMPOSE["services"]["link"]["command"][0], COMPOSE["services"]["link"]["command"][-1]
     record, link = tmp_path / "coordinator.json", tmp_path / "link"
@@ -210,7 +210,7 @@ def test_kubernetes_manifests_run_an_installed_command_without_privileges(name: 
 
 def test_arguments_of_the_kubernetes_manifests_are_accepted():
     from coordinator.cli import app as coordinator_app
-    from swarm.cli import app
+    from swarm.cli.main import app
 
     arguments = documents("coordinator.yaml")[1]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert_options_exist(coordinator_app, arguments)

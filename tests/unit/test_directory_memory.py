@@ -7,11 +7,11 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
-from swarm.exchange.dht_records import RecordChecker, Shelf, shard_of
-from swarm.exchange.directory import MemoryDirectory, NoDirectory
 from swarm.identity import Identity
+from swarm.peers.dht_records import RecordChecker, Shelf, shard_of
+from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
-from swarm.wire.convert import seal_advert
+from swarm.wire.envelopes import seal_advert
 
 ALICE, BOB = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
 
@@ -88,13 +88,6 @@ async def test_after_stop_a_view_is_unavailable_and_its_advert_stays_until_it_ex
     assert len(await bob.lookup()) == 1
     clock.advance(91.0)
     assert await bob.lookup() == []
-
-
-async def test_a_node_without_a_directory_finds_nobody() -> None:
-    alone = NoDirectory()
-    await alone.announce(advert_of(ALICE, ManualClock()))
-    await alone.maintain()
-    assert await alone.lookup() == []
 
 
 def test_a_record_opens_only_with_its_own_key_shard_expiry_and_run() -> None:

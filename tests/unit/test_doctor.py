@@ -24,8 +24,8 @@ from swarm.config import (
     NodeConfig,
     parse_config,
 )
-from swarm.exchange.coordinator_client import GrpcCoordinatorClient
 from swarm.identity import Identity
+from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.process import lock_directory
 from swarm.types import NodeReport, PolicyVersion, Role
 

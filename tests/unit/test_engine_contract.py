@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator as Engine
 from swarm.model import CharCodec, snapshot, tiny_network
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.testing import ToyCodec
-from swarm.testing_engine import CONTRACT, Check, EngineBench
-from swarm.testing_generator import TOY_TENSOR, ToyGenerator, toy_weights
+from swarm.testing.builders import ToyCodec
+from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
+from swarm.testing.toy_generator import TOY_TENSOR, ToyGenerator, toy_weights
 from swarm.types import Canary, FloatArray, PolicyVersion
 
 START = PolicyVersion(policy_id="a", step=4)

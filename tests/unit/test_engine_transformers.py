@@ -8,12 +8,12 @@ import torch
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError, WeightsRefused
+from swarm.generation import transformers_engine
+from swarm.generation.produce import UNSCORED, evaluate, produce
+from swarm.generation.sampling import truncated
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
 from swarm.model import CharCodec, snapshot, tiny_network
-from swarm.rollout import transformers_engine
-from swarm.rollout.produce import UNSCORED, evaluate, produce
-from swarm.rollout.sampling import truncated
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.types import FinishReason, Message, PolicyVersion, Rollout, Sampling, Task
 
 VERSION = PolicyVersion(policy_id="a", step=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.simulate.result import node_result
+from swarm.simulate.report.result import node_result
 from swarm.telemetry import EventLog, EventTail, count_refusals, read_events
 from swarm.telemetry.event_files import KEPT_OLD_FILES, old_file
 from swarm.telemetry.events import MAX_REFUSED_KINDS, REFUSED_EVERY_S

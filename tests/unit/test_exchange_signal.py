@@ -2,8 +2,8 @@
 
 import asyncio
 
-from swarm.exchange.peers import keep_newest
-from swarm.exchange.signal import Signal
+from swarm.flow import Signal
+from swarm.peers.peer_table import keep_newest
 
 
 async def test_a_waiter_wakes_when_its_condition_holds_and_not_before() -> None:

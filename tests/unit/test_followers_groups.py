@@ -6,15 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
-from swarm.loops.agent import leave_loop
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.loops.agent_loops import leave_loop
+from swarm.peers.reputation import Standing
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.testing.builders import (
+    TOY_ENV,
+    TOY_RUN_ID,
+    ScriptedVerifier,
+    ToyCodec,
+    make_group,
+    make_identity,
+    make_sealed,
+)
 from swarm.types import (
     Advert,
     Draw,

@@ -4,8 +4,8 @@ import pytest
 
 from swarm.config import GeneratorConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
-from swarm.exchange.checks import DoorLimits, check_form
-from swarm.testing import ToyCodec, make_group
+from swarm.exchange.admission_checks import DoorLimits, check_form
+from swarm.testing.builders import ToyCodec, make_group
 from swarm.types import RefusalReason
 
 

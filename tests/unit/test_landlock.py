@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.tasks import landlock
-from swarm.tasks.landlock import leave_readable, python_places
+from swarm.environments.sandbox import landlock
+from swarm.environments.sandbox.landlock import leave_readable, python_places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux only")
 
@@ -49,8 +49,8 @@ def test_a_process_with_other_threads_is_not_called_confined(calls: list[int], m
 PROBE = """
 import json, sys
 from pathlib import Path
-from swarm.tasks.confine import confine
-from swarm.tasks.landlock import leave_readable
+from swarm.environments.sandbox.confine import confine
+from swarm.environments.sandbox.landlock import leave_readable
 folder = Path(sys.argv[1])
 confine(10, 2**31)
 holds = leave_readable([folder / "open", folder / "file", folder / "absent"])

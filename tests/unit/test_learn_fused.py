@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
-from swarm.learn.fused import Head, Scores, Upstream, fused_logprobs, pull, score_hidden
-from swarm.learn.part import Prediction
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_logprobs, pull, score_hidden
 from swarm.model import tiny_network
+from swarm.objectives.part import Prediction
 
 TOKENS, HIDDEN, VOCAB = 23, 7, 19
 FAMILIES = {

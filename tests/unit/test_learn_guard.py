@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm.config import GuardConfig
 from swarm.learn.diagnostics import AGE_BUCKETS, Offness
-from swarm.learn.guard import GuardState, Level, decide, from_plain, opened
+from swarm.learn.off_policy_guard import GuardState, Level, decide, from_plain, opened
 
 CONFIG = GuardConfig()
 MAX_AGE = 16

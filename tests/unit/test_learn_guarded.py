@@ -9,14 +9,14 @@ import torch
 
 from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.learn.batch import make_batch
-from swarm.learn.guard import Level
-from swarm.learn.guarded import GuardedLearner
+from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.objective import coefficients, with_advantages
+from swarm.learn.off_policy_guard import Level
 from swarm.model import CharCodec, load_model
-from swarm.recipes import load_recipe, recipes_of
-from swarm.testing import make_group, make_identity, make_scored
+from swarm.objectives.batch import make_batch
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe, recipes_of
+from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, DrawnGroup
 
 MAX_AGE = 8

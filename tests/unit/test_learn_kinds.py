@@ -11,12 +11,12 @@ from torch import Tensor
 
 from swarm.config import LearnerConfig, ModelConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.learn.kinds import MAIN, RecipesByKind, merged
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.part import CorrectionPart, Memory, Need, Scored
-from swarm.learn.recipe import Recipe
 from swarm.model import CharCodec, load_model
-from swarm.recipes import load_recipe
+from swarm.objectives.fallbacks import MAIN, RecipesByKind, merged
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import CorrectionPart, Memory, Need, Scored
+from swarm.objectives.recipe import Recipe
 from swarm.types import (
     Correction,
     Draw,
@@ -167,7 +167,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
 
 
 def test_every_group_is_in_one_share_with_the_totals_of_the_step(tmp_path: Path) -> None:
-    from swarm.learn.batch import make_batch
+    from swarm.objectives.batch import make_batch
 
     batch = make_batch(draw(), CODEC)
     shares = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).shares(batch)

@@ -14,10 +14,10 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.part import AggregatePart, Need, Part, Scope, Scored, TokenLosses, WeightPart
-from swarm.learn.recipe import Recipe
 from swarm.model import CharCodec, tiny_network, weights_digest
-from swarm.recipes import list_recipes, load_recipe
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import AggregatePart, Need, Part, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.recipe import Recipe
 from swarm.types import (
     Correction,
     Draw,

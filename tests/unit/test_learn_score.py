@@ -8,10 +8,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.fused import Head, fused_logprobs
+from swarm.learn.fused_head import Head, fused_logprobs
 from swarm.learn.packing import MIN_FILL, pack
 from swarm.learn.score import hidden_states, score_tokens
+from swarm.objectives.batch import Batch
 from swarm.types import Correction
 
 VOCAB = 23

@@ -11,12 +11,12 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
+from swarm.environments.char_tasks import KINDS, CharEnvironment
+from swarm.generation.produce import evaluate, produce
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model import load_model
-from swarm.recipes import load_recipe
-from swarm.rollout.produce import evaluate, produce
-from swarm.rollout.transformers_engine import TransformersGenerator
-from swarm.tasks.char import KINDS, CharEnvironment
+from swarm.objectives.methods import load_recipe
 from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
 
 NODE = "a" * 64

@@ -11,16 +11,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from swarm.cli import app
+from swarm.cli.main import app
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.part import Memory, Need, Prediction, Probe, Scope, Scored, TermPart
-from swarm.learn.recipe import Recipe
-from swarm.learn.supply import check_supply, supplied_by
 from swarm.model import CharCodec, add_adapters, tiny_network
-from swarm.recipes import list_recipes, load_recipe
-from swarm.testing import make_group, make_scored
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import Memory, Need, Prediction, Probe, Scope, Scored, TermPart
+from swarm.objectives.recipe import Recipe
+from swarm.objectives.requirements import check_supply, supplied_by
+from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, StepReport
 
 CODEC: Any = CharCodec()

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.clock import ManualClock
-from swarm.exchange.holders import (
+from swarm.testing.builders import make_identity
+from swarm.types import PolicyVersion
+from swarm.weight_sync.chunk_sources import (
     BANNED_S,
     HEDGE_S,
     MAX_FAILURES,
@@ -17,10 +19,8 @@ from swarm.exchange.holders import (
     TIMEOUT_S,
     Holders,
 )
-from swarm.exchange.lineage import Heard, Leg, Lineage
-from swarm.exchange.ways import MAX_REFUSALS, Ways
-from swarm.testing import make_identity
-from swarm.types import PolicyVersion
+from swarm.weight_sync.patch_graph import Heard, Leg, Lineage
+from swarm.weight_sync.update_planner import MAX_REFUSALS, Ways
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
@@ -172,7 +172,7 @@ def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, m
 
     chain = [leg(0, None, 200), *(leg(step, step - 1) for step in range(1, 100))]
     ways = ways_of(*chain, max_chunks=max_chunks)
-    monkeypatch.setattr("swarm.exchange.lineage.Offer", counted)
+    monkeypatch.setattr("swarm.weight_sync.patch_graph.Offer", counted)
     ways.lost(chain[60].manifest.chunks[0])
     assert ways.plan is not None and ways.plan[-1].version.step == min(59, max_chunks - 200)
     ways.lost(chain[0].manifest.chunks[0])

@@ -10,10 +10,10 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import FollowConfig, NodeConfig
 from swarm.errors import Unavailable
-from swarm.loops import following
-from swarm.loops.following import Following
-from swarm.loops.kit import Worker
-from swarm.testing import ToyCodec, make_group
+from swarm.loops import follow_weights as following
+from swarm.loops.follow_weights import Following
+from swarm.loops.worker import Worker
+from swarm.testing.builders import ToyCodec, make_group
 from swarm.types import ApplyReport, FinishReason, PolicyVersion, RolloutGroup, Way
 
 TRAINER = "t" * 64

@@ -10,15 +10,15 @@ import pytest
 
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.admit import Door, DoorLimits
+from swarm.exchange.admission import Door, DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import (
+from swarm.peers.reputation import Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,

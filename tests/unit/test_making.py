@@ -7,10 +7,10 @@ from typing import Any
 
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
-from swarm.loops.making import generate, make_groups
+from swarm.loops.generate_loop import generate, make_groups
 from swarm.loops.overlap import Overlap
-from swarm.loops.retry import Backoff
-from swarm.testing import make_group
+from swarm.loops.supervise import Backoff
+from swarm.testing.builders import make_group
 from swarm.types import FinishReason, RolloutGroup
 
 

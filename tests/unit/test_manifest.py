@@ -9,7 +9,7 @@ import pytest
 from swarm.config import EnvironmentConfig, FollowConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.identity import DOMAIN_GROUP, DOMAIN_MANIFEST, Identity
-from swarm.wire.manifest import (
+from swarm.wire.run_manifest import (
     MAX_MANIFEST_BYTES,
     JoinLink,
     RunManifest,

@@ -3,9 +3,9 @@
 import asyncio
 
 from swarm.errors import Unavailable
-from swarm.exchange.memory_line import WINDOW, UnderWay
 from swarm.interfaces import StreamItem
-from swarm.simulate.virtual_loop import run_virtual
+from swarm.simulate.virtual.connection import WINDOW, UnderWay
+from swarm.simulate.virtual.loop import run_virtual
 from swarm.types import Cursor
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from swarm.errors import NotHeld, StorageFull, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.faults import FaultPlan, Partition
-from swarm.exchange.memory import MemoryTransport
-from swarm.exchange.memory_network import MemoryNetwork
 from swarm.interfaces import PeerAddress, StreamItem
-from swarm.simulate.virtual_loop import run_virtual
+from swarm.simulate.virtual.faults import FaultPlan, Partition
+from swarm.simulate.virtual.loop import run_virtual
+from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
 
 ALICE, BOB = "a" * 64, "b" * 64

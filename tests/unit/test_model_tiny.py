@@ -5,11 +5,11 @@ import random
 import pytest
 
 from swarm.config import ModelConfig
+from swarm.environments.char_tasks import ALPHABET, KINDS
+from swarm.environments.held_out import is_held_out
+from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import load_model, published_state, tiny_network, weights_digest
-from swarm.rollout.transformers_engine import TransformersGenerator
 from swarm.simulate.tiny import DISTORTIONS, accuracies, distorted, fine_tune, training_pairs
-from swarm.tasks.char import ALPHABET, KINDS
-from swarm.tasks.held_out import is_held_out
 from swarm.types import PolicyVersion
 
 

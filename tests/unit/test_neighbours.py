@@ -10,19 +10,19 @@ import pytest
 
 from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
-from swarm.exchange.admit import Door
+from swarm.exchange.admission import Door
+from swarm.exchange.admission_checks import DoorLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.checks import DoorLimits
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.replay import ReplayBuffer
-from swarm.exchange.standing import Standing
-from swarm.exchange.talk import ITEMS_PER_GROUP
+from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.loops.neighbours import missed, whom_to_follow
-from swarm.simulate.virtual_loop import LoopClock, run_virtual
-from swarm.testing import (
+from swarm.peers.reputation import Standing
+from swarm.peers.stream_quota import ITEMS_PER_GROUP
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,

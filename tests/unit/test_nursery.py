@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from swarm.errors import Unavailable
-from swarm.simulate import nursery as nursery_module
-from swarm.simulate.forking import STARTED_A_THREAD
-from swarm.simulate.nursery import Forked, Nursery, environment, nursery
-from swarm.simulate.processes import wait_until
+from swarm.simulate.local import fork_server as nursery_module
+from swarm.simulate.local.fork_child import STARTED_A_THREAD
+from swarm.simulate.local.fork_server import Forked, Nursery, environment, nursery
+from swarm.simulate.local.processes import wait_until
 
 pytestmark = [
     pytest.mark.timeout(60),  # the libraries are imported, on a busy machine
@@ -163,7 +163,7 @@ async def test_a_nursery_that_hangs_is_killed_at_the_end(
 ASKS = """
 import asyncio, sys
 from pathlib import Path
-from swarm.simulate.nursery import Forked, Nursery, environment, nursery
+from swarm.simulate.local.fork_server import Forked, Nursery, environment, nursery
 
 async def main():
     async with nursery((), Path(sys.argv[1])) as forks:

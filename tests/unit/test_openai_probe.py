@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarm.rollout.openai_servers import Completion, log_probs_are_scaled
+from swarm.generation.openai_dialects import Completion, log_probs_are_scaled
 from swarm.types import FinishReason, Sampling
 
 PROMPTS = [[7], [8, 9], [10, 11, 12]]

@@ -14,23 +14,29 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import AdvantagePart, Memory, RewardPart, Scored
-from swarm.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
-from swarm.parts.advantage.budget import BudgetGroups
-from swarm.parts.advantage.group import BestOfGroup, GroupCentred, GroupZScore, LeaveOneOut, LengthWeightedBaseline
-from swarm.parts.advantage.improvement import ImprovementFeedback
-from swarm.parts.advantage.length import LengthBalance
-from swarm.parts.advantage.risk import BundleRisk
-from swarm.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
-from swarm.parts.advantage.several import PerRewardScore
-from swarm.parts.advantage.shifted import ReferenceMomentum, ShiftedMean, VirtualMaximum
-from swarm.parts.advantage.smoothed import CumulativeScore, PromptTracker
-from swarm.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
-from swarm.parts.history import renewed
-from swarm.parts.reward.length import HistoryLength, Overlong
-from swarm.parts.reward.repetition import RepeatedTail, ends_in_a_loop
-from swarm.parts.shape.confidence import EntropyScaled, NoveltySharpening
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Memory, RewardPart, Scored
+from swarm.objectives.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
+from swarm.objectives.parts.advantage.budget import BudgetGroups
+from swarm.objectives.parts.advantage.group import (
+    BestOfGroup,
+    GroupCentred,
+    GroupZScore,
+    LeaveOneOut,
+    LengthWeightedBaseline,
+)
+from swarm.objectives.parts.advantage.improvement import ImprovementFeedback
+from swarm.objectives.parts.advantage.length import LengthBalance
+from swarm.objectives.parts.advantage.risk import BundleRisk
+from swarm.objectives.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
+from swarm.objectives.parts.advantage.several import PerRewardScore
+from swarm.objectives.parts.advantage.shifted import ReferenceMomentum, ShiftedMean, VirtualMaximum
+from swarm.objectives.parts.advantage.smoothed import CumulativeScore, PromptTracker
+from swarm.objectives.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
+from swarm.objectives.parts.history import renewed
+from swarm.objectives.parts.reward.length import HistoryLength, Overlong
+from swarm.objectives.parts.reward.repetition import RepeatedTail, ends_in_a_loop
+from swarm.objectives.parts.shape.confidence import EntropyScaled, NoveltySharpening
 from swarm.types import Correction
 
 

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import CorrectionPart, Need, Scored
-from swarm.parts.correction.mismatch import (
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import CorrectionPart, Need, Scored
+from swarm.objectives.parts.correction.mismatch import (
     MaskedMismatch,
     MaskedSequenceMismatch,
     Mismatch,
     TruncatedMismatch,
     TruncatedSequenceMismatch,
 )
-from swarm.parts.correction.rejection import GeometricRejection, K3Rejection, OffPolicySequenceMask, Veto
-from swarm.parts.correction.trust import (
+from swarm.objectives.parts.correction.rejection import GeometricRejection, K3Rejection, OffPolicySequenceMask, Veto
+from swarm.objectives.parts.correction.trust import (
     BernoulliDivergenceMask,
     ProbabilityBand,
     ProbabilityDifferenceMask,
     SecondMomentMask,
     SignGate,
 )
-from swarm.parts.ratio.interpolated import InterpolatedMismatch
+from swarm.objectives.parts.ratio.interpolated import InterpolatedMismatch
 from swarm.types import Correction
 
 CORRECTIONS: tuple[type[CorrectionPart], ...] = (

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Memory, Prediction, Scored
-from swarm.parts.shape.critic import CrossBaseline, project
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Memory, Prediction, Scored
+from swarm.objectives.parts.shape.critic import CrossBaseline, project
 from swarm.types import Correction
 
 NUM_GROUPS, LENGTH = 6, 3

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.learn.batch import Batch
-from swarm.learn.objective import coefficients, with_advantages
-from swarm.learn.part import Need, Part, Scored
-from swarm.parts.advantage.batch import BatchDeviation, WhitenedGroupCentred, WhitenedReturn
-from swarm.parts.advantage.imitation import RecalibratedReplay
-from swarm.parts.advantage.robust import BetaNormalised
-from swarm.parts.advantage.signal import SignalScaled
-from swarm.parts.advantage.smoothed import CumulativeScore, PromptTracker
-from swarm.parts.aggregate.kept import KeptTokenMean
-from swarm.parts.reward.length import HistoryLength
-from swarm.parts.term.likelihood import CorrectLikelihood
-from swarm.parts.weight.bias import BiasNormalisedClip
-from swarm.recipes import load_recipe
+from swarm.objectives.batch import Batch
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import Need, Part, Scored
+from swarm.objectives.parts.advantage.batch import BatchDeviation, WhitenedGroupCentred, WhitenedReturn
+from swarm.objectives.parts.advantage.imitation import RecalibratedReplay
+from swarm.objectives.parts.advantage.robust import BetaNormalised
+from swarm.objectives.parts.advantage.signal import SignalScaled
+from swarm.objectives.parts.advantage.smoothed import CumulativeScore, PromptTracker
+from swarm.objectives.parts.aggregate.kept import KeptTokenMean
+from swarm.objectives.parts.reward.length import HistoryLength
+from swarm.objectives.parts.term.likelihood import CorrectLikelihood
+from swarm.objectives.parts.weight.bias import BiasNormalisedClip
 from swarm.types import Correction
 
 LENGTH = 3

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.learn.part import Memory, PromptPart
-from swarm.parts.difficulty import Bins, bin_of, pass_at
-from swarm.parts.history import renewed
-from swarm.parts.prompts.accuracy import GaussianAccuracy
-from swarm.parts.prompts.robust import RobustCounts, best_counts
-from swarm.parts.prompts.rounds import SuccessiveElimination
+from swarm.objectives.part import Memory, PromptPart
+from swarm.objectives.parts.difficulty import Bins, bin_of, pass_at
+from swarm.objectives.parts.history import renewed
+from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
+from swarm.objectives.parts.prompts.robust import RobustCounts, best_counts
+from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
 
 LARGEST = 64
 

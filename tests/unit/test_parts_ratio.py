@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Part, Scored
-from swarm.learn.recipe import Recipe
-from swarm.parts.ratio.interpolated import InterpolatedMismatch, InterpolatedProximalRatio
-from swarm.parts.ratio.mixture import MixtureRatio
-from swarm.parts.ratio.prefix import FullPrefixRatio
-from swarm.parts.ratio.sequence import FullSequenceRatio, SequenceRatio, SequenceTokenRatio
-from swarm.parts.ratio.token import TokenRatio
-from swarm.parts.ratio.turn import TurnRatio, turn_mean
-from swarm.parts.weight.branch import BranchClip, EntropyBranchClip
-from swarm.parts.weight.clip import Clip
-from swarm.parts.weight.gamma import GammaWeight
-from swarm.parts.weight.second_moment import SecondMomentClip, widest_cap
-from swarm.parts.weight.surrogate import CentredClip, OneSidedTruncation, SymmetricClip
-from swarm.recipes import load_recipe
+from swarm.objectives.batch import Batch
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import Part, Scored
+from swarm.objectives.parts.ratio.interpolated import InterpolatedMismatch, InterpolatedProximalRatio
+from swarm.objectives.parts.ratio.mixture import MixtureRatio
+from swarm.objectives.parts.ratio.prefix import FullPrefixRatio
+from swarm.objectives.parts.ratio.sequence import FullSequenceRatio, SequenceRatio, SequenceTokenRatio
+from swarm.objectives.parts.ratio.token import TokenRatio
+from swarm.objectives.parts.ratio.turn import TurnRatio, turn_mean
+from swarm.objectives.parts.weight.branch import BranchClip, EntropyBranchClip
+from swarm.objectives.parts.weight.clip import Clip
+from swarm.objectives.parts.weight.gamma import GammaWeight
+from swarm.objectives.parts.weight.second_moment import SecondMomentClip, widest_cap
+from swarm.objectives.parts.weight.surrogate import CentredClip, OneSidedTruncation, SymmetricClip
+from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
 MASK = torch.tensor([[True, True, True, False], [True, False, True, True]])

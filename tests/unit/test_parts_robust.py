@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.objective import coefficients, with_advantages
-from swarm.learn.part import Scored
-from swarm.parts.advantage.pool import KeptOfPool, kept_of_pool
-from swarm.parts.shape.robust import RobustWeights
-from swarm.recipes import load_recipe
+from swarm.objectives.batch import Batch
+from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.methods import load_recipe
+from swarm.objectives.part import Scored
+from swarm.objectives.parts.advantage.pool import KeptOfPool, kept_of_pool
+from swarm.objectives.parts.shape.robust import RobustWeights
 from swarm.types import Correction
 
 

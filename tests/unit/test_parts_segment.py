@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Need, Scored
-from swarm.parts.ratio.segment import SegmentRatio, segment_sum
-from swarm.parts.ratio.token import TokenRatio
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Need, Scored
+from swarm.objectives.parts.ratio.segment import SegmentRatio, segment_sum
+from swarm.objectives.parts.ratio.token import TokenRatio
 from swarm.types import Correction
 
 NAN = math.nan

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Prediction, Scored
-from swarm.parts.shape.tempered import TemperedPull, tempered_log_ratio
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Prediction, Scored
+from swarm.objectives.parts.shape.tempered import TemperedPull, tempered_log_ratio
 from swarm.types import Correction
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Need, Scored, TermPart
-from swarm.parts.term.entropy import AdaptiveEntropy, EntropyBand, EntropyBonus
-from swarm.parts.term.kl import ImportanceKl, KlPenalty
-from swarm.parts.term.likelihood import CorrectLikelihood
-from swarm.parts.term.steered import ConvexKl, KlConstraint, MirrorKl
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Need, Scored, TermPart
+from swarm.objectives.parts.term.entropy import AdaptiveEntropy, EntropyBand, EntropyBonus
+from swarm.objectives.parts.term.kl import ImportanceKl, KlPenalty
+from swarm.objectives.parts.term.likelihood import CorrectLikelihood
+from swarm.objectives.parts.term.steered import ConvexKl, KlConstraint, MirrorKl
 from swarm.types import Correction
 
 LENGTHS = (3, 1)

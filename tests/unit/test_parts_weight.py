@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.batch import Batch
-from swarm.learn.part import Prediction, Scored, WeightPart
-from swarm.parts.advantage.imitation import RecalibratedReplay
-from swarm.parts.advantage.outlier import OutlierFiltered
-from swarm.parts.advantage.signal import SignalScaled
-from swarm.parts.correction.curvature import CurvatureMask, gradient_curvature, gradient_size
-from swarm.parts.correction.imitation import ReplayWarmup
-from swarm.parts.weight.bias import BiasNormalisedClip
-from swarm.parts.weight.covariance import CovarianceClip, CovariancePenalty
-from swarm.parts.weight.detached import FourBounds, TrajectoryClip
-from swarm.parts.weight.gate import ExponentialWeight, OneSidedGate, RingGate, SoftGate, TwoSidedGate
-from swarm.parts.weight.geometric import GeometricMean
-from swarm.parts.weight.preserving import FlippedClip, PreClip, PreservingClip
-from swarm.parts.weight.taper import TaperedToken, TaperedTrajectory
-from swarm.parts.weight.target import BoundedRatio, TrajectoryRegression
-from swarm.parts.weight.token_bounds import EntropyClip, ProbabilityClip
-from swarm.parts.weight.variance import RatioVariance
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Prediction, Scored, WeightPart
+from swarm.objectives.parts.advantage.imitation import RecalibratedReplay
+from swarm.objectives.parts.advantage.outlier import OutlierFiltered
+from swarm.objectives.parts.advantage.signal import SignalScaled
+from swarm.objectives.parts.correction.curvature import CurvatureMask, gradient_curvature, gradient_size
+from swarm.objectives.parts.correction.imitation import ReplayWarmup
+from swarm.objectives.parts.weight.bias import BiasNormalisedClip
+from swarm.objectives.parts.weight.covariance import CovarianceClip, CovariancePenalty
+from swarm.objectives.parts.weight.detached import FourBounds, TrajectoryClip
+from swarm.objectives.parts.weight.gate import ExponentialWeight, OneSidedGate, RingGate, SoftGate, TwoSidedGate
+from swarm.objectives.parts.weight.geometric import GeometricMean
+from swarm.objectives.parts.weight.preserving import FlippedClip, PreClip, PreservingClip
+from swarm.objectives.parts.weight.taper import TaperedToken, TaperedTrajectory
+from swarm.objectives.parts.weight.target import BoundedRatio, TrajectoryRegression
+from swarm.objectives.parts.weight.token_bounds import EntropyClip, ProbabilityClip
+from swarm.objectives.parts.weight.variance import RatioVariance
 from swarm.types import Correction
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarm.cli import app
+from swarm.cli.main import app
+from swarm.cli.plan import GeneratorFigures, LearnerFigures, fleet, groups_per_s, lag_steps, plan, seconds_on_the_way
+from swarm.cli.plan_run import read_run
 from swarm.errors import ConfigError
-from swarm.plan import GeneratorFigures, LearnerFigures, fleet, groups_per_s, lag_steps, plan, seconds_on_the_way
-from swarm.plan_run import read_run
 from swarm.types import JsonDict
 
 pytestmark = pytest.mark.timeout(60)

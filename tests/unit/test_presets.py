@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from swarm.simulate.local.run import _offered
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.simulate.run import _offered
 
 
 def test_overrides_are_part_of_every_node() -> None:

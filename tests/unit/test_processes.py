@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.simulate.processes import Process, SimulationFailed, wait_until
+from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
 
 
 async def server(directory: Path) -> Process:

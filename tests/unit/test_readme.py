@@ -8,7 +8,7 @@ import typer
 from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
-from swarm.cli import app as swarm_app
+from swarm.cli.main import app as swarm_app
 from swarm.simulate.invariants import Invariants
 
 ROOT = Path(__file__).parents[2]

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from swarm.cli import app
+from swarm.cli.main import app
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
-from swarm.learn.describe import ORDER, parts_of
-from swarm.learn.supply import supplied_by
-from swarm.recipes import list_recipes, load_recipe
+from swarm.objectives.describe import ORDER, parts_of
+from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.requirements import supplied_by
 
 ROOT = Path(__file__).parents[2]
 LAPTOP = ROOT / "deploy" / "configs" / "laptop.toml"
 
 MINE = '''"""My method: a clip that closes with the group."""
-from swarm.recipes import load_recipe
+from swarm.objectives.methods import load_recipe
 from dataclasses import replace
 RECIPE = replace(load_recipe("grpo"), name="mine", title="Mine", acronym="", arxiv="", row="", verification="ours")
 NOT_ONE = 3
@@ -143,7 +143,7 @@ def test_a_file_of_the_working_directory_is_a_recipe(
     assert "My method: a clip that closes with the group." in swarm("recipes", "show", spec).stdout
     assert "recipe mine" in swarm("check", "--config", str(LAPTOP), "--set", f"recipe={spec}").stdout
     wrong = swarm("recipes", "show", spec.replace("RECIPE", "NOT_ONE"))
-    assert wrong.exit_code == 2 and "not a swarm.learn.recipe.Recipe" in " ".join(wrong.stderr.split())
+    assert wrong.exit_code == 2 and "not a swarm.objectives.recipe.Recipe" in " ".join(wrong.stderr.split())
 
 
 def test_a_file_of_the_working_directory_never_shadows_an_installed_module(

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from swarm.config import LearnerConfig
-from swarm.learn.describe import ORDER, VERIFICATION, markdown_table
-from swarm.learn.kinds import KEYS
-from swarm.recipes import list_recipes, load_recipe
+from swarm.objectives.describe import ORDER, VERIFICATION, markdown_table
+from swarm.objectives.fallbacks import KEYS
+from swarm.objectives.methods import list_recipes, load_recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,8 +6,8 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.exchange.replay import ReplayBuffer
-from swarm.testing import make_group, make_scored
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.testing.builders import make_group, make_scored
 from swarm.types import PolicyVersion, ScoredGroup
 
 OWN = "own"

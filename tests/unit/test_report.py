@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from swarm.simulate.figures import (
+from swarm.simulate.invariants import Verdict
+from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
+from swarm.simulate.report.figures import (
     accuracy_curve,
     advantage_over_rival,
     follow_rows,
@@ -21,12 +23,10 @@ from swarm.simulate.figures import (
     smooth,
     step_curve,
 )
-from swarm.simulate.invariants import Verdict
-from swarm.simulate.live import PLAIN_EVERY_S, LiveProgress, figure
-from swarm.simulate.report import as_json, render_html, render_summary, write_report
-from swarm.simulate.result import NodeResult, SimulationResult, SwarmResult, node_result
-from swarm.simulate.summary import table_of
-from swarm.simulate.svg import Series, line_chart, matrix, ticks
+from swarm.simulate.report.html import as_json, render_html, render_summary, write_report
+from swarm.simulate.report.live import PLAIN_EVERY_S, LiveProgress, figure
+from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, node_result
+from swarm.simulate.report.terminal import table_of
 from swarm.types import JsonDict
 
 ADA, BELL = "a" * 64, "b" * 64

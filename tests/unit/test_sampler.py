@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from swarm.exchange.sampler import Candidate, SamplerName, sample
+from swarm.exchange.external_sampler import Candidate, SamplerName, sample
 
 
 def candidate(number: int, source: str = "a", age_steps: int = 0, first_seen_s: float = 0.0) -> Candidate:

@@ -7,11 +7,11 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.exchange.holding import Holding
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.serving import Serving
-from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.exchange.group_stream import Serving
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, Wanted
+from swarm.weight_sync.weight_server import Holding
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
 SILENT = ["7"] * 4

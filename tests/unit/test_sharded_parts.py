@@ -11,12 +11,12 @@ from torch import nn
 
 from swarm.config import LearnerConfig, NodeConfig
 from swarm.errors import ConfigError
-from swarm.learn.batch import make_batch
-from swarm.learn.orders import Order
+from swarm.learn.data_parallel import ShardedRanks
+from swarm.learn.leader import Order
 from swarm.learn.packing import pack
-from swarm.learn.sharded import ShardedRanks
 from swarm.model import CharCodec
-from swarm.testing import make_group, make_scored
+from swarm.objectives.batch import make_batch
+from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, Role
 
 CODEC = CharCodec()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from swarm.cli import app
+from swarm.cli.main import app
 
 TINY = ("--preset", "tiny")
 

@@ -9,7 +9,7 @@ HANG = "import ctypes; ctypes.PyDLL(None).sleep(60)"
 
 
 def run(block: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    program = f"from swarm.rollout.stall import at_most\nwith at_most({seconds}):\n    {block}\nprint('went on')"
+    program = f"from swarm.generation.watchdog import at_most\nwith at_most({seconds}):\n    {block}\nprint('went on')"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
 
 
@@ -29,7 +29,8 @@ def test_a_call_that_comes_back_is_left_alone() -> None:
         [
             sys.executable,
             "-c",
-            f"from swarm.rollout.stall import at_most\nfor _ in range(4):\n    with at_most(0.3):\n        {late}\n"
+            "from swarm.generation.watchdog import at_most\n"
+            f"for _ in range(4):\n    with at_most(0.3):\n        {late}\n"
             "import time; time.sleep(0.6)\nprint('went on')",
         ],
         capture_output=True,

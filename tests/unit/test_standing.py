@@ -1,7 +1,7 @@
 """Standing and quota of peers: what costs, what does not, and that both recover."""
 
 from swarm.clock import ManualClock
-from swarm.exchange.standing import FLOOR, Standing
+from swarm.peers.reputation import FLOOR, Standing
 from swarm.types import RefusalReason
 
 INNOCENT = (

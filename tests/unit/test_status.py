@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from node.status import problems, read_status, rows
-from swarm import cli
+from swarm.cli import main as cli
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
 

@@ -10,9 +10,10 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull
-from swarm.exchange.store import MemoryGroupStore, SqliteGroupStore
+from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
-from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
 
 Entry = tuple[ScoredGroup, SealedGroup]

@@ -12,16 +12,16 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError, StorageFull
-from swarm.exchange.store import SqliteGroupStore
-from swarm.testing import make_group, make_identity, make_scored, make_sealed
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.types import ScoredGroup, SealedGroup
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from swarm.clock import ManualClock
-from swarm.exchange.store import SqliteGroupStore
-from swarm.testing import make_group, make_scored, make_sealed
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.testing.builders import make_group, make_scored, make_sealed
 
 async def main():
     store = await SqliteGroupStore.open(Path(sys.argv[1]), ManualClock(), 10**9)

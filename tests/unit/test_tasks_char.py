@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.char_tasks import ALPHABET, KINDS, CharTask
+from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
-from swarm.tasks.build import build_environment
-from swarm.tasks.char import ALPHABET, KINDS, CharTask
 
 NEXT = dict(zip("abcdefghijklmnopqrstuvwxyz", "bcdefghijklmnopqrstuvwxyza", strict=True))
 

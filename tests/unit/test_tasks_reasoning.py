@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.load import build_environment, build_environments
+from swarm.environments.reasoning_gym import is_formula, is_literal
 from swarm.errors import ConfigError
-from swarm.tasks.base import NumberedEnvironment
-from swarm.tasks.build import build_environment, build_environments
-from swarm.tasks.reasoning import is_formula, is_literal
 
 DATASETS = [
     *("chain_sum", "products", "gcd", "letter_counting", "base_conversion", "binary_matrix", "spell_backward"),
@@ -121,7 +121,7 @@ def test_ordinary_formulas_pass(text: str) -> None:
 def test_every_process_builds_the_same_problems() -> None:
     code = (
         "from swarm.config import EnvironmentConfig as C\n"
-        "from swarm.tasks.build import build_environment as b\n"
+        "from swarm.environments.load import build_environment as b\n"
         "for k, d in (('reasoning_gym', 'spell_backward'), ('reasoning_gym', 'leg_counting'), ('char', 'count')):\n"
         "    e = b(C(name='e', kind=k, dataset=d, seed=5))\n"
         "    print([(e.task(i), e.reference(i)) for i in (0, 9, 99999)])\n"

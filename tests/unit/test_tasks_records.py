@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.jsonl import MAX_LINE_BYTES, is_same_answer
+from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
 from swarm.plugins import load_object
-from swarm.tasks.build import build_environment
-from swarm.tasks.records import MAX_LINE_BYTES, is_same_answer
 
 RECORDS = [{"question": "2+2?", "answer": "4"}, {"question": "Capital of France?", "answer": "Paris"}]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.exchange.trainers import FILE, Trainers
-from swarm.testing import make_advert
+from swarm.testing.builders import make_advert
 from swarm.types import Advert, NodeId, PolicyVersion, Role
+from swarm.weight_sync.choose_trainer import FILE, Trainers
 
 FIRST, SECOND, OWN = "aa" * 32, "bb" * 32, "cc" * 32
 

@@ -5,12 +5,20 @@ from dataclasses import replace
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.exchange.admit import Door, DoorLimits
-from swarm.exchange.memory_store import MemoryGroupStore
-from swarm.exchange.peers import Peers
-from swarm.exchange.standing import COSTS, Standing
-from swarm.exchange.versions import MAX_LINEAGES, MAX_VERSIONS, Branch, Existence, Versions
-from swarm.testing import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity, make_sealed
+from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.version_history import MAX_LINEAGES, MAX_VERSIONS, Branch, Existence, Versions
+from swarm.peers.peer_table import Peers
+from swarm.peers.reputation import COSTS, Standing
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import (
+    TOY_ENV,
+    TOY_RUN_ID,
+    ScriptedVerifier,
+    ToyCodec,
+    make_group,
+    make_identity,
+    make_sealed,
+)
 from swarm.types import PolicyVersion, RefusalReason, Refused, RolloutGroup, ScoredGroup, VersionSpan
 
 TRAINER, FOLLOWER = make_identity(1), make_identity(2)

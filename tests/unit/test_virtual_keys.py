@@ -1,10 +1,10 @@
 """The keyed hash of large virtual swarms keeps the form of a signature, and what it must refuse."""
 
 from swarm.identity import DOMAIN_ADVERT, DOMAIN_GROUP, SIGNATURE_BYTES, Identity, verify
-from swarm.simulate.virtual_keys import HashIdentity, verify_hash
-from swarm.testing import make_group
+from swarm.simulate.virtual.keys import HashIdentity, verify_hash
+from swarm.testing.builders import make_group
 from swarm.types import RefusalReason, Refused, RolloutGroup
-from swarm.wire.convert import open_group, seal_group
+from swarm.wire.envelopes import open_group, seal_group
 
 SEED = bytes(range(32))
 

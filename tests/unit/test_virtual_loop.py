@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from swarm.simulate.virtual_loop import LoopClock, VirtualDeadlock, run_virtual
+from swarm.simulate.virtual.loop import LoopClock, VirtualDeadlock, run_virtual
 
 
 def test_a_thousand_seconds_of_sleep_take_milliseconds() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from swarm.errors import WeightsRefused
-from swarm.rollout.vllm_adapter import TESTED, VllmAdapter
-from swarm.rollout.vllm_loop import EngineLoop, Mode, Row, score_row
-from swarm.rollout.vllm_server import Handler, Limits
+from swarm.generation.vllm_adapter import TESTED, VllmAdapter
+from swarm.generation.vllm_server import Handler, Limits
+from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
 from swarm.types import Canary, FinishReason, PolicyVersion, Sampling
 from swarm.wire.engine import Wanted
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from swarm.errors import Unavailable, WeightsRefused
+from swarm.generation.vllm_engine import VllmGenerator
+from swarm.generation.vllm_process import EngineProcess
+from swarm.generation.vllm_settings import EngineSettings
 from swarm.model import CharCodec
 from swarm.model.network import save_tensors
-from swarm.rollout.vllm_engine import VllmGenerator
-from swarm.rollout.vllm_process import EngineProcess
-from swarm.rollout.vllm_settings import EngineSettings
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,8 +32,8 @@ WEIGHTS = {"w": torch.ones(4096)}
 SCRIPTED = """
 import sys, time
 import numpy as np
-from swarm.rollout import vllm_server
-from swarm.rollout.vllm_loop import Mode, Progress
+from swarm.generation import vllm_server
+from swarm.generation.vllm_step_loop import Mode, Progress
 from swarm.types import FinishReason
 
 class Scripted:

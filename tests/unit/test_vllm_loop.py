@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import WeightsRefused
-from swarm.rollout.vllm_loop import EngineLoop, Job, Mode, Progress, Row, score_row
+from swarm.generation.vllm_step_loop import EngineLoop, Job, Mode, Progress, Row, score_row
 from swarm.types import Canary, FinishReason, LoadReport, PolicyVersion, Sampling
 
 OLD = PolicyVersion(policy_id="a", step=1)

@@ -8,11 +8,11 @@ import pytest
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable
+from swarm.generation.tolerances import TOLERANCE_NATS, tolerance_nats
+from swarm.generation.vllm_engine import VllmGenerator
+from swarm.generation.vllm_process import EngineProcess, has_vllm, vllm_python
+from swarm.generation.vllm_settings import EngineSettings
 from swarm.model import CharCodec
-from swarm.rollout.tolerances import TOLERANCE_NATS, tolerance_nats
-from swarm.rollout.vllm_engine import VllmGenerator
-from swarm.rollout.vllm_process import EngineProcess, has_vllm, vllm_python
-from swarm.rollout.vllm_settings import EngineSettings
 from swarm.types import PolicyVersion
 
 

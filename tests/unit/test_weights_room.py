@@ -8,8 +8,8 @@ from node.engines import load_engines
 from swarm.config import ModelConfig, NodeConfig, WeightsConfig
 from swarm.errors import ConfigError
 from swarm.model import load_model, published_state
-from swarm.recipes import recipes_of
-from swarm.testing import make_identity
+from swarm.objectives.methods import recipes_of
+from swarm.testing.builders import make_identity
 from swarm.types import Role, Task
 
 TINY = ModelConfig(source="tiny", dtype="bfloat16")

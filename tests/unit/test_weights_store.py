@@ -13,7 +13,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull
-from swarm.testing import make_identity
+from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec

@@ -1,0 +1,172 @@
+"""The command line `swarm`: simulate, plan, join, status, doctor, keys, recipes, check, bench.
+
+Invariant: importing this file is cheap (no torch, no gRPC); each command imports what it needs.
+"""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from swarm import __version__
+from swarm.cli.bench import bench
+from swarm.cli.plan_command import plan_command
+from swarm.cli.recipes import recipes_app
+from swarm.cli.simulate import simulate
+from swarm.errors import SwarmError
+from swarm.types import Correction, Role
+
+
+class _Commands(TyperGroup):
+    """Turns our own errors into one red line and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except SwarmError as error:
+            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {error}", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Train a language model by reinforcement learning together with machines you do not control.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
+app.command()(simulate)
+app.command("plan")(plan_command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+app.add_typer(keys_app, name="keys")
+app.add_typer(recipes_app, name="recipes")
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def join(
+    link: Annotated[str, typer.Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
+    dir: Annotated[Path, typer.Option(help="Where this node keeps its key, rollouts and checkpoints.")] = Path(
+        "swarm-node"
+    ),
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer: no optimizer.")
+    ] = False,
+    only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
+) -> None:
+    """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
+
+    The manifest names tasks, model and limits; it can never make this machine run code of others.
+    """
+    from node.join import join_swarm
+
+    roles = (Role.GENERATOR,) if generate else ()
+    asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print, roles=roles))
+
+
+@app.command()
+def status(
+    dir: Annotated[Path, typer.Option(help="Directory of the node.")] = Path("swarm-node"),
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
+) -> None:
+    """Show what a node does; exit code 1 with the reason when it does not make progress."""
+    from node.status import problems, read_status, rows
+    from swarm.process import is_running
+
+    figures = read_status(dir)
+    found = problems(figures, time.time(), max_idle_s, is_running(dir))
+    if as_json:
+        typer.echo(json.dumps({**figures, "problems": found}, indent=2))
+    else:
+        for key, value in rows(figures):
+            console.print(f"{key:<18} {value}", markup=False, highlight=False, soft_wrap=True)
+        for problem in found:
+            console.print("[red]problem:[/red]", escape(problem), soft_wrap=True)
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Configuration to check; defaults without.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix."""
+    from node.doctor import examine
+
+    findings = asyncio.run(examine(config))
+    if as_json:
+        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            mark = (
+                "[green]ok[/green]  "
+                if finding.is_ok
+                else ("[red]fail[/red]" if finding.is_fatal else "[yellow]warn[/yellow]")
+            )
+            console.print(f"{mark} {finding.name}: {finding.detail}")
+            if not finding.is_ok:
+                console.print(f"       fix: {finding.fix}")
+    raise typer.Exit(1 if any(f.is_fatal and not f.is_ok for f in findings) else 0)
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
+) -> None:
+    """Validate a node's or a run's configuration, its recipes included, without starting anything."""
+    from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
+    from swarm.objectives.methods import recipes_of
+
+    is_run = has_section(config, "node")  # what the nodes of a run start from
+    settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
+    recipes = recipes_of(settings)
+    console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
+    for kind in Correction:
+        found = recipes.of(kind)
+        console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
+
+
+@keys_app.command("new")
+def keys_new(path: Annotated[Path, typer.Argument(help="File to write; never overwritten.")]) -> None:
+    """Make a new identity."""
+    from swarm.identity import Identity
+
+    identity = Identity.create()
+    identity.save(path)
+    console.print(f"node id {identity.node_id}\nsaved to {path} (keep it secret; it is this node's name)")
+
+
+@keys_app.command("show")
+def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>/identity.key.")]) -> None:
+    """Show the node id of a key file."""
+    from swarm.identity import Identity
+
+    console.print(Identity.load(path).node_id)
+
+
+def main() -> None:
+    """Entry point of `swarm`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""`swarm plan` as a command: its options, and its answer as a table with the inequalities behind it.
+
+Invariant: an option beats what a run measured; a figure that neither gives is an error that names the option.
+"""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from swarm.cli.plan import GeneratorFigures, Inequality, LearnerFigures, Plan, figure, fleet, plan, with_speed
+from swarm.errors import ConfigError
+
+RunOption = Annotated[
+    Path | None, typer.Option(help="A finished run, such as runs/echo-20250101-120000: what it measured is used.")
+]
+TrainerOption = Annotated[str, typer.Option(help="Node of the run whose steps count; needed where several train.")]
+AgeOption = Annotated[int | None, typer.Option(help="Lag bound: oldest token that a step may use, in steps.")]
+SpeedOption = Annotated[
+    list[float] | None,
+    typer.Option("--tokens-per-s", help="Speed of one generator, all its sequences together. Several: an answer each."),
+]
+StepOption = Annotated[float | None, typer.Option(help="T: seconds of a step that waits for no data, with publishing.")]
+GroupsOption = Annotated[float | None, typer.Option(help="b: groups that a step uses up, those without signal too.")]
+TokensOption = Annotated[float | None, typer.Option(help="Response tokens of all rollouts of a group.")]
+BatchOption = Annotated[int | None, typer.Option(help="g: groups that a generator makes together.")]
+GroupBytesOption = Annotated[float | None, typer.Option(help="Bytes of a group as it travels. Default 0: no time.")]
+PatchOption = Annotated[float | None, typer.Option(help="Bytes of one version as a patch. Default 0: no time.")]
+EncodeOption = Annotated[float | None, typer.Option(help="Seconds from a step's end until its version is served.")]
+ApplyOption = Annotated[float | None, typer.Option(help="Seconds from a version's last byte until it generates.")]
+PauseOption = Annotated[float | None, typer.Option(help="The part of them in which generation stands still.")]
+DownOption = Annotated[float | None, typer.Option("--down", help="Bytes/s to a generator. Default: unlimited.")]
+UpOption = Annotated[float | None, typer.Option("--up", help="Bytes/s from a generator. Default: unlimited.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+def plan_command(
+    run: RunOption = None,
+    trainer: TrainerOption = "",
+    max_age: AgeOption = None,
+    tokens_per_s: SpeedOption = None,
+    step_s: StepOption = None,
+    groups_per_step: GroupsOption = None,
+    tokens_per_group: TokensOption = None,
+    groups_per_batch: BatchOption = None,
+    bytes_per_group: GroupBytesOption = None,
+    patch_bytes: PatchOption = None,
+    encode_s: EncodeOption = None,
+    apply_s: ApplyOption = None,
+    pause_s: PauseOption = None,
+    down: DownOption = None,
+    up: UpOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How many generators a learner needs, how fast and on which lines, for a lag bound; exit code 1 if none will do.
+
+    Measure first, then ask what if: `swarm simulate --preset echo`, then `swarm plan --run runs/echo-...`, then again
+    with an option in place of a figure, such as `--tokens-per-s 40 --down 1e6 --max-age 2`. Without a run the options
+    are the figures: --step-s, --groups-per-step, --tokens-per-group, --tokens-per-s and --max-age are then needed.
+    """
+    from swarm.cli.plan_run import RunFigures, read_run
+
+    measured = RunFigures(trainer="", generators=()) if run is None else read_run(run, trainer)
+    learner = LearnerFigures(
+        step_s=_positive("--step-s", _needed("--step-s", step_s, measured.step_s, run)),
+        groups_per_step=_positive(
+            "--groups-per-step", _needed("--groups-per-step", groups_per_step, measured.groups_per_step, run)
+        ),
+        tokens_per_group=_positive(
+            "--tokens-per-group", _needed("--tokens-per-group", tokens_per_group, measured.tokens_per_group, run)
+        ),
+        max_age_steps=int(_not_negative("--max-age", _needed("--max-age", max_age, measured.max_age_steps, run))),
+        bytes_per_group=_not_negative("--bytes-per-group", _first(bytes_per_group, measured.bytes_per_group, 0.0)),
+        patch_bytes=_not_negative("--patch-bytes", _first(patch_bytes, measured.patch_bytes, 0.0)),
+        encode_s=_not_negative("--encode-s", _first(encode_s, measured.encode_s, 0.0)),
+    )
+    kinds = _kinds(measured.generators, tokens_per_s, run)
+    if groups_per_batch is not None:
+        _positive("--groups-per-batch", groups_per_batch)
+    changed = {
+        "groups_per_batch": groups_per_batch,
+        "apply_s": None if apply_s is None else _not_negative("--apply-s", apply_s),
+        "pause_s": None if pause_s is None else _not_negative("--pause-s", pause_s),
+        "down_bytes_per_s": None if down is None else _positive("--down", down),
+        "up_bytes_per_s": None if up is None else _positive("--up", up),
+    }
+    given: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
+    kinds = [replace(kind, **given) for kind in kinds]
+    plans = [plan(learner, kind) for kind in kinds]
+    together = fleet(learner, kinds) if run is not None and not tokens_per_s else None
+    if as_json:
+        typer.echo(json.dumps(_as_json(learner, plans, together), indent=2))
+    else:
+        _print(Console(), learner, plans, together)
+    raise typer.Exit(0 if any(each.holds for each in plans) else 1)
+
+
+# --- figures ---------------------------------------------------------------------------------------
+
+
+def _kinds(
+    measured: tuple[GeneratorFigures, ...], tokens_per_s: list[float] | None, run: Path | None
+) -> list[GeneratorFigures]:
+    """Those of the run, or one of each given speed that otherwise is like the first of the run."""
+    speeds = [_positive("--tokens-per-s", speed) for speed in tokens_per_s or []]
+    if speeds:
+        like = measured[0] if measured else GeneratorFigures(name="", tokens_per_s=0.0)
+        return [with_speed(like, speed) for speed in speeds]
+    if not measured:
+        _needed("--tokens-per-s", None, None, run)
+    return list(measured)
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def _needed(option: str, given: float | None, measured: float | None, run: Path | None) -> float:
+    value = given if given is not None else measured
+    if value is None:
+        where = "give it, or a run that measured it with --run" if run is None else f"{run} did not measure it; give it"
+        raise ConfigError(f"{option}: missing; {where}")
+    return value
+
+
+def _positive(option: str, value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{option}: {value:g} must be above 0")
+    return value
+
+
+def _not_negative(option: str, value: float) -> float:
+    if not (value >= 0 and math.isfinite(value)):
+        raise ConfigError(f"{option}: {value:g} must be 0 or more")
+    return value
+
+
+# --- the answer --------------------------------------------------------------------------------------
+
+
+def _print(console: Console, learner: LearnerFigures, plans: list[Plan], together: Inequality | None) -> None:
+    console.print(
+        f"A step takes T = {figure(learner.step_s)} s and uses up b = {figure(learner.groups_per_step)} groups of "
+        f"{figure(learner.tokens_per_group)} tokens: {figure(learner.demand)} groups/s, "
+        f"{figure(learner.demand * learner.tokens_per_group)} tokens/s. Lag bound: {learner.max_age_steps} steps.",
+        soft_wrap=True,
+    )
+    table = Table(box=None, header_style="bold")
+    for name in ("generator", "groups/s", "needed", "worst lag", "mean lag", "least tokens/s", "least bytes/s"):
+        table.add_column(name, justify="left" if name == "generator" else "right")
+    for each in plans:
+        table.add_row(
+            each.generator.name,
+            figure(each.groups_per_s),
+            "never" if each.num_generators is None else str(each.num_generators),
+            _or(each.lag_steps, "never"),
+            _or(each.lag_mean_steps, "never"),
+            _or(each.least_tokens_per_s, "none"),
+            _or(each.least_down_bytes_per_s, "none"),
+        )
+    console.print(table)
+    console.print(
+        "Lag: of a swarm in balance, and so the smallest bound to configure. Supply beyond demand waits until ages are "
+        "at the bound, never beyond: for younger data lower --max-age and replay.max_age_steps to it.",
+        soft_wrap=True,
+    )
+    for each in plans:
+        console.print(f"\n{each.generator.name}:", soft_wrap=True)
+        for inequality in each.inequalities:
+            _print_inequality(console, inequality)
+    if together is not None:
+        console.print()
+        _print_inequality(console, together)
+
+
+def _print_inequality(console: Console, inequality: Inequality) -> None:
+    mark = "[green]holds[/green]" if inequality.holds else "[red]fails[/red]"
+    console.print(f"  {mark}  {inequality.name}: {inequality.formula}", soft_wrap=True)
+    console.print(f"         {inequality.numbers}", soft_wrap=True, highlight=False)
+
+
+def _or(value: float | None, otherwise: str) -> str:
+    return otherwise if value is None else figure(value)
+
+
+def _as_json(learner: LearnerFigures, plans: list[Plan], together: Inequality | None) -> Any:
+    from swarm.telemetry.events import finite
+
+    return finite(
+        {
+            "learner": asdict(learner),
+            "plans": [{**asdict(each), "holds": each.holds} for each in plans],
+            "together": None if together is None else asdict(together),
+        }
+    )

@@ -1,0 +1,201 @@
+"""`swarm recipes`: what a learner can learn by, for people and for programs.
+
+Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. What
+`--json` prints has the fields of `swarm.objectives.describe.summary`, whatever people are shown.
+"""
+
+import inspect
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from swarm.types import JsonDict
+
+if TYPE_CHECKING:
+    from swarm.objectives.recipe import Recipe
+
+recipes_app = typer.Typer(help="Objectives that a learner can use.", invoke_without_command=True)
+console = Console() if sys.stdout.isatty() else Console(width=160)  # a pipe has no width of its own
+
+_WIDE = 130  # columns of a terminal that shows everything
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="As docs/recipes_table.md.")]
+NameArgument = Annotated[str, typer.Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
+
+
+@recipes_app.callback()
+def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the built-in objectives; `swarm recipes show NAME` explains one."""
+    if context.invoked_subcommand is None:
+        _list(as_json)
+
+
+@recipes_app.command("list")
+def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = False) -> None:
+    """List the built-in objectives."""
+    if as_markdown:
+        from swarm.objectives.describe import markdown_table
+
+        typer.echo(markdown_table(_built_in()), nl=False)
+        return
+    _list(as_json)
+
+
+@recipes_app.command("show")
+def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Explain one: its equation, constants and how to change them, what it needs, what it accepts."""
+    from swarm.objectives.describe import details
+    from swarm.objectives.methods import load_recipe, source_of
+
+    recipe = load_recipe(name)
+    about = inspect.cleandoc(sys.modules[source_of(name)].__doc__ or "")
+    if as_json:
+        typer.echo(json.dumps(details(recipe, about), indent=2))
+    else:
+        console.print(_page(recipe, about))
+
+
+def _list(as_json: bool) -> None:
+    from swarm.objectives.describe import summary
+
+    rows = [summary(recipe) for recipe in _built_in()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        console.print(_table(rows))
+
+
+def _built_in() -> "list[Recipe]":
+    from swarm.objectives.methods import list_recipes, load_recipe
+
+    return [load_recipe(name) for name in list_recipes()]
+
+
+# --- for people --------------------------------------------------------------------------------
+
+
+def _table(rows: list[JsonDict]) -> RenderableType:
+    """One line for each; a narrow terminal gets fewer columns, never half a name."""
+    columns = ["name", "acronym", "paper", "scope"]
+    if console.width >= _WIDE:
+        columns += ["formula", "row", "needs"]
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != "needs", style="cyan" if column == "name" else "")
+    for row in rows:
+        cells = {
+            **row,
+            "paper": row["arxiv"] or "see show",
+            "formula": row["verification"],
+            "row": row["row"] or "-",
+            "needs": ", ".join(f"{need} (not yet)" if need in row["not_yet"] else need for need in row["needs"]) or "-",
+        }
+        table.add_row(*(Text(cells[column]) for column in columns))
+    note = f"{len(rows)} recipes; `swarm recipes show NAME` explains one, `--json` gives every part and constant."
+    return Group(table, Text("\n".join([*_idle(rows), note]), style="dim"))
+
+
+def _idle(rows: list[JsonDict]) -> list[str]:
+    """Which recipes no run can feed, and what they wait for."""
+    idle = [f"  {row['name']} ({', '.join(row['not_yet'])})" for row in rows if row["not_yet"]]
+    return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
+
+
+def _page(recipe: "Recipe", about: str) -> RenderableType:
+    from swarm.objectives.describe import VERIFICATION, loss_line, summary
+
+    plain = summary(recipe)
+    title = Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else "")
+    verified = f"{recipe.verification}: {VERIFICATION[recipe.verification]}"
+    facts = [
+        ("paper", recipe.title),
+        ("link", plain["url"] or "-"),
+        ("row", plain["row"] or "-"),
+        ("formula", verified),
+        ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),
+    ]
+    return Group(
+        title,
+        Padding(Text(about), (1, 0)),
+        _pairs(facts),
+        _heading("Equation"),
+        Padding(Text(loss_line(recipe)), (0, 0, 0, 2)),
+        _equations(recipe),
+        _heading("Constants"),
+        _constants(recipe),
+        _heading("Needs"),
+        _needs(recipe),
+        _heading("Rollouts it accepts"),
+        _kinds(recipe),
+    )
+
+
+def _equations(recipe: "Recipe") -> RenderableType:
+    from swarm.objectives.describe import parts_of
+
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for part in parts_of(recipe):
+        what = Text.assemble(part.equation, "\n", (f"{part.part}: {part.summary}", "dim"))
+        table.add_row(Text(part.address), what)
+    return table
+
+
+def _constants(recipe: "Recipe") -> RenderableType:
+    if not recipe.constants:
+        return Padding(Text("none"), (0, 0, 0, 2))
+    sets = (f"--set learner.recipe_params.{address}={_toml(value)}" for address, value in recipe.constants.items())
+    return Padding(Text("\n".join(sets)), (0, 0, 0, 2))
+
+
+def _needs(recipe: "Recipe") -> RenderableType:
+    from swarm.objectives.requirements import how_to_supply
+
+    scope = f"scope {recipe.scope}: {_SCOPES[str(recipe.scope)]}"
+    return Group(
+        _pairs([(str(need), how_to_supply(need)) for need in sorted(recipe.needs)]),
+        Padding(Text(scope, style="dim"), (0, 0, 0, 2)),
+    )
+
+
+def _kinds(recipe: "Recipe") -> RenderableType:
+    from swarm.objectives.describe import KINDS
+
+    marks = {True: "yes", False: "no, it needs behaviour log-probs"}
+    return _pairs([(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()])
+
+
+_SCOPES = {
+    "token": "a token's coefficient depends on that token alone",
+    "rollout": "a token's coefficient depends on its whole response",
+    "group": "a token's coefficient depends on its whole group",
+    "step": "a token's coefficient depends on the whole step, which is scored before its first backward pass "
+    "where it does not fit into one",
+}
+
+
+def _heading(text: str) -> RenderableType:
+    return Text(f"\n{text}", style="bold")
+
+
+def _pairs(rows: list[tuple[str, str]]) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else repr(value)

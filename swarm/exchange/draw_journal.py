@@ -1,0 +1,180 @@
+"""What each optimizer step learns from: drawn, journalled, and handed out until its step was reported.
+
+Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts. A
+resume makes the same draws again; where their groups are gone it says so, and what comes instead has other numbers.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from swarm.config import NodeConfig
+from swarm.errors import StorageFull
+from swarm.events import Emit, draw_fields
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import Signal
+from swarm.interfaces import GroupStore
+from swarm.peers.coordinator_view import Coordination
+from swarm.peers.intake_quota import Appetite
+from swarm.peers.peer_table import Peers
+from swarm.types import Digest, Draw, PolicyVersion, StepReport
+
+logger = logging.getLogger(__name__)
+
+STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
+
+
+class Drawing:
+    """The draws of one node, in order.
+
+    Args:
+        config: of the node.
+        store: holds the journal.
+        replay: what is drawn from.
+        peers: their heads decide how old a foreign group is.
+        coordination: advised bounds and weights.
+        emit: takes events.
+        changed: fires when groups, versions or connections came; fired here when there is room for more groups.
+        appetite: told of each draw.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: GroupStore,
+        replay: ReplayBuffer,
+        peers: Peers,
+        coordination: Coordination,
+        emit: Emit,
+        changed: Signal,
+        appetite: Appetite,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._replay = replay
+        self._peers = peers
+        self._coordination = coordination
+        self._emit = emit
+        self._changed = changed
+        self._appetite = appetite
+        self._lock = asyncio.Lock()
+        self._next = 1
+        self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
+        self._pending: Draw | None = None
+        self._in_hand: frozenset[Digest] = frozenset()
+        self._has_drawn = False  # a draw was made and its step is not yet reported
+        self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
+        self.num_local = 0  # groups of the own lineage used up since the process started
+        self.num_external = 0  # those of other lineages
+
+    async def restore(self) -> int:
+        """Goes on behind the journal; returns how many draws are in it."""
+        journal = await self._store.journal(0)
+        self._next = journal[-1][0] + 1 if journal else 1
+        return len(journal)
+
+    @property
+    def comes_first(self) -> bool:
+        """A step is under way, or a draw is possible: no time to generate where one follows the other."""
+        return self._has_drawn or self._replay.num_local >= self._config.replay.local_groups
+
+    @property
+    def needed_from(self) -> int | None:
+        """First draw that a resume from the learner's last checkpoint but one makes again.
+
+        The whole journal until the learner has said where it resumes; None where it makes no checkpoints.
+        """
+        if not self._config.learner.checkpoint_every:
+            return None
+        return self._checkpoints[0] if self._checkpoints else 0
+
+    @property
+    def in_hand(self) -> frozenset[Digest]:
+        """Groups taken out of the buffer for a draw that is not yet in the journal."""
+        return self._in_hand
+
+    async def draw(self, head: PolicyVersion) -> Draw:
+        """The groups of the next step; the same draw again until it was reported."""
+        async with self._lock:
+            if self._pending is None:
+                self._pending = await self._draw(head)
+            return self._pending
+
+    async def _draw(self, head: PolicyVersion) -> Draw:
+        await self._changed.until(lambda: self._round_is_complete(head))
+        draw: Draw | None = None
+        while draw is None:
+            self._replay.limit_age(self._lag_bound())
+            draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordination.source_weights())
+            if draw is None:
+                self._changed.fire()  # what was used up or too old makes room for the generator
+                await self._changed.wait()
+        self._has_drawn = True
+        await self._journal(draw)
+        self._next = draw.step + 1
+        num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
+        self.num_local += num_local + draw.num_silent
+        self.num_external += len(draw.groups) - num_local
+        self._emit("draw", draw_fields(draw, self._config, head.policy_id))
+        self._changed.fire()  # room for the generator
+        self._appetite.drew()
+        return draw
+
+    async def _journal(self, draw: Draw) -> None:
+        """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
+        self._in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
+        try:
+            await self._when_there_is_room(lambda: self._store.record_draw(draw))
+        finally:
+            self._in_hand = frozenset()
+
+    async def _when_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
+        is_told = False
+        while True:
+            try:
+                return await write()
+            except StorageFull as error:
+                if not is_told:
+                    logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
+                    self._emit("storage_full", {"error": str(error)})
+                is_told = True
+            await asyncio.sleep(STORAGE_RETRY_S)
+
+    async def redraw(self, from_step: int) -> list[Draw]:
+        """The journalled draws from `from_step` on, where the learner's checkpoint is.
+
+        Those behind the first whose groups are gone cannot lead to the same weights. They are abandoned, for this
+        resume and every later one: their groups count as used up, and the learner goes on with new draws.
+        """
+        self._checkpoints.clear()
+        self._checkpoints.append(from_step)
+        draws = await self._store.draws(from_step)
+        whole = [draw for i, draw in enumerate(draws) if draw.step == from_step + i and draw.step < self._next]
+        first_lost, last = from_step + len(whole), self._next - 1
+        if first_lost <= last:
+            await self._when_there_is_room(lambda: self._store.abandon(first_lost, last))
+            if self._pending is not None and self._pending.step >= first_lost:
+                self._pending, self._has_drawn = None, False
+            lost = {"from": from_step, "first": first_lost, "last": last}
+            logger.error("draws since the checkpoint lost their groups; new ones are made instead", extra=lost)
+            self._emit("abandoned", lost)
+        return [draw for draw in whole if draw.groups]
+
+    def settle(self, report: StepReport) -> None:
+        """The step of a draw was made."""
+        if self._pending is not None and report.draw_step in (0, self._pending.step):
+            self._pending, self._has_drawn = None, False
+        every = self._config.learner.checkpoint_every
+        if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
+            self._checkpoints.append(report.draw_step + 1)
+        self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
+
+    def _round_is_complete(self, head: PolicyVersion) -> bool:
+        """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
+        return not self._config.replay.barrier or self._peers.have_delivered(head.step)
+
+    def _lag_bound(self) -> int | None:
+        """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
+        known = (self._coordination.advice.max_age_steps, self._guard_max_age_steps)
+        return min((int(bound) for bound in known if bound is not None), default=None)

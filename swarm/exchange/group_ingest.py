@@ -1,0 +1,188 @@
+"""What peers send: which of it is worth fetching, what the door says of it, and where an admitted group goes.
+
+Invariant: a foreign group reaches the learner and other peers only through the door and after it was stored.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.errors import Unavailable
+from swarm.events import Emit, group_fields, versions_of
+from swarm.exchange.admission import Door
+from swarm.exchange.group_stream import Serving
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import Signal
+from swarm.peers.intake_quota import Appetite
+from swarm.peers.peer_table import Peers, keep_newest
+from swarm.peers.reputation import UNPROVEN
+from swarm.peers.stream_quota import Talk
+from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
+from swarm.weight_sync.credit import Leaves
+
+logger = logging.getLogger(__name__)
+
+_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one of it was, or is not waited for
+# of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
+_UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
+_NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
+
+STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
+
+
+class Intake:
+    """The receiving half of an agent, as `Serving` is its giving half.
+
+    Args:
+        node_id: our own.
+        config: of the node.
+        door: judges, scores and stores.
+        appetite: how much of what neighbours offer our draws have use for.
+        peers: learns heads from admitted groups.
+        leaves: who may make groups for our own lineage, and how many of them are waited for.
+        replay: takes admitted groups, where this node learns.
+        serving: hands them on.
+        changed: fires when anything that others wait for may have changed.
+        emit: events.
+        clock: of the node.
+        learns: False on a node that follows the versions of another one: nothing here uses up groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        config: NodeConfig,
+        door: Door,
+        appetite: Appetite,
+        peers: Peers,
+        leaves: Leaves,
+        replay: ReplayBuffer,
+        serving: Serving,
+        changed: Signal,
+        emit: Emit,
+        clock: Clock,
+        learns: bool,
+    ) -> None:
+        self._node_id = node_id
+        self._config = config
+        self._door = door
+        self._appetite = appetite
+        self._peers = peers
+        self._leaves = leaves
+        self._replay = replay
+        self._serving = serving
+        self._changed = changed
+        self._emit = emit
+        self._clock = clock
+        self._learns = learns
+        # notices being fetched from some neighbour, and who else announced them: no second copy, but another try
+        self.fetching: dict[Digest, deque[Callable[[Digest], bool]]] = {}
+        self.refusals: dict[RefusalReason, int] = {}
+        self.num_admitted = 0  # this and the next: since the process started
+        self.bytes_received = 0  # sealed groups from peers, useful or not
+        self._strayed_s: dict[NodeId, float] = {}  # when a follower last brought what it had no leave for
+        self._talk = Talk(clock, config.exchange.groups_per_minute)
+
+    def hear(self, peer: NodeId) -> None:
+        """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
+        if not self._talk.take(peer):
+            refused = self._door.refuse_talk(peer)
+            self._note_refused(refused, via=peer)
+            raise Unavailable(refused.detail)
+
+    def takes_from(self, peer: NodeId) -> bool:
+        """Whether our draws still have use for a group that this neighbour offers; asked once for each.
+
+        Everything that was made with our leave is taken; a node that only generates has no use for any.
+        """
+        if self._may_bring_ours(peer):
+            return True
+        if not self._learns and Role.RELAY not in self._config.roles:
+            return False
+        return self._appetite.take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
+
+    async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
+        """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
+        self.bytes_received += sealed.size_bytes
+        with self._serving.arriving(sealed.digest):
+            result = await self._door.admit(sealed, via)
+            if isinstance(result, ScoredGroup):
+                await self._serving.read_head()
+        if isinstance(result, Refused):
+            self._note_refused(result, via)
+        else:
+            self._note_admitted(result, via)
+        return result
+
+    def add(self, scored: ScoredGroup, via: NodeId) -> None:
+        """A stored group goes to the learner, and to peers.
+
+        Args:
+            scored: ours or another node's.
+            via: who sent it to us; ourselves for our own.
+        """
+        if self._learns:
+            self._replay.add(scored)
+        self._serving.offer(scored, via)
+        self._changed.fire()
+
+    # --- inside --------------------------------------------------------------------------------------
+
+    def _may_bring_ours(self, peer: NodeId) -> bool:
+        """Whether a group of it is probably of our lineage and waited for; which it is, only the door can see."""
+        if peer not in self._leaves.followers or not self._leaves.expects(peer, 0):
+            return False
+        strayed_s = self._strayed_s.get(peer)
+        return strayed_s is None or self._clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
+
+    def _note_admitted(self, scored: ScoredGroup, via: NodeId) -> None:
+        self.num_admitted += 1
+        self._peers.learn_head(scored.group)
+        self.add(scored, via)
+        if scored.is_own_policy(self._node_id):
+            # after it was added: room that it takes up is not given away
+            self._arrived(scored.group.producer, is_admitted=True)
+        elif via in self._leaves.followers:
+            keep_newest(self._strayed_s, via, self._clock.monotonic_s())
+        self._emit(
+            "admitted",
+            {
+                **group_fields(scored),
+                "versions": versions_of(scored.group),
+                "via": via,
+                "age_s": self._clock.now_s() - scored.group.created_at_s,
+            },
+        )
+
+    def _note_refused(self, refused: Refused, via: NodeId) -> None:
+        reason = refused.reason
+        producer = via if reason in _UNSIGNED else refused.producer or via
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        self._emit("refused", {"reason": str(reason), "producer": producer, "via": via})
+        logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
+        if reason is not RefusalReason.LOW_STANDING:
+            self._drop_unwelcome(via, producer)
+        if self._is_arrival(refused, via):
+            self._arrived(producer, is_admitted=False)
+
+    def _drop_unwelcome(self, *peers: NodeId) -> None:
+        """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
+        if not all(map(self._door.is_open_to, peers)):
+            self._serving.wake()
+            self._changed.fire()
+
+    def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
+        """Whether a group that was refused is one that its producer had leave for."""
+        if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
+            return False  # what others bring counts where it was signed by its producer
+        made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
+        return made_at_s is None or not self._leaves.is_of_an_earlier_watch(refused.producer, made_at_s)
+
+    def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
+        """A group that this follower had leave for came, and was admitted or refused."""
+        self._leaves.arrived(producer, is_admitted=is_admitted)
+        self._changed.fire()

@@ -1,0 +1,172 @@
+"""Durable, content-addressed groups of one node: an append-only log, bodies, tombstones, and the draw journal.
+
+Invariant: once `put` or `record_draw` returned, a kill -9 of the process loses nothing of it. SQLite in
+WAL mode with synchronous=NORMAL gives exactly that: a commit is in the operating system's cache, which
+outlives the process; a power cut may take the newest commits, never the file. FULL would add one fsync
+to every commit for the power cut alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swarm.clock import Clock
+from swarm.errors import StorageFull
+from swarm.exchange.group_database import GroupDatabase
+from swarm.exchange.limits import BeforeWrite
+from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Pending:
+    scored: ScoredGroup
+    sealed: SealedGroup
+    result: "asyncio.Future[Cursor]"
+
+
+class SqliteGroupStore:
+    """`GroupStore` in one SQLite file. One thread of its own touches the database, one function per transaction.
+
+    A transaction is a plain function on that thread, so cancelling a caller can never leave half of it.
+
+    Example:
+        store = await SqliteGroupStore.open(Path("groups.sqlite"), SystemClock(), max_bytes=2**31)
+        cursor = await store.put(scored, sealed)
+        await store.close()
+    """
+
+    def __init__(self) -> None:
+        """Use `open`."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="group-store")
+        self._database: GroupDatabase
+        self._pending: list[_Pending] = []
+        self._writer = asyncio.Lock()
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None = None
+    ) -> "SqliteGroupStore":
+        """Opens or creates the store.
+
+        Args:
+            path: the database file; its folder is created.
+            clock: wall clock of the tombstones.
+            max_bytes: budget of the bodies; `put` raises StorageFull beyond it.
+            before_write: called with the bytes of each write before it is committed; the storage seam at
+                which a test raises OSError(ENOSPC).
+
+        Raises:
+            ConfigError: the file is no store, or one of another schema version.
+            StorageFull: no room to create it.
+        """
+        store = cls()
+        try:
+            store._database = await store._call(GroupDatabase, path, clock, max_bytes, before_write)
+        except BaseException:
+            store._thread.shutdown(wait=False)
+            raise
+        return store
+
+    async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
+        """Stores one group; writers that wait together share one transaction. Raises StorageFull."""
+        entry = _Pending(scored, sealed, asyncio.get_running_loop().create_future())
+        self._pending.append(entry)
+        try:
+            async with self._writer:
+                if not entry.result.done():
+                    await self._write_pending()
+        except asyncio.CancelledError:
+            entry.result.cancel()  # written or not: a later put of the same group is idempotent
+            raise
+        return await entry.result
+
+    async def get(self, digest: Digest) -> SealedGroup | None:
+        """The sealed group, or None."""
+        return await self._call(self._database.get, digest)
+
+    async def contains(self, digest: Digest) -> bool:
+        """True for groups held and for those deleted within the tombstone horizon."""
+        return await self._call(self._database.contains, digest)
+
+    async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
+        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
+        after = cursor.sequence if cursor.epoch == self._database.epoch else 0
+        found = await self._call(self._database.since, after, limit, own_only)
+        return [(self._cursor(sequence), sealed) for sequence, sealed in found]
+
+    async def head(self) -> Cursor:
+        """Position of the newest entry; it never goes back when entries are deleted."""
+        return self._cursor(await self._call(self._database.head))
+
+    async def record_draw(self, draw: Draw) -> None:
+        """Journals a draw; the same step again replaces it. Raises StorageFull."""
+        await self._call(self._database.record_draw, draw)
+
+    async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
+        """Journalled draws from a step on, in order: the groups that were handed out."""
+        return await self._call(self._database.journal, from_step)
+
+    async def draws(self, from_step: int) -> list[Draw]:
+        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
+        return await self._call(self._database.draws, from_step)
+
+    async def abandon(self, first_step: int, last_step: int) -> None:
+        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
+        await self._call(self._database.abandon, first_step, last_step)
+
+    async def uses(self) -> dict[Digest, int]:
+        """How often each group was drawn, from the journal."""
+        return await self._call(self._database.uses)
+
+    async def load_scored(self, limit: int) -> list[ScoredGroup]:
+        """The newest stored groups, oldest first; one that no longer opens is logged and left out."""
+        return await self._call(self._database.load_scored, limit)
+
+    async def forget(
+        self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
+    ) -> int:
+        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many.
+
+        Those of `keep` stay, and those drawn for `keep_from_step` or later. The journal of earlier steps goes with
+        its groups.
+        """
+        return await self._call(self._database.forget, before_s, max_bytes, keep_from_step, keep)
+
+    async def close(self) -> None:
+        """Writes the log back into the file and closes it; further calls fail."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._call(self._database.close)
+            self._thread.shutdown(wait=False)
+
+    def _cursor(self, sequence: int) -> Cursor:
+        return Cursor(epoch=self._database.epoch, sequence=sequence)
+
+    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def _write_pending(self) -> None:
+        """Writes all that wait as one transaction, whoever of them is cancelled meanwhile."""
+        batch, self._pending = self._pending, []
+        groups = [(entry.scored, entry.sealed) for entry in batch]
+        write = asyncio.ensure_future(self._call(self._database.put_all, groups))
+        write.add_done_callback(lambda done: self._settle(batch, done))
+        await asyncio.wait([write])
+
+    def _settle(self, batch: Sequence[_Pending], done: "asyncio.Future[list[int | StorageFull]]") -> None:
+        """Tells every waiting writer what became of its group."""
+        failure = asyncio.CancelledError() if done.cancelled() else done.exception()
+        results = [failure] * len(batch) if failure is not None else done.result()
+        for entry, result in zip(batch, results, strict=True):
+            if entry.result.done():
+                continue
+            if isinstance(result, BaseException):
+                entry.result.set_exception(result)
+            else:
+                entry.result.set_result(self._cursor(result))

@@ -1,0 +1,330 @@
+"""The agent's LocalExchange over a Unix socket, for the trainer and generator process of the same node.
+
+Invariant: nothing is lost when a worker dies in the middle of a call. What changes the agent runs to its
+end there. A draw that still waits is joined by the next call, and LocalExchange.draw itself must return
+a journalled draw again until the step was reported.
+"""
+
+import asyncio
+import os
+import secrets
+import stat
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import grpc
+
+from swarm.errors import ConfigError, Unavailable
+from swarm.interfaces import LocalExchange, Verdict
+from swarm.types import ApplyReport, Draw, Evaluation, PolicyVersion, RolloutGroup, SealedManifest, StepReport, Way
+from swarm.wire.grpc_errors import Context, answering, error_of
+from swarm.wire.local import (
+    MAX_LOCAL_MESSAGE_BYTES,
+    Part,
+    apply_report_from_json,
+    apply_report_to_json,
+    draw_from_parts,
+    draw_to_fields,
+    evaluations_from_json,
+    evaluations_to_json,
+    step_report_from_json,
+    step_report_to_json,
+    verdict_from_message,
+    verdict_to_message,
+)
+from swarm.wire.rollout_groups import body_to_group, group_to_body, version_from_message, version_to_message
+from swarm.wire.v1 import local_service_pb2 as pb
+from swarm.wire.v1 import local_service_pb2_grpc as pb_grpc
+from swarm.wire.weights import MAX_LOCAL_MANIFEST_BYTES, bounded_bodies, manifest_from_message, manifest_to_message
+
+Result = TypeVar("Result")
+DrawOfStep = Draw  # inside the servicer the name Draw is a method
+
+MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un
+CALL_TIMEOUT_S: Final = 120.0  # calls that do not wait by design; scoring a group is the longest
+_STOP_GRACE_S: Final = 0.2
+_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.max_receive_message_length", MAX_LOCAL_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_LOCAL_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def _address_of(socket_path: Path) -> str:
+    path = str(socket_path.absolute())
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(f"dir: {path!r} is too long for a Unix socket; choose a shorter directory")
+    return f"unix:{path}"
+
+
+def fresh_socket(directory: Path) -> Path:
+    """A socket path that no earlier start used: a worker that outlived its agent cannot meet the next one.
+
+    Only for the process that holds the directory; sockets of earlier starts are removed.
+    """
+    for old in directory.glob("agent-*.sock"):
+        _remove_socket(old)
+    return directory / f"agent-{secrets.token_hex(3)}.sock"
+
+
+class LocalServer:
+    """Serves one LocalExchange to processes of the same user.
+
+    Example:
+        server = LocalServer(agent, fresh_socket(directory))
+        await server.start()
+    """
+
+    def __init__(self, local: LocalExchange, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._servicer = _LocalServicer(local)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listens on the socket, which only this user can open.
+
+        Raises:
+            ConfigError: the socket cannot be made.
+        """
+        assert self._server is None, "start() was called twice"
+        self._server = grpc.aio.server(options=_OPTIONS)
+        cast(Any, pb_grpc.add_LocalServiceServicer_to_server)(self._servicer, self._server)
+        _bind_privately(self._server, self._socket_path)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Ends every call and removes the socket."""
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+        await self._servicer.stop()
+        _remove_socket(self._socket_path)
+
+
+def _bind_privately(server: grpc.aio.Server, path: Path) -> None:
+    address = _address_of(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_socket(path)
+        # Binding creates the file inside this call, so the mode is right from the first moment.
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(address)
+        finally:
+            os.umask(before)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path}: cannot listen there: {error}") from None
+
+
+def _remove_socket(path: Path) -> None:
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path}: exists and is no socket; move it away")
+    path.unlink(missing_ok=True)
+
+
+class _LocalServicer(pb_grpc.LocalServiceServicer):
+    """Answers the worker from a LocalExchange."""
+
+    def __init__(self, local: LocalExchange) -> None:
+        self._local = local
+        self._drawing: asyncio.Task[DrawOfStep] | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def _begin(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+        """Runs `work` in a task of its own, which outlives the call that began it."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
+        """Admission capacity, now or once it is positive, and how many questions were asked before."""
+        async with answering(context):
+            count = await (self._local.wait_capacity() if request.wait else self._local.capacity())
+            return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
+        raise AssertionError("answering() ends the call")
+
+    async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
+        """Takes one group of ours; it is stored even when the worker dies meanwhile."""
+        async with answering(context):
+            group = body_to_group(request.body, request.producer)
+            return pb.PutResponse(reward_mean=await asyncio.shield(self._begin(self._local.put(group))))
+        raise AssertionError("answering() ends the call")
+
+    async def Draw(self, request: pb.DrawRequest, context: Context) -> None:
+        """Waits for the next draw, or joins the wait that a dead worker left behind."""
+        async with answering(context):
+            if self._drawing is None or self._drawing.done():
+                head = version_from_message(request.head)
+                self._drawing = self._begin(self._local.draw(head))
+            draw = await asyncio.shield(self._drawing)
+            for fields in draw_to_fields(draw):
+                await context.write(pb.DrawResponse(**fields))
+
+    async def Redraw(self, request: pb.RedrawRequest, context: Context) -> None:
+        """The journalled draws from a step on."""
+        async with answering(context):
+            for draw in await self._local.redraw(request.from_step):
+                for fields in draw_to_fields(draw):
+                    await context.write(pb.RedrawResponse(**fields))
+
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+        """A new version exists."""
+        async with answering(context):
+            version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
+            await asyncio.shield(self._begin(self._local.publish(version, bodies)))
+            return pb.PublishResponse()
+        raise AssertionError("answering() ends the call")
+
+    async def NextWay(self, request: pb.NextWayRequest, context: Context) -> None:
+        """The way to a newer version, now or once there is one; a worker that is gone no longer waits."""
+        async with answering(context):
+            held = version_from_message(request.held) if request.HasField("held") else None
+            for sealed in await self._local.next_way(held, wait=request.wait) or ():
+                await context.write(pb.NextWayResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
+
+    async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
+        """An engine took a version, or refused it."""
+        async with answering(context):
+            await asyncio.shield(self._begin(self._local.applied(apply_report_from_json(request.report))))
+            return pb.AppliedResponse()
+        raise AssertionError("answering() ends the call")
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        """One step was made."""
+        async with answering(context):
+            await asyncio.shield(self._begin(self._local.report(step_report_from_json(request.report))))
+            return pb.ReportResponse()
+        raise AssertionError("answering() ends the call")
+
+    async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
+        """An evaluation was made."""
+        async with answering(context):
+            await asyncio.shield(self._begin(self._local.evaluated(evaluations_from_json(request.evaluations))))
+            return pb.EvaluatedResponse()
+        raise AssertionError("answering() ends the call")
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """The sandboxed verifier."""
+        async with answering(context):
+            verdict = await self._local.score(request.env, request.task_id, list(request.answers))
+            return verdict_to_message(verdict)
+        raise AssertionError("answering() ends the call")
+
+    async def stop(self) -> None:
+        """Ends what still runs, a waiting draw among it."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class LocalClient:
+    """The agent as its worker process sees it; implements `swarm.interfaces.LocalExchange`.
+
+    Every method raises what the agent's own method raised, or Unavailable when the agent is gone.
+
+    Example:
+        client = LocalClient(socket)
+        draw = await client.draw(version)
+    """
+
+    def __init__(self, socket_path: Path) -> None:
+        self._channel = grpc.aio.insecure_channel(_address_of(socket_path), options=_OPTIONS)
+        self._stub: Any = pb_grpc.LocalServiceStub(self._channel)
+
+    async def capacity(self) -> int:
+        """Groups that may be started now."""
+        response = await self._call("Capacity", pb.CapacityRequest(wait=False))
+        return response.num_groups
+
+    async def wait_capacity(self) -> int:
+        """Waits until `capacity()` is positive and returns it."""
+        response = await self._call("Capacity", pb.CapacityRequest(wait=True), timeout_s=None)
+        return response.num_groups
+
+    async def num_asked(self) -> int:
+        """Questions asked so far: the number of the next one."""
+        response = await self._call("Capacity", pb.CapacityRequest(wait=False))
+        return response.num_asked
+
+    async def put(self, group: RolloutGroup) -> float:
+        """Hands over one of our groups; returns its mean reward."""
+        response = await self._call("Put", pb.PutRequest(body=group_to_body(group), producer=group.producer))
+        return response.reward_mean
+
+    async def draw(self, head: PolicyVersion) -> Draw:
+        """Waits for the next draw."""
+        async with aclosing(self._draws("Draw", pb.DrawRequest(head=version_to_message(head)))) as draws:
+            async for draw in draws:
+                return draw
+        raise Unavailable("the agent ended the call without a draw")
+
+    async def redraw(self, from_step: int) -> list[Draw]:
+        """The journalled draws from a step on."""
+        return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
+
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
+        """A new version exists, with unsigned manifests of the ways to it. Raises TooLarge."""
+        request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
+        await self._call("Publish", request)
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        """How to get to a newer version than `held`, now or once there is one."""
+        request = pb.NextWayRequest(held=None if held is None else version_to_message(held), wait=wait)
+        call = self._stub.NextWay(request, timeout=None if wait else CALL_TIMEOUT_S)
+        way: list[SealedManifest] = []
+        try:
+            async for part in call:
+                way.append(manifest_from_message(part.manifest, MAX_LOCAL_MANIFEST_BYTES))
+        except grpc.RpcError as error:
+            raise error_of(error, "agent, NextWay", is_local=True) from None
+        finally:
+            call.cancel()
+        return tuple(way) or None
+
+    async def applied(self, report: ApplyReport) -> None:
+        """An engine took a version, or refused it."""
+        await self._call("Applied", pb.AppliedRequest(report=apply_report_to_json(report)))
+
+    async def report(self, report: StepReport) -> None:
+        """One step was made."""
+        await self._call("Report", pb.ReportRequest(report=step_report_to_json(report)))
+
+    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """An evaluation was made."""
+        await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """The sandboxed verifier."""
+        response = await self._call("Score", pb.ScoreRequest(env=env, task_id=task_id, answers=answers))
+        return verdict_from_message(response)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._channel.close(grace=None)
+
+    async def _call(self, method: str, request: Any, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, f"agent, {method}", is_local=True) from None
+
+    async def _draws(self, method: str, request: Any) -> AsyncGenerator[Draw, None]:
+        """Whole draws of a stream of parts. Raises Unavailable when it ends within one."""
+        call = getattr(self._stub, method)(request)
+        parts: list[Part] = []  # header and groups of the draw that is arriving
+        try:
+            async for part in call:
+                parts.append(part)
+                if len(parts) > parts[0].num_groups:
+                    yield draw_from_parts(parts[0], parts[1:])
+                    parts = []
+        except grpc.RpcError as error:
+            raise error_of(error, f"agent, {method}", is_local=True) from None
+        finally:
+            call.cancel()
+        if parts:
+            raise Unavailable(f"agent, {method}: ended after {len(parts) - 1} of {parts[0].num_groups} groups")

@@ -1,0 +1,318 @@
+"""A server that somebody runs (vLLM, SGLang) as the engine of a node that only generates.
+
+Invariant: every token is named after the version that the server was given last, which it takes between two calls of
+generate; what the server does not say exactly is not claimed (no log-probs rather than those of another distribution).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, Unavailable, WeightsRefused
+from swarm.generation.canaries import check_canaries
+from swarm.generation.http_json import Cancelled, JsonClient
+from swarm.generation.openai_dialects import (
+    Completion,
+    Server,
+    SglangServer,
+    VllmServer,
+    find_server,
+    log_probs_are_scaled,
+)
+from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
+from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.tolerances import tolerance_nats
+from swarm.identity import Identity
+from swarm.interfaces import TextCodec
+from swarm.model import PublishedTensors, load_model, snapshot
+from swarm.types import (
+    Canary,
+    FinishReason,
+    FloatArray,
+    LoadReport,
+    PolicyVersion,
+    Rollout,
+    Sampling,
+    TokenTrace,
+    VersionSpan,
+)
+
+logger = logging.getLogger(__name__)
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+_OPTIONS: Final = ("api_key_env", "model", "timeout_s", "weights", "weights_dir")
+_NOTHING: Final = Completion(token_ids=[], logprobs=[], finish=FinishReason.ABORTED)
+_PROBES: Final = ("1", "what is 7+5?", "a")  # prompts of the samples that show what a server's log-probs are
+_SEED_BITS: Final = 63  # of a server's seeds
+
+
+class OpenAIGenerator:
+    """Samples from a remote server; implements `swarm.interfaces.Generator`.
+
+    Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
+    means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
+    reproducible as far as the server's are. Weights are taken after the call in progress, in flight or not, since
+    nobody could tell which of a server's tokens were made by which.
+
+    Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
+    environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
+    that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. None
+    changes what is asked of the server: tokens are drawn as the rollout's `Sampling` says, and no other way.
+
+    Example:
+        generator = OpenAIGenerator.start(config, codec, PolicyVersion(policy_id="", step=0), seed=0)
+    """
+
+    def __init__(
+        self,
+        client: JsonClient,
+        server: Server,
+        taking: Taking,
+        codec: TextCodec,
+        version: PolicyVersion,
+        seed: int,
+        *,
+        max_rows: int,
+        tolerance: float,
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._taking = taking
+        self._codec = codec
+        self._version = version
+        self._model = taking.model
+        self._seeds = SampleSeeds(seed)
+        self._tolerance = tolerance
+        self._call = threading.Lock()  # held by one call of anything but cancel
+        self._ending = threading.Lock()  # so that a cancel hits the call that samples, or nothing
+        self._is_sampling = False
+        self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
+        self._lost = ""  # why nobody knows which weights the server has
+        scaled = log_probs_are_scaled(server, self._model, [codec.encode_response(text)[:-1] for text in _PROBES])
+        self._gives_logprobs = scaled is not None
+        self._scales = bool(scaled)
+
+    @classmethod
+    def start(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, seed: int) -> "OpenAIGenerator":
+        """Connects to the configured server and asks what it can do (blocking).
+
+        Raises:
+            ConfigError: a key is wrong or missing, or the server cannot do what is needed.
+            Unavailable: it does not answer.
+        """
+        engine, options = config.engine, config.engine.options
+        if not engine.url:
+            raise ConfigError("engine.url: needed for kind = 'openai', such as http://127.0.0.1:8000/v1")
+        unknown = sorted(options.keys() - set(_OPTIONS))
+        if unknown:
+            raise ConfigError(
+                f"engine.options.{unknown[0]}: unknown with kind = 'openai'; known are {', '.join(_OPTIONS)}"
+            )
+        client = JsonClient(
+            engine.url.rstrip("/").removesuffix("/v1"), _api_key(options), float(options.get("timeout_s", 600.0))
+        )
+        server = find_server(client, str(options.get("model", "")), codec.eos_ids)
+        return cls(
+            client,
+            server,
+            _taking(config, client, server),
+            codec,
+            version,
+            seed,
+            max_rows=engine.max_rows,
+            tolerance=tolerance_nats("vllm", config.model.dtype, engine.tolerance_nats),
+        )
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the next token comes from."""
+        return self._version
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
+
+        Log-probs are None where the server's are not those of the distribution that was sampled.
+
+        Raises:
+            ConfigError: a temperature of 0, or a request that the server refuses.
+            Unavailable: the server does not answer.
+        """
+        if sampling.temperature <= 0:
+            raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
+        with self._call, self._sampling():
+            seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
+            asked = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
+            made = self._each(asked, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
+            rollouts = [self._rollout(completion, sampling) for completion in made]
+            return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """The greedy answer text for each prompt (blocking)."""
+        sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+        with self._call, self._sampling():
+            made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
+            return [self._codec.decode(completion.token_ids) for completion in made]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
+
+        Raises:
+            ValueError: a token id outside the vocabulary.
+            Unavailable: the server does not answer.
+        """
+        with self._call:
+            self._require_known_weights()
+            return self._score(self._model, sequences)
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        """Has the server take published tensors, after the call in progress (blocking).
+
+        Raises:
+            ConfigError: they are not what the configured way carries.
+            WeightsRefused: the server did not become that version; what it served before serves on. Where it does not
+                go back either, every further call raises Unavailable until it takes a version.
+        """
+        if not isinstance(weights, dict):
+            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
+        with self._call:
+            began_s = time.monotonic()
+            try:
+                mismatch = self._replace(version, cast("PublishedTensors", weights), canaries)
+            except (ConfigError, WeightsRefused):
+                raise  # it has what it had
+            except Exception as error:
+                self._lost = f"it may have other weights than those before step {version.step}: {error}"
+                raise WeightsRefused(f"step {version.step}: {error}") from error
+            return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
+
+    def cancel(self) -> None:
+        """Ends a call of generate in progress; samples that are not finished come back ABORTED and empty."""
+        with self._ending:
+            if self._is_sampling:
+                self._client.cancel()
+
+    def close(self) -> None:
+        """Ends what is in progress. The server runs on."""
+        self._client.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> float:
+        change = self._taking.take(version, weights)
+        try:
+            mismatch = check_canaries(version, canaries, lambda ids: self._score(change.model, ids), self._tolerance)
+        except Exception as error:
+            change.undo()
+            if isinstance(error, WeightsRefused):
+                raise
+            raise WeightsRefused(f"step {version.step}: a canary cannot be scored: {error}") from error
+        self._model, self._version, self._lost = change.model, version, ""
+        self._seeds.forget()
+        change.keep()
+        return mismatch
+
+    @contextmanager
+    def _sampling(self) -> Generator[None]:
+        """While it lasts `cancel` has something to end."""
+        self._require_known_weights()
+        with self._ending:
+            self._is_sampling = True
+        try:
+            yield
+        finally:
+            with self._ending:
+                self._is_sampling = False
+                self._client.resume()
+
+    def _require_known_weights(self) -> None:
+        if self._lost:
+            raise Unavailable(f"engine {self._client.url}: {self._lost}")
+
+    def _complete(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+        return self._server.complete(self._model, prompt, sampling, seed % 2**_SEED_BITS)
+
+    def _score(self, model: str, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._codec.vocab_size]
+        if outside:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
+        asked = [sequence for sequence in sequences if len(sequence) > 1]
+        made = iter(self._each(asked, lambda sequence: self._server.score(model, sequence), []))
+        scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
+        for score in scores:
+            if len(score) > 1:
+                score[1:] = next(made)
+        return scores
+
+    def _each(self, asked: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
+        """One request for each, at most `max_rows` at a time; `otherwise` for those that were cancelled."""
+
+        def one(given: Given) -> Made:
+            try:
+                return do(given)
+            except Cancelled:
+                return otherwise
+
+        return list(self._pool.map(one, asked))  # the first error ends those that have not begun
+
+    def _rollout(self, completion: Completion, sampling: Sampling) -> Rollout:
+        num_tokens = len(completion.token_ids)
+        is_exact = self._gives_logprobs and sampling.is_exact and (self._scales or sampling.temperature == 1.0)
+        logprobs = completion.logprobs if is_exact else None
+        trace = TokenTrace(
+            token_ids=np.asarray(completion.token_ids, dtype=np.int32),
+            action_mask=np.ones(num_tokens, dtype=np.bool_),
+            logprobs=None if logprobs is None else np.asarray(logprobs, dtype=np.float32),
+            turn_ids=np.zeros(num_tokens, dtype=np.int16),
+            spans=(VersionSpan(start=0, version=self._version),),
+        )
+        return Rollout(
+            text=self._codec.decode(completion.token_ids),
+            trace=trace,
+            sampling=sampling,
+            finish=completion.finish,
+            claimed_reward=float("nan"),
+        )
+
+
+def _api_key(options: dict[str, Any]) -> str:
+    name = str(options.get("api_key_env", ""))
+    key = os.environ.get(name, "") if name else ""
+    if name and not key:
+        raise ConfigError(f"engine.options.api_key_env {name!r}: this environment variable is empty; set it to the key")
+    return key
+
+
+def _taking(config: NodeConfig, client: JsonClient, server: Server) -> Taking:
+    kind = str(config.engine.options.get("weights", "none"))
+    if kind == "sglang_disk" and isinstance(server, SglangServer):
+        return DiskWeights(client, _own_folder(config), snapshot(load_model(config.model).network))
+    if kind == "vllm_lora" and isinstance(server, VllmServer):
+        return LoraAdapters(client, server.model, _own_folder(config))
+    if kind != "none":
+        known = "sglang_disk with an SGLang server, vllm_lora with a vLLM one, or none"
+        raise ConfigError(f"engine.options.weights {kind!r}: {client.url} is a {type(server).__name__}; use {known}")
+    return NoWeights(server.model)
+
+
+def _own_folder(config: NodeConfig) -> Path:
+    """Below the directory that several nodes may name."""
+    shared = Path(str(config.engine.options.get("weights_dir", "") or config.dir / "engine"))
+    return shared / Identity.load(config.dir / "identity.key").node_id

@@ -1,0 +1,229 @@
+"""How a server takes another version: a folder that both sides see, and a request that names it.
+
+Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and what served
+before is given up only after the new version was found good.
+"""
+
+import itertools
+import json
+import logging
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from swarm.errors import ConfigError, SwarmError, Unavailable, WeightsRefused
+from swarm.generation.http_json import JsonClient, Refusal
+from swarm.model import PublishedTensors
+from swarm.model.lora import SCALE, is_adapter_name
+from swarm.model.network import save_tensors
+from swarm.types import PolicyVersion, short
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "swarm-"  # of the folders that are ours
+_FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours -> PEFT's
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A version that the server has, while it is not yet known to be good."""
+
+    model: str  # name to ask it by
+    keep: Callable[[], None]  # it is good: what served before is given up
+    undo: Callable[[], None]  # it is not: what served before serves on; Unavailable where the server does not agree
+
+
+class Taking(Protocol):
+    """One way to give weights to a server."""
+
+    model: str  # name to ask the server's weights of the start by
+
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+        """Gives the server a version (blocking).
+
+        Raises:
+            ConfigError: they are not of the kind that this way carries.
+            WeightsRefused: the server did not take them; what served before serves on.
+            Unavailable: nobody knows what the server has now.
+        """
+        ...
+
+
+class NoWeights:
+    """A server whose weights this node cannot replace."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+        """Refuses."""
+        raise ConfigError(
+            f"engine.options.weights: nothing says how the server takes step {version.step}; set it to sglang_disk or "
+            "vllm_lora, with engine.options.weights_dir for a directory that the server sees under the same path"
+        )
+
+
+class DiskWeights:
+    """All weights, in place: SGLang's `/update_weights_from_disk`, which empties its prefix cache by itself.
+
+    Args:
+        client: of the server.
+        folder: a directory of this node alone that the server sees under the same path; versions are written below it,
+            and those of an earlier start deleted.
+        base: the run's initial tensors. The server is given them first: nobody knows what it was left with.
+
+    Raises:
+        ConfigError: the server does not take them.
+    """
+
+    def __init__(self, client: JsonClient, folder: Path, base: PublishedTensors) -> None:
+        self._client = client
+        self._folders = _Folders(folder)
+        self._layout = _layout(base)
+        self._serving = self._written(PolicyVersion(policy_id="base", step=0), base)
+        self.model = self._serving.name
+        try:
+            self._load(self._serving)
+        except (Unavailable, Refusal, WeightsRefused) as error:
+            raise ConfigError(f"engine.options.weights_dir {str(folder)!r}: {error}") from error
+
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+        """The server loads them; where that fails it is given what it served before."""
+        if _layout(weights) != self._layout:
+            raise ConfigError(f"weights: step {version.step} has other tensors than the run's model")
+        fresh, before = self._written(version, weights), self._serving
+
+        def keep() -> None:
+            self._serving = fresh
+            shutil.rmtree(before, ignore_errors=True)
+
+        def undo() -> None:
+            try:
+                self._load(before)
+            except (Refusal, WeightsRefused) as error:
+                raise Unavailable(f"the server does not go back to what it served before: {error}") from error
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+        try:
+            self._load(fresh)
+        except (Unavailable, Refusal, WeightsRefused) as error:
+            undo()
+            raise WeightsRefused(f"step {version.step}: {error}") from error
+        return Change(fresh.name, keep, undo)
+
+    def _written(self, version: PolicyVersion, weights: PublishedTensors) -> Path:
+        return self._folders.written(version, lambda folder: save_tensors(weights, folder / "model.safetensors"))
+
+    def _load(self, folder: Path) -> None:
+        body = {"model_path": str(folder), "weight_version": folder.name}
+        reply = self._client.call("POST", "/update_weights_from_disk", body, attempts=1)
+        if not (isinstance(reply, dict) and cast("dict[str, Any]", reply).get("success")):
+            raise WeightsRefused(f"the server did not take {folder.name}: {str(reply)[:200]}")
+
+
+class LoraAdapters:
+    """Low-rank adapters, each under a name of its own: vLLM's `/v1/load_lora_adapter`.
+
+    The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank. Its base is the run's.
+
+    Args:
+        client: of the server.
+        model: served name of the base.
+        folder: a directory of this node alone that the server sees under the same path; adapters are written below it,
+            and those of an earlier start deleted.
+    """
+
+    def __init__(self, client: JsonClient, model: str, folder: Path) -> None:
+        self.model = model
+        self._client = client
+        self._folders = _Folders(folder)
+        self._serving: Path | None = None  # None: the base itself
+
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+        """The server has the new adapter beside the old one, until either is given up."""
+        if not weights or not all(is_adapter_name(name) for name in weights):
+            raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
+        before = self._serving
+        fresh = self._folders.written(version, lambda folder: write_peft_adapter(weights, folder))
+        try:
+            body = {"lora_name": fresh.name, "lora_path": str(fresh)}
+            self._client.call("POST", "/v1/load_lora_adapter", body, attempts=1)
+        except (Unavailable, Refusal) as error:
+            self._give_up(fresh)
+            raise WeightsRefused(f"step {version.step}: {error}") from error
+
+        def keep() -> None:
+            self._serving = fresh
+            if before is not None:
+                self._give_up(before)
+
+        return Change(fresh.name, keep, lambda: self._give_up(fresh))
+
+    def _give_up(self, folder: Path) -> None:
+        """An adapter that stays behind costs the server memory and nothing else: its name is never used again."""
+        try:
+            self._client.call("POST", "/v1/unload_lora_adapter", {"lora_name": folder.name})
+        except SwarmError as error:
+            logger.warning("the server keeps an adapter", extra={"adapter": folder.name, "error": str(error)})
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Folders:
+    """Folders below one directory, none of whose names was there before, in this process or an earlier one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory.resolve()
+        self._start = secrets.token_hex(4)
+        self._numbers = itertools.count()
+        for left in self._directory.glob(f"{_PREFIX}*"):  # of a worker that was killed, or whose server went on
+            shutil.rmtree(left, ignore_errors=True)
+
+    def written(self, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
+        """A new folder with what was written to it. Raises WeightsRefused, and leaves nothing, where that fails."""
+        name = f"{_PREFIX}{self._start}-{next(self._numbers)}-step{version.step}-{short(version.digest) or 'x'}"
+        folder = self._directory / name
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"engine.options.weights_dir {str(self._directory)!r}: {error}") from error
+        try:
+            write(folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise WeightsRefused(f"step {version.step}: {error}") from error
+        return folder
+
+
+def _layout(weights: PublishedTensors) -> dict[str, tuple[object, ...]]:
+    return {name: (tensor.dtype, *tensor.shape) for name, tensor in weights.items()}
+
+
+def write_peft_adapter(adapters: PublishedTensors, folder: Path) -> None:
+    """Published adapters as PEFT's folder: adapter_config.json and adapter_model.safetensors."""
+    targets: set[str] = set()
+    ranks: set[int] = set()
+    tensors: PublishedTensors = {}
+    for name, tensor in adapters.items():
+        module, factor = name.rsplit(".", 1)
+        tensors[f"base_model.model.{module}.{_FACTORS[factor]}"] = tensor
+        targets.add(module.rsplit(".", 1)[-1])
+        if factor == "lora_a":
+            ranks.add(int(tensor.shape[0]))
+    (rank,) = ranks
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": SCALE * rank,  # PEFT scales by alpha / r
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(targets),
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_tensors(tensors, folder / "adapter_model.safetensors")

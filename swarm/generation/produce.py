@@ -1,0 +1,71 @@
+"""Tasks to rollout groups, and to greedy answers: pure functions over a generator and a codec.
+
+Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from swarm.clock import Clock
+from swarm.interfaces import Generator, TextCodec
+from swarm.model.token_alignment import with_byte_lengths
+from swarm.types import NodeId, RolloutGroup, Sampling, Task
+
+# A name that no verifier has; the local wire refuses an empty one.
+UNSCORED = "unscored"
+
+
+def produce(
+    generator: Generator,
+    codec: TextCodec,
+    tasks: Sequence[Task],
+    group_size: int,
+    sampling: Sampling,
+    *,
+    run_id: str,
+    producer: NodeId,
+    clock: Clock,
+    numbers: Sequence[int] | None = None,
+    byte_lengths: bool = False,
+) -> list[RolloutGroup]:
+    """One group of `group_size` rollouts for each task (blocking; run it in a thread).
+
+    Args:
+        generator: whose weights answer.
+        codec: its tokenizer.
+        tasks: the questions.
+        group_size: rollouts of each.
+        sampling: how tokens are drawn.
+        run_id: of the groups.
+        producer: this node.
+        clock: of `created_at_s`.
+        numbers: of each task among all that the node asks; see `Generator.generate`.
+        byte_lengths: say what each token stands for, for nodes of other tokenizers.
+
+    Returns:
+        Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
+    """
+    prompts = [codec.encode_prompt(task) for task in tasks]
+    policy_id = generator.version.policy_id
+    generated = generator.generate(prompts, group_size, sampling, numbers)
+    return [
+        RolloutGroup(
+            run_id=run_id,
+            producer=producer,
+            policy_id=policy_id,
+            env=task.env,
+            task_id=task.task_id,
+            tokenizer_digest=codec.digest,
+            prompt_ids=np.asarray(prompt, dtype=np.int32),
+            rollouts=tuple(with_byte_lengths(each, codec) for each in rollouts) if byte_lengths else tuple(rollouts),
+            verifier=UNSCORED,
+            created_at_s=clock.now_s(),
+        )
+        for task, prompt, rollouts in zip(tasks, prompts, generated, strict=True)
+    ]
+
+
+def evaluate(generator: Generator, codec: TextCodec, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:
+    """The greedy answer to each task, in order (blocking)."""
+    return generator.greedy([codec.encode_prompt(task) for task in tasks], max_new_tokens)

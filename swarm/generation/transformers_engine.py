@@ -1,0 +1,256 @@
+"""An exact generator over any Hugging Face causal language model.
+
+Invariant: the log-probability of a token is that of its own row, whatever else is in the batch, and so is the
+random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from swarm.errors import ConfigError, WeightsRefused
+from swarm.generation.canaries import check_canaries
+from swarm.generation.continuous_batching import Decoding, Row
+from swarm.generation.priority_lock import Turns
+from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.sampling import choose_greedy, sampler
+from swarm.generation.tolerances import tolerance_nats as tolerance_for
+from swarm.interfaces import TextCodec
+from swarm.model import PublishedTensors, load_published, snapshot
+from swarm.types import (
+    Canary,
+    FloatArray,
+    LoadReport,
+    PolicyVersion,
+    Rollout,
+    Sampling,
+    TokenTrace,
+    VersionSpan,
+)
+
+logger = logging.getLogger(__name__)
+
+_MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
+
+
+class TransformersGenerator:
+    """Samples from a network that it owns; implements `swarm.interfaces.Generator`.
+
+    Args:
+        network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
+        codec: its tokenizer.
+        version: the weights it holds.
+        seed: of all sampling.
+        max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
+        tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
+
+    Example:
+        generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), seed=0)
+        rollouts = generator.generate([codec.encode_prompt(task)], 8, Sampling(max_new_tokens=6))
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        codec: TextCodec,
+        version: PolicyVersion,
+        seed: int,
+        *,
+        max_rows: int = 64,
+        tolerance_nats: float = 0.0,
+    ) -> None:
+        assert max_rows > 0, max_rows
+        self._network = network.eval()
+        self._codec = codec
+        self._version = version
+        self._seeds = SampleSeeds(seed)
+        self._max_rows = max_rows
+        dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+        self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
+        self._call = threading.Lock()  # held by one call of generate, greedy or score
+        self._weights = Turns()  # taken for each token of generate, and for the whole of everything else
+        self._cancelled = threading.Event()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the next token comes from."""
+        return self._version
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
+
+        Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept
+        of the tokens before; random numbers stay those of the version at the start of the call.
+
+        Args:
+            prompts: token ids, none empty.
+            num_samples: rollouts of each.
+            sampling: how tokens are drawn.
+            numbers: of each prompt among all that the node asks; None: how often it was asked of these weights.
+
+        Raises:
+            ConfigError: a temperature of 0 or a repetition penalty, which this engine does not apply.
+        """
+        if sampling.temperature <= 0 or sampling.repetition_penalty != 1.0:
+            raise ConfigError(
+                f"sampling: temperature {sampling.temperature} must be above 0 and repetition_penalty "
+                f"{sampling.repetition_penalty} must be 1 with the transformers engine"
+            )
+        with self._call:
+            self._cancelled.clear()
+            with self._weights.taken():
+                seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
+            rows = [Row(prompt=index, seed=seed) for index, own in enumerate(seeds) for seed in own]
+            decoding = Decoding(
+                self._network,
+                prompts,
+                rows,
+                max_rows=self._max_rows,
+                max_new_tokens=sampling.max_new_tokens,
+                eos_ids=self._codec.eos_ids,
+                choose=sampler(sampling),
+            )
+            while decoding.goes_on and not self._cancelled.is_set():
+                with self._weights.taken():
+                    decoding.step(self._version)
+            rollouts = [self._rollout(row, sampling) for row in rows]
+            return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """The greedy answer text for each prompt, all of one version (blocking)."""
+        with self._call, self._weights.taken():
+            self._cancelled.clear()
+            rows = [Row(prompt=index) for index in range(len(prompts))]
+            decoding = Decoding(
+                self._network,
+                prompts,
+                rows,
+                max_rows=self._max_rows,
+                max_new_tokens=max_new_tokens,
+                eos_ids=self._codec.eos_ids,
+                choose=choose_greedy,
+            )
+            while decoding.goes_on and not self._cancelled.is_set():
+                decoding.step(self._version)
+            return [self._codec.decode(row.tokens) for row in rows]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
+
+        Raises:
+            ValueError: a token id outside the vocabulary.
+        """
+        with self._call, self._weights.taken():
+            return self._score(sequences)
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        """Replaces the weights by published tensors: all or nothing (blocking).
+
+        The tensors are copied; those before are kept until the canaries agree, and put back where they do not. No
+        token is made meanwhile.
+
+        Args:
+            version: what the weights are.
+            weights: published tensors by name.
+            canaries: of the version's manifest.
+            in_flight: between two tokens of a call of generate, which goes on with them; else after it.
+
+        Raises:
+            ConfigError: they do not fit this network.
+            WeightsRefused: the canaries disagree or cannot be scored, or there is no memory for the weights before.
+                In all cases those serve on.
+        """
+        if not isinstance(weights, dict):
+            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
+        if in_flight:
+            with self._weights.taken(first=True):
+                return self._replace(version, cast("PublishedTensors", weights), canaries)
+        with self._call, self._weights.taken(first=True):
+            return self._replace(version, cast("PublishedTensors", weights), canaries)
+
+    def cancel(self) -> None:
+        """Ends the call in progress at its next token (from any thread); unfinished rollouts come back ABORTED."""
+        self._cancelled.set()
+
+    def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> LoadReport:
+        began_s = time.monotonic()
+        try:
+            mismatch = self._swap(version, weights, canaries)
+        except (ConfigError, WeightsRefused):
+            raise
+        except Exception as error:
+            logger.exception("weights could not be loaded", extra={"step": version.step})
+            raise WeightsRefused(f"step {version.step}: {type(error).__name__}: {error}") from error
+        self._version = version
+        self._seeds.forget()
+        return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
+
+    def _swap(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> float:
+        """The canaries' mismatch with the new weights; whatever fails, the network has the old ones again."""
+        before = snapshot(self._network)
+        try:
+            load_published(self._network, weights)
+            return check_canaries(version, canaries, self._score, self._tolerance_nats)
+        except Exception:
+            load_published(self._network, before)
+            raise
+
+    @torch.inference_mode()
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._codec.vocab_size]
+        if outside:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
+        scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
+        order = sorted((i for i in range(len(sequences)) if len(sequences[i]) > 1), key=lambda i: len(sequences[i]))
+        while order:
+            longest = len(sequences[order[-1]])
+            size = max(1, min(self._max_rows, _MOST_SCORED_TOKENS // longest))
+            indices, order = order[-size:], order[:-size]
+            for index, logprobs in zip(indices, self._forward([sequences[i] for i in indices]), strict=True):
+                scores[index][1:] = logprobs[: len(sequences[index]) - 1]
+        return scores
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[longest - 1] log-probs of each sequence from its second token on; padding comes last, where none sees it."""
+        network: Any = self._network
+        longest = max(len(sequence) for sequence in sequences)
+        device = next(self._network.parameters()).device
+        ids = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
+        mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences], device=device)
+        logits: torch.Tensor = network(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+        rows: list[FloatArray] = []
+        for row, targets in zip(logits, ids[:, 1:], strict=True):  # one by one: float32 logits of one row at a time
+            logprobs = torch.log_softmax(row.float(), dim=-1).gather(-1, targets[:, None])[:, 0]
+            rows.append(logprobs.cpu().numpy())
+        return rows
+
+    def _rollout(self, row: Row, sampling: Sampling) -> Rollout:
+        num_tokens = len(row.tokens)
+        trace = TokenTrace(
+            token_ids=np.asarray(row.tokens, dtype=np.int32),
+            action_mask=np.ones(num_tokens, dtype=np.bool_),
+            logprobs=np.asarray(row.logprobs, dtype=np.float32),
+            turn_ids=np.zeros(num_tokens, dtype=np.int16),
+            spans=tuple(row.spans) or (VersionSpan(start=0, version=self._version),),
+        )
+        return Rollout(
+            text=self._codec.decode(row.tokens),
+            trace=trace,
+            sampling=sampling,
+            finish=row.finish,
+            claimed_reward=float("nan"),
+        )

@@ -1,0 +1,167 @@
+"""vLLM as a step-wise engine: the only module that calls it, beside `vllm_worker`.
+
+Invariant: log-probs are those of the distribution that was sampled from, at the sampling temperature, and NaN where
+there are none; steps are synchronous, so that no token is under way between two of them, and every sequence ends. Runs
+in vLLM's environment only.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from swarm.errors import ConfigError
+from swarm.generation.vllm_step_loop import Job, Mode, Progress
+from swarm.generation.watchdog import at_most
+from swarm.types import FinishReason, FloatArray
+
+logger = logging.getLogger(__name__)
+
+TESTED: Final = ("0.32.",)  # vLLM's interfaces move; with another version expect to adapt this module
+CPU_CACHE_BYTES: Final = 1 << 30  # vLLM would take most of the machine's memory
+_FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # all others: it was aborted
+# What the rest relies on; engine.options cannot change it.
+_FIXED: Final[Mapping[str, Any]] = {
+    "skip_tokenizer_init": True,
+    "generation_config": "vllm",  # not the model's own sampling defaults
+    "logprobs_mode": "processed_logprobs",  # after temperature: of the distribution that is sampled
+    "async_scheduling": False,
+    "worker_extension_cls": "swarm.generation.vllm_worker.SwarmWorker",
+    "disable_log_stats": True,
+}
+
+
+class VllmAdapter:
+    """A vLLM engine in this process; see `swarm.generation.vllm_step_loop.StepEngine`.
+
+    Args:
+        model: folder in Hugging Face layout.
+        dtype: of weights and forward passes.
+        max_rows: most sequences decoded together.
+        eos_ids: tokens that end a sequence.
+        options: further arguments of vllm.EngineArgs.
+        stall_s: a step, or a change of weights, that takes longer ends the process.
+
+    Raises:
+        ConfigError: vLLM does not take them.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        dtype: str,
+        max_rows: int,
+        eos_ids: Sequence[int],
+        options: Mapping[str, Any],
+        stall_s: float,
+    ) -> None:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vllm is imported
+        import vllm
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if not vllm.__version__.startswith(TESTED):
+            logger.warning("not tested with this vLLM", extra={"version": vllm.__version__, "tested": TESTED})
+        forbidden = sorted(options.keys() & _FIXED.keys())
+        if forbidden:
+            raise ConfigError(f"engine.options.{forbidden[0]}: is not to be changed; remove it")
+        own: dict[str, Any] = {"max_num_seqs": max_rows, "enable_prefix_caching": True}
+        if current_platform.is_cpu():
+            own["enforce_eager"] = True  # compiling needs a C++ compiler and minutes
+            # A prompt in parts ends the engine there: it rewinds the random numbers of a seeded request, which a
+            # generator of the CPU cannot ("CPU Generator does not use offset", seen with 0.32.0).
+            own["enable_chunked_prefill"] = False
+            if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+                own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
+        try:
+            arguments = vllm.EngineArgs(model=str(model), dtype=dtype, **{**own, **options, **_FIXED})
+        except TypeError as error:
+            raise ConfigError(f"engine.options: {error}") from None
+        try:
+            self._engine: Any = LLMEngine.from_engine_args(arguments)
+        except (ValueError, NotImplementedError) as error:  # of its own checks of model and arguments
+            raise ConfigError(f"vLLM does not run this model with these engine.options: {error}") from error
+        self._eos_ids = list(eos_ids)
+        self._stall_s = stall_s
+        self.name = f"vllm {vllm.__version__}"
+        self.max_tokens = int(self._engine.model_config.max_model_len)
+        self.vocab_size = int(self._engine.model_config.get_vocab_size())
+
+    def add(self, name: str, job: Job) -> None:
+        """Takes up a sequence."""
+        prompt: Any = {"type": "token", "prompt_token_ids": list(job.token_ids), "cache_salt": job.salt}
+        self._engine.add_request(name, prompt, self._parameters(job))
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forgets sequences in the making."""
+        if names:
+            self._engine.abort_request(list(names))
+
+    def step(self) -> list[Progress]:
+        """One step of what was taken up."""
+        with at_most(self._stall_s):
+            return [_progress(output) for output in self._engine.step()]
+
+    def reload(self, path: Path | None) -> None:
+        """Replaces the weights by a safetensors file; None: by those it was started with."""
+        with at_most(self._stall_s):
+            if path is None:
+                self._engine.collective_rpc("swarm_reload_first")
+            else:
+                self._engine.collective_rpc("swarm_reload", args=(str(path),))
+
+    def _parameters(self, job: Job) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        common: dict[str, Any] = {
+            "max_tokens": job.max_new_tokens,
+            "stop_token_ids": self._eos_ids,
+            "detokenize": False,
+            "output_kind": RequestOutputKind.DELTA,
+            "flat_logprobs": True,
+        }
+        if job.mode is Mode.SCORE:
+            return SamplingParams(temperature=0.0, prompt_logprobs=0, **{**common, "max_tokens": 1})
+        if job.mode is Mode.GREEDY:
+            return SamplingParams(temperature=0.0, **common)
+        sampling = job.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=job.seed,
+            logprobs=0,
+            **common,
+        )
+
+
+def _progress(output: Any) -> Progress:
+    made = output.outputs[0]
+    finish = _FINISH.get(made.finish_reason, FinishReason.ABORTED) if output.finished else None
+    if output.prompt_logprobs is not None:
+        return Progress(name=output.request_id, finish=finish, scores=_scores(output))
+    logprobs = [] if made.logprobs is None else [_at_most_0(value) for value in made.logprobs.logprobs]
+    assert made.logprobs is None or len(logprobs) == len(made.token_ids), "one log-prob a token was asked for"
+    return Progress(name=output.request_id, token_ids=list(made.token_ids), logprobs=logprobs, finish=finish)
+
+
+def _scores(output: Any) -> FloatArray:
+    """[T]: vLLM's flat log-probs of the prompt, which may hold the most likely token beside the given one."""
+    flat, ids = output.prompt_logprobs, output.prompt_token_ids
+    scores = np.full(len(ids), np.nan, np.float32)
+    for place, (start, end) in enumerate(zip(flat.start_indices, flat.end_indices, strict=True)):
+        for at in range(start, end):
+            if flat.token_ids[at] == ids[place]:
+                scores[place] = _at_most_0(flat.logprobs[at])
+    return scores
+
+
+def _at_most_0(logprob: float) -> float:
+    """Without what rounding adds. NaN stays NaN: Python's min(0.0, nan) is 0, a certain token."""
+    return 0.0 if logprob > 0.0 else logprob

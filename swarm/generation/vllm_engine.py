@@ -1,0 +1,313 @@
+"""vLLM as the engine of a node: a process in an environment of its own, started, fed and replaced from here.
+
+Invariant: what the process serves is `version`, also after it crashed: the next one is given the last weights that
+took effect before anything is asked of it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import numpy as np
+
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
+from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.tolerances import tolerance_nats
+from swarm.generation.vllm_process import EngineProcess, vllm_python
+from swarm.generation.vllm_settings import EngineSettings
+from swarm.interfaces import TextCodec
+from swarm.model import PublishedTensors, resolve_source, weights_digest
+from swarm.model.network import save_tensors
+from swarm.model.source import TINY
+from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, VersionSpan
+from swarm.wire.engine import EngineClient, Made, NewWeights, Wanted
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+FOLDER: Final = "engine"  # of the node's directory: weights, socket, log
+RESTARTS: Final = 5  # attempts to start a new process after a crash
+FIRST_RESTART_S: Final = 1.0  # before the second attempt; doubled for each further one
+_SEED_BITS: Final = 63  # of vLLM's seeds
+_NAMELESS: Final = "unknown"  # stands on the wire for a policy without a name (a base model not yet followed)
+
+
+class VllmGenerator:
+    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`. Its calls may come from several threads.
+
+    Seeds are those of every engine; equal seeds give equal samples as far as vLLM's numbers are the same in other
+    batches, which on CPU in float32 they nearly always are.
+
+    Example:
+        generator = VllmGenerator.start(config, codec, PolicyVersion(policy_id=node_id, step=0), seed=0)
+        groups = generator.generate([codec.encode_prompt(task)], 8, Sampling(max_new_tokens=64))
+        generator.close()
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], EngineProcess],
+        directory: Path,
+        codec: TextCodec,
+        version: PolicyVersion,
+        seed: int,
+        tolerance: float,
+    ) -> None:
+        self._launch = launch
+        self._directory = directory
+        self._codec = codec
+        self._base = version  # what a new process starts with
+        self._version = version
+        self._good: Path | None = None  # file of `version`; None: the base
+        self._seeds = SampleSeeds(seed)
+        self._tolerance = tolerance
+        self._loading = threading.Lock()
+        self._starting = threading.Lock()  # also of what a new process is started with
+        self._closed = threading.Event()
+        self._process = launch()
+
+    @classmethod
+    def start(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, seed: int) -> "VllmGenerator":
+        """Starts the engine with the run's base model (blocking, about half a minute for a small one).
+
+        Args:
+            config: of the node; `engine.python` names the interpreter that has vLLM.
+            codec: the model's tokenizer.
+            version: what the base model is.
+            seed: of all sampling.
+
+        Raises:
+            ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
+            Unavailable: the process ended while it started.
+        """
+        if config.model.source == TINY:
+            raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")
+        if config.model.lora_rank:
+            raise ConfigError("engine.kind vllm: adapters cannot be loaded; set model.lora_rank to 0")
+        directory = config.dir / FOLDER
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _delete_weights(directory)  # of a worker that was killed
+        settings = EngineSettings(
+            model=str(resolve_source(config.model, None, with_weights=True)),
+            dtype=config.model.dtype,
+            max_rows=config.engine.max_rows,
+            eos_ids=sorted(codec.eos_ids),
+            version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+            options=config.engine.options,
+            stall_s=config.engine.stall_s,
+        )
+        python = vllm_python(config.engine)
+        tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)
+        return cls(
+            lambda: EngineProcess(python, settings, directory, config.num_threads),
+            directory,
+            codec,
+            version,
+            seed,
+            tolerance,
+        )
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the next token comes from."""
+        return self._version
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._process.pid
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
+
+        Raises:
+            ConfigError: the engine cannot do this (a temperature below 0.01, a prompt that is too long).
+            RolloutFailed: the engine crashed twice over it.
+            Unavailable: no engine can be started any more.
+        """
+        seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
+        wanted = Wanted(
+            prompts=prompts,
+            num_samples=num_samples,
+            sampling=sampling,
+            seeds=[seed >> (128 - _SEED_BITS) for row in seeds for seed in row],
+        )
+        groups: list[list[Rollout | None]] = [[None] * num_samples for _ in prompts]
+        for made in self._make(wanted):
+            groups[made.prompt][made.sample] = self._finished(made.rollout, sampling)
+        return [[cast(Rollout, each) for each in group] for group in groups]
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """The greedy answer text for each prompt (blocking). Raises as `generate`."""
+        sampling = Sampling(max_new_tokens=max_new_tokens)
+        texts = [""] * len(prompts)
+        for made in self._make(Wanted(prompts=prompts, num_samples=1, sampling=sampling, seeds=(), greedy=True)):
+            texts[made.prompt] = self._finished(made.rollout, sampling).text
+        return texts
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """[T] log-probs at temperature 1 of each token given all before it (blocking). Raises as `generate`."""
+        return self._ask("score", lambda client: client.score(sequences))
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        """Replaces the weights: all or nothing (blocking); see `swarm.interfaces.Generator`.
+
+        Sequences in the making keep what the engine remembers of their tokens (in flight); prompts of which no token
+        was answered yet are read anew by the new weights.
+
+        Raises:
+            ConfigError: they do not fit this model.
+            WeightsRefused: a wrong digest, canaries that differ, a full disk, or a crash of the engine.
+            Unavailable: no engine can be started any more.
+        """
+        if not isinstance(weights, dict):
+            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
+        tensors = cast("PublishedTensors", weights)
+        with self._loading:
+            digest = version.digest or weights_digest(tensors)
+            path = self._staged(digest, tensors)
+            new = NewWeights(
+                version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+                path=path,
+                digest=digest,
+                canaries=canaries,
+                tolerance_nats=self._tolerance,
+                in_flight=in_flight,
+            )
+            process = self._alive()
+            try:
+                report = process.client.load(new)
+            except Unavailable as error:
+                self._discard(path)
+                self._revive(process)
+                raise WeightsRefused(f"step {version.step}: the engine's process ended: {error}") from None
+            except (ConfigError, WeightsRefused):
+                self._discard(path)
+                raise
+            with self._starting:
+                if self._process is not process:  # it ended since, and the next one has the weights before
+                    self._discard(path)
+                    raise WeightsRefused(f"step {version.step}: the engine's process ended right after it took them")
+                old, self._good, self._version = self._good, path, version
+            self._seeds.forget()
+            if old is not None and old != path:
+                old.unlink(missing_ok=True)
+            return report
+
+    def cancel(self) -> None:
+        """Ends the calls of generate and greedy in progress soon (from any thread); their rollouts are ABORTED.
+
+        Waits for nothing, also while the engine is being started again.
+        """
+        with contextlib.suppress(Unavailable):  # nothing is in progress in a process that is gone
+            self._process.client.cancel()
+
+    def close(self) -> None:
+        """Ends the engine's process, and deletes the weights that were written for it."""
+        self._closed.set()  # before the lock: who holds it to start a process may give up
+        with self._starting:
+            self._process.close()
+            _delete_weights(self._directory)
+
+    def _make(self, wanted: Wanted) -> list[Made]:
+        return self._ask("generate", lambda client: list(client.generate(wanted)))
+
+    def _finished(self, rollout: Rollout, sampling: Sampling) -> Rollout:
+        assert rollout.trace is not None
+        trace, ids = rollout.trace, rollout.trace.token_ids.tolist()
+        spans = tuple(VersionSpan(start=span.start, version=self._named(span.version)) for span in trace.spans)
+        logprobs = np.empty(0, np.float32) if not ids else trace.logprobs  # none at all look like none known
+        trace = replace(trace, spans=spans, logprobs=logprobs)
+        return replace(rollout, text=self._codec.decode(ids), sampling=sampling, trace=trace)
+
+    def _named(self, version: PolicyVersion) -> PolicyVersion:
+        return version if version.policy_id != _NAMELESS else replace(version, policy_id="")
+
+    def _staged(self, digest: Digest, tensors: "PublishedTensors") -> Path:
+        """Writes the tensors to a file of their own, whole or not at all."""
+        path = self._directory / f"{digest.hex()}.safetensors"
+        if path == self._good:  # the same weights under another name: read and verified again
+            return path
+        try:
+            save_tensors(tensors, path)
+        except OSError as error:
+            raise WeightsRefused(f"{path}: cannot be written: {error}") from None
+        return path
+
+    def _discard(self, path: Path) -> None:
+        if path != self._good:
+            path.unlink(missing_ok=True)
+
+    # --- the process ---------------------------------------------------------------------------
+
+    def _ask(self, what: str, call: Callable[[EngineClient], Result]) -> Result:
+        """A call that changes nothing, repeated once where the process ended meanwhile."""
+        for _ in range(2):
+            process = self._alive()
+            try:
+                return call(process.client)
+            except Unavailable as error:
+                logger.warning("the engine was lost", extra={"call": what, "error": str(error)})
+                self._revive(process)
+        raise RolloutFailed(f"vllm: the engine's process ended twice over one call of {what}")
+
+    def _alive(self) -> EngineProcess:
+        process = self._process
+        return process if process.is_running else self._revive(process)
+
+    def _revive(self, lost: EngineProcess) -> EngineProcess:
+        """A new process instead of a lost one, with the last good weights. Raises Unavailable."""
+        with self._starting:
+            if self._process is not lost:  # another thread was first
+                return self._process
+            lost.close()
+            wait_s = 0.0
+            for attempt in range(RESTARTS):
+                if self._closed.wait(wait_s):  # nothing tells when a machine has room again
+                    raise Unavailable("vllm: the engine was closed")
+                wait_s = wait_s * 2 or FIRST_RESTART_S
+                try:
+                    self._process = self._started_again()
+                    return self._process
+                except (Unavailable, WeightsRefused) as error:
+                    logger.warning("the engine did not start", extra={"attempt": attempt + 1, "error": str(error)})
+            raise Unavailable(f"vllm: no engine could be started in {RESTARTS} attempts; see its log")
+
+    def _started_again(self) -> EngineProcess:
+        process = self._launch()
+        if self._good is None:
+            return process
+        version, digest = self._version, bytes.fromhex(self._good.stem)
+        try:
+            process.client.load(
+                NewWeights(
+                    version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+                    path=self._good,
+                    digest=digest,
+                    canaries=(),
+                    tolerance_nats=self._tolerance,
+                    in_flight=False,
+                )
+            )
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+
+def _delete_weights(directory: Path) -> None:
+    for path in (*directory.glob("*.safetensors"), *directory.glob(".*.safetensors.partial")):
+        path.unlink()

@@ -1,0 +1,343 @@
+"""The thread that owns a step-wise engine: sequences, the version of each of their tokens, and changes of weights.
+
+Invariant: a token that left this module was made by the weights that its span names. What a refused version made is
+taken back, and its sequences go on where they were before it.
+"""
+
+import itertools
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from swarm.errors import WeightsRefused
+from swarm.generation.canaries import mismatch_nats
+from swarm.types import Canary, FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling, VersionSpan
+
+logger = logging.getLogger(__name__)
+
+
+class Mode(StrEnum):
+    """What a sequence is made for."""
+
+    SAMPLE = "sample"
+    GREEDY = "greedy"
+    SCORE = "score"  # nothing is made: the log-probs of its prompt are wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What an engine is asked to do for one sequence."""
+
+    token_ids: Sequence[int]  # of the prompt, and of what was made before
+    mode: Mode
+    sampling: Sampling
+    max_new_tokens: int
+    seed: int
+    salt: str  # jobs with different ones share no cached prefix
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What one step made of one sequence."""
+
+    name: str
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()  # at the sampling temperature
+    finish: FinishReason | None = None
+    scores: FloatArray | None = None  # [T] of the prompt, the first NaN; with the end of a SCORE job
+
+
+class StepEngine(Protocol):
+    """An engine that makes at most one token of each sequence in a step; every call comes from one thread."""
+
+    def add(self, name: str, job: Job) -> None:
+        """Takes up a sequence."""
+        ...
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forgets sequences in the making."""
+        ...
+
+    def step(self) -> list[Progress]:
+        """One step of what was taken up."""
+        ...
+
+    def reload(self, path: Path | None) -> None:
+        """Replaces the weights by a safetensors file; None: by those it was started with."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One sequence in the making."""
+
+    prompt: Sequence[int]
+    mode: Mode
+    sampling: Sampling
+    seed: int
+    ended: Callable[["Row"], None]  # called once, from the loop's thread
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    finish: FinishReason = FinishReason.ABORTED  # until it ends
+    scores: FloatArray | None = None
+    name: str = ""  # of its job; empty where the engine has none
+
+    def take(self, progress: Progress, version: PolicyVersion) -> None:
+        """Adds what a step made of it."""
+        if progress.token_ids and (not self.spans or self.spans[-1].version != version):
+            self.spans.append(VersionSpan(start=len(self.tokens), version=version))
+        self.tokens += progress.token_ids
+        self.logprobs += progress.logprobs
+        self.scores = progress.scores
+        if progress.finish is not None:
+            self.end(progress.finish, version)
+
+    def end(self, finish: FinishReason, version: PolicyVersion) -> None:
+        """Nothing more is made of it. Where nothing was made at all it is of the version that would have."""
+        self.finish = finish
+        self.spans = self.spans or [VersionSpan(start=0, version=version)]
+
+    def back_to(self, num_tokens: int) -> None:
+        """Takes back what was made after that."""
+        del self.tokens[num_tokens:], self.logprobs[num_tokens:]
+        self.spans = [span for span in self.spans if span.start < num_tokens]
+        self.finish, self.scores = FinishReason.ABORTED, None
+
+    def scored(self) -> FloatArray:
+        """[T] log-probs of the prompt; all NaN where the engine gave none."""
+        return np.full(len(self.prompt), np.nan, np.float32) if self.scores is None else self.scores
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """A version to become."""
+
+    version: PolicyVersion
+    path: Path
+    canaries: Sequence[Canary]
+    tolerance_nats: float
+    in_flight: bool
+    done: "Future[LoadReport]"
+
+
+class EngineLoop:
+    """Runs an engine in the calling thread (`run`); the other methods may be called from any thread.
+
+    Args:
+        engine: with the weights of `version`.
+        version: what it was started with.
+
+    Example:
+        threading.Thread(target=loop.run).start()
+        report = loop.load(version, path, canaries, tolerance_nats=0.1, in_flight=True).result()
+    """
+
+    def __init__(self, engine: StepEngine, version: PolicyVersion) -> None:
+        self._engine = engine
+        self._version = version
+        self._good: Path | None = None  # what the weights of `version` are loaded from
+        self._num_loads = 0
+        self._numbers = itertools.count()
+        self._epoch = next(self._numbers)  # of the weights in the engine: another one whenever they were replaced
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: deque[Row] = deque()
+        self._running: dict[str, Row] = {}  # by name of the job
+        self._changes: deque[_Change] = deque()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """What is served."""
+        return self._version
+
+    @property
+    def num_loads(self) -> int:
+        """Versions taken since the start."""
+        return self._num_loads
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Takes up sequences; each is told when it ends."""
+        self._inbox.put(lambda: self._waiting.extend(rows))
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """Drops sequences that nobody waits for any more, without a word."""
+        self._inbox.put(lambda: self._drop(rows))
+
+    def cancel(self) -> None:
+        """Ends every sequence in the making, as it is; scores are made to their end."""
+        self._inbox.put(self._cancel)
+
+    def load(
+        self,
+        version: PolicyVersion,
+        path: Path,
+        canaries: Sequence[Canary],
+        *,
+        tolerance_nats: float,
+        in_flight: bool,
+    ) -> "Future[LoadReport]":
+        """Becomes a version, after the sequences in the making unless `in_flight`; else a WeightsRefused."""
+        change = _Change(
+            version=version,
+            path=path,
+            canaries=canaries,
+            tolerance_nats=tolerance_nats,
+            in_flight=in_flight,
+            done=Future(),
+        )
+        self._inbox.put(lambda: self._changes.append(change))
+        return change.done
+
+    def stop(self) -> None:
+        """Ends `run` after the step in progress."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Works until stopped. Raises what the engine raises, after which it cannot be used."""
+        while self._hear():
+            if self._changes and (self._changes[0].in_flight or not self._running):
+                self._become(self._changes.popleft())
+            elif self._running:
+                _tell(self._step())
+
+    def _hear(self) -> bool:
+        """Does what was asked meanwhile, waiting for something where nothing is to be done; False: stop."""
+        while True:
+            is_idle = not (self._running or self._waiting or self._changes)
+            try:
+                message = self._inbox.get(block=is_idle)
+            except queue.Empty:
+                break
+            if message is None:
+                return False
+            message()
+        if not any(not change.in_flight for change in self._changes):  # else the running ones are to end first
+            while self._waiting:
+                self._begin(self._waiting.popleft())
+        return True
+
+    def _begin(self, row: Row) -> None:
+        """Has the engine take up a sequence, or go on with it."""
+        row.name = str(next(self._numbers))
+        made = len(row.tokens)
+        job = Job(
+            token_ids=[*row.prompt, *row.tokens],
+            mode=row.mode,
+            sampling=row.sampling,
+            max_new_tokens=row.sampling.max_new_tokens - made,
+            seed=row.seed + made,
+            salt=str(self._epoch),
+        )
+        self._engine.add(row.name, job)
+        self._running[row.name] = row
+
+    def _step(self) -> list[Row]:
+        """One step; the sequences that it ended."""
+        ended: list[Row] = []
+        for progress in self._engine.step():
+            row = self._running.get(progress.name)
+            if row is None:
+                continue
+            row.take(progress, self._version)
+            if progress.finish is not None:
+                del self._running[progress.name]
+                row.name = ""
+                ended.append(row)
+        return ended
+
+    def _drop(self, rows: Sequence[Row]) -> None:
+        waiting = set(map(id, rows))
+        self._waiting = deque(row for row in self._waiting if id(row) not in waiting)
+        names = [row.name for row in rows if self._running.pop(row.name, None) is not None]
+        for row in rows:
+            row.name = ""
+        self._engine.drop(names)
+
+    def _cancel(self) -> None:
+        rows = [row for row in (*self._running.values(), *self._waiting) if row.mode is not Mode.SCORE]
+        self._drop(rows)
+        for row in rows:
+            row.end(FinishReason.ABORTED, self._version)
+        _tell(rows)
+
+    # --- changes of weights --------------------------------------------------------------------
+
+    def _become(self, change: _Change) -> None:
+        """The whole transaction, between two steps. What ends while canaries are scored is told after the verdict."""
+        began_s, before = time.monotonic(), (self._version, self._num_loads)
+        marks = [(row, len(row.tokens)) for row in self._running.values()]
+        if not self._reload(change):
+            return
+        self._version, self._num_loads, self._epoch = change.version, self._num_loads + 1, next(self._numbers)
+        swapped_s = time.monotonic()
+        # Their prompts were read by the old weights, or were being read: that of a new sequence is read anew.
+        self._again([row for row, num_tokens in marks if num_tokens == 0])
+        ended: list[Row] = []
+        found = mismatch_nats(change.canaries, lambda sequences: self._score(sequences, ended))
+        if found <= change.tolerance_nats:
+            self._good = change.path
+            pause_s = (swapped_s if marks else time.monotonic()) - began_s
+            change.done.set_result(LoadReport(pause_s=pause_s, mismatch_nats=found))
+            _tell(ended)
+            return
+        self._engine.reload(self._good)
+        self._version, self._num_loads = before
+        self._epoch = next(self._numbers)  # the last step may have left a block of theirs under the old one
+        for row, num_tokens in marks:
+            row.back_to(num_tokens)
+        self._again([row for row, _ in marks])
+        change.done.set_exception(
+            WeightsRefused(
+                f"step {change.version.step}: canary log-probs differ by {found:.3g} nats on average, more than the "
+                f"tolerance {change.tolerance_nats:.3g}"
+            )
+        )
+
+    def _reload(self, change: _Change) -> bool:
+        """Replaces the weights; where that fails they are what they were, and the change is refused."""
+        try:
+            self._engine.reload(change.path)
+        except Exception as error:  # whatever an engine raises half-way, it must become whole again
+            logger.exception("weights could not be loaded", extra={"step": change.version.step})
+            self._engine.reload(self._good)
+            change.done.set_exception(WeightsRefused(f"step {change.version.step}: the engine failed to load: {error}"))
+            return False
+        return True
+
+    def _again(self, rows: Sequence[Row]) -> None:
+        """Has the engine begin them again, from the tokens they have, with nothing cached before."""
+        self._drop(rows)
+        for row in rows:
+            self._begin(row)
+
+    def _score(self, sequences: Sequence[Sequence[int]], ended: list[Row]) -> list[FloatArray]:
+        """Log-probs by the present weights; sequences in the making go on meanwhile, and into `ended`."""
+        rows = [score_row(sequence, lambda row: None) for sequence in sequences]
+        for row in rows:
+            if row.scores is None:
+                self._begin(row)
+        while any(row.name for row in rows):
+            ended += [row for row in self._step() if row not in rows]
+        return [row.scored() for row in rows]
+
+
+def score_row(sequence: Sequence[int], ended: Callable[[Row], None]) -> Row:
+    """A sequence whose log-probs are wanted."""
+    row = Row(sequence, Mode.SCORE, Sampling(max_new_tokens=1), 0, ended)
+    if len(sequence) < 2:
+        row.scores = np.full(len(sequence), np.nan, np.float32)
+    return row
+
+
+def _tell(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.ended(row)

@@ -1,0 +1,298 @@
+"""Log-probabilities and entropies straight from hidden states, and their gradient, a chunk of tokens at a time.
+
+Invariant: [tokens, vocabulary] never exists as a whole; at most two chunks of it do. One row of the gradient is
+d/dz = b (onehot - p) - e p (z - lse + H), for upstream gradients b of the log-prob and e of the entropy.
+Shape letters: n tokens, H hidden size, V vocabulary, c tokens of a chunk.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Prediction, Probe
+
+CHUNK_ELEMENTS = 16 * 2**20  # logits of one chunk: 64 MiB in float32
+
+_HAS_WIDE_PRODUCT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # addmm(out_dtype=) on CUDA
+
+Upstream = tuple[Tensor, Tensor | None]
+"""d(loss)/d(log-prob) [n] and d(loss)/d(entropy) [n]; None where nothing uses the entropy with gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Of n tokens, each at the temperature of its rollout."""
+
+    logprobs: Tensor  # [n] nats
+    entropy: Tensor  # [n] nats
+    probes: Mapping[str, Tensor]  # name -> [n]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The output layer of a network, with what its family does to logits."""
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    cap: float = 0.0  # logits become cap * tanh(logits / cap); 0 = off
+
+    @classmethod
+    def of(cls, network: nn.Module) -> "Head":
+        """Of a Hugging Face causal language model. Raises ConfigError where its output layer is not linear."""
+        layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config
+        if not isinstance(layer, nn.Linear):
+            raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
+        scale = 1.0 / (getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        scale *= getattr(config, "logit_scale", None) or 1.0  # Cohere
+        scale *= getattr(config, "lm_head_multiplier", None) or 1.0  # Falcon-H1
+        cap = getattr(config, "final_logit_softcapping", None) or 0.0  # Gemma
+        return cls(weight=layer.weight, bias=cast("Tensor | None", layer.bias), scale=scale, cap=cap)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits and scores: float32 at least."""
+        return torch.promote_types(self.weight.dtype, torch.float32)
+
+    def rows(self, chunk_elements: int) -> int:
+        """Tokens of a chunk."""
+        return max(1, chunk_elements // self.weight.shape[0])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[c, H] -> [c, V] at temperature 1; a new tensor."""
+        logits = functional.linear(hidden, self.weight, self.bias).to(self.dtype)
+        if self.scale != 1:
+            logits = logits.mul_(self.scale)
+        return logits.div_(self.cap).tanh_().mul_(self.cap) if self.cap else logits
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One chunk of the distribution. What `gradient` returns overwrites it."""
+
+    head: Head
+    hidden: Tensor  # [c, H]
+    targets: Tensor  # int64 [c]
+    temperature: Tensor  # [c]
+    logits: Tensor  # [c, V], at the temperature
+    probs: Tensor  # [c, V]
+    scores: Scores
+
+    @classmethod
+    def compute(
+        cls, head: Head, hidden: Tensor, targets: Tensor, temperature: Tensor, probes: Mapping[str, Probe]
+    ) -> "_Chunk":
+        logits = head.logits(hidden)
+        temperature = temperature.to(logits.dtype)
+        seen = Prediction(hidden=hidden, logits=logits, targets=targets, temperature=temperature)
+        probed = {name: probe(seen).to(logits.dtype) for name, probe in probes.items()}
+        logits.div_(temperature[:, None])
+        probs = torch.softmax(logits, dim=1)
+        largest, place = logits.max(dim=1, keepdim=True)
+        log_normaliser = largest - probs.gather(1, place).log()
+        logprobs = (logits.gather(1, targets[:, None]) - log_normaliser).squeeze(1)
+        expected = torch.bmm(probs[:, None], logits[:, :, None]).flatten()
+        scores = Scores(logprobs=logprobs, entropy=log_normaliser.squeeze(1) - expected, probes=probed)
+        return cls(head, hidden, targets, temperature, logits, probs, scores)
+
+    def gradient(self, upstream: Upstream, weight_grad: Tensor | None, bias_grad: Tensor | None) -> Tensor:
+        """d(loss)/d(hidden) [c, H]; what belongs to weight and bias is added to their buffers."""
+        is_live = upstream[0] != 0 if upstream[1] is None else (upstream[0] != 0) | (upstream[1] != 0)
+        live = is_live.nonzero().squeeze(1)  # tokens that were clipped or have no advantage cost nothing more
+        hidden_grad = torch.zeros_like(self.hidden)
+        if live.numel() == 0:
+            return hidden_grad
+        chunk = self if live.numel() == is_live.numel() else self._select(live)
+        by_logprob, by_entropy = (None if each is None else each[live].to(self.probs.dtype) for each in upstream)
+        assert by_logprob is not None
+        by_logits = chunk._by_logits(by_logprob, by_entropy)
+        if weight_grad is not None:
+            _add_product(weight_grad, by_logits.T, chunk.hidden)
+        if bias_grad is not None:
+            bias_grad.add_(by_logits.sum(dim=0, dtype=bias_grad.dtype))
+        hidden_grad[live] = by_logits.to(self.head.weight.dtype) @ self.head.weight
+        return hidden_grad
+
+    def _select(self, live: Tensor) -> "_Chunk":
+        names = ("hidden", "targets", "temperature", "logits", "probs")
+        scores = replace(self.scores, logprobs=self.scores.logprobs[live], entropy=self.scores.entropy[live])
+        return _Chunk(head=self.head, scores=scores, **{name: getattr(self, name)[live] for name in names})
+
+    def _by_logits(self, by_logprob: Tensor, by_entropy: Tensor | None) -> Tensor:
+        """Gradient [c, V] of what the output layer gave, before scale, cap and temperature."""
+        factor = self.head.scale / self.temperature
+        by_logprob = by_logprob * factor
+        slope = (1 - (self.logits * (self.temperature[:, None] / self.head.cap)) ** 2) if self.head.cap else None
+        if by_entropy is None:
+            found = self.probs.mul_(-by_logprob[:, None])
+        else:
+            expected = self._expected_logit()
+            weight = self.logits.sub_(expected[:, None]).mul_((by_entropy * factor)[:, None]).add_(by_logprob[:, None])
+            found = self.probs.mul_(weight.neg_())
+        found.scatter_add_(1, self.targets[:, None], by_logprob[:, None])
+        return found if slope is None else found.mul_(slope)
+
+    def _expected_logit(self) -> Tensor:
+        """sum_v p_v z_v = lse - H, [c]."""
+        chosen = self.logits.gather(1, self.targets[:, None]).squeeze(1)
+        return chosen - self.scores.logprobs - self.scores.entropy
+
+
+def score_hidden(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    probes: Mapping[str, Probe] | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Scores:
+    """Scores of n tokens without gradient.
+
+    Args:
+        head: of the network.
+        hidden: [n, H], last hidden states that predict the tokens.
+        targets: int64 [n], the tokens.
+        temperature: [n], > 0.
+        probes: further values wanted of each token.
+        chunk_elements: most logits of one chunk.
+    """
+    size = head.rows(chunk_elements)
+    parts = [slice(start, start + size) for start in range(0, hidden.shape[0], size)]
+    with torch.no_grad():
+        return _joined(
+            [_Chunk.compute(head, hidden[p], targets[p], temperature[p], probes or {}).scores for p in parts]
+        )
+
+
+def fused_logprobs(
+    head: Head, hidden: Tensor, targets: Tensor, temperature: Tensor, chunk_elements: int = CHUNK_ELEMENTS
+) -> tuple[Tensor, Tensor]:
+    """Log-probs [n] and entropies [n], differentiable in hidden states, weight and bias.
+
+    The backward pass computes each chunk of logits a second time. Where upstream gradients are known once a
+    chunk is scored, `pull` saves that.
+    """
+    outputs = _Fused.apply(hidden, head.weight, head.bias, targets, temperature, head, chunk_elements)
+    return cast("tuple[Tensor, Tensor]", outputs)
+
+
+def pull(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    segments: Sequence[int],
+    rule: Callable[[slice, Scores], Upstream],
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None = None,
+    probes: Mapping[str, Probe] | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Tensor:
+    """Scores tokens, asks for their upstream gradients, and goes backward while their logits are still there.
+
+    Args:
+        head: of the network.
+        hidden: [n, H], detached.
+        targets: int64 [n].
+        temperature: [n], > 0.
+        segments: where the rule may cut: ends of runs of tokens that it must see together, ascending, the last n.
+        rule: upstream gradients of the tokens of a slice, from their scores.
+        weight_grad: [V, H] in which the weight's gradient is added up; None where it is not trained.
+        bias_grad: [V], likewise.
+        probes: further values that the rule wants of each token.
+        chunk_elements: most logits of one chunk. A run that exceeds it is computed twice.
+
+    Returns:
+        d(loss)/d(hidden) [n, H].
+    """
+    size, found = head.rows(chunk_elements), torch.empty_like(hidden)
+    with torch.no_grad():
+        for run in _runs(segments, size):
+
+            def chunk(part: slice) -> _Chunk:
+                return _Chunk.compute(head, hidden[part], targets[part], temperature[part], probes or {})
+
+            parts = [slice(start, min(start + size, run.stop)) for start in range(run.start, run.stop, size)]
+            if len(parts) == 1:
+                only = chunk(run)
+                found[run] = only.gradient(rule(run, only.scores), weight_grad, bias_grad)
+                continue
+            by_logprob, by_entropy = rule(run, _joined([chunk(part).scores for part in parts]))
+            for part in parts:
+                inner = slice(part.start - run.start, part.stop - run.start)
+                upstream = by_logprob[inner], None if by_entropy is None else by_entropy[inner]
+                found[part] = chunk(part).gradient(upstream, weight_grad, bias_grad)
+    return found
+
+
+class _Fused(torch.autograd.Function):
+    """The two-upstream-gradient function behind `fused_logprobs`."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        hidden, _, _, targets, temperature, head, chunk_elements = arguments
+        scores = score_hidden(head, hidden, targets, temperature, None, chunk_elements)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, head.weight, head.bias, targets, temperature)
+        ctx.head, ctx.chunk_elements = head, chunk_elements
+        return scores.logprobs, scores.entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature = ctx.saved_tensors
+        by_logprob, by_entropy = grad_outputs
+        if by_logprob is None:
+            by_logprob = torch.zeros(targets.shape, dtype=ctx.head.dtype, device=targets.device)
+        wanted = ctx.needs_input_grad[1:3]
+        weight_grad = torch.zeros_like(weight, dtype=ctx.head.dtype) if wanted[0] else None
+        bias_grad = torch.zeros_like(bias, dtype=ctx.head.dtype) if wanted[1] else None
+
+        def known(run: slice, _: Scores) -> Upstream:
+            return by_logprob[run], None if by_entropy is None else by_entropy[run]
+
+        hidden_grad = pull(
+            replace(ctx.head, weight=weight, bias=bias),
+            hidden,
+            targets,
+            temperature,
+            range(1, targets.shape[0] + 1),
+            known,
+            weight_grad,
+            bias_grad,
+            chunk_elements=ctx.chunk_elements,
+        )
+        by_weight, by_bias = (None if each is None else each.to(weight.dtype) for each in (weight_grad, bias_grad))
+        return hidden_grad, by_weight, by_bias, None, None, None, None
+
+
+def _runs(segments: Sequence[int], size: int) -> list[slice]:
+    """Neighbouring segments joined up to `size` tokens; a longer segment stays alone."""
+    runs: list[slice] = []
+    start = end = 0
+    for stop in segments:
+        if end > start and stop - start > size:
+            runs.append(slice(start, end))
+            start = end
+        end = stop
+    return [*runs, slice(start, end)] if end > start else runs
+
+
+def _joined(found: Sequence[Scores]) -> Scores:
+    return Scores(
+        logprobs=torch.cat([scores.logprobs for scores in found]),
+        entropy=torch.cat([scores.entropy for scores in found]),
+        probes={name: torch.cat([scores.probes[name] for scores in found]) for name in found[0].probes},
+    )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right without rounding the product to a half-precision dtype first: chunks would add that up."""
+    if total.is_cuda and right.dtype in (torch.bfloat16, torch.float16) and _HAS_WIDE_PRODUCT:
+        torch.addmm(total, left.to(right.dtype), right, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -1,0 +1,127 @@
+"""The agent's own loops: announce, repair, heartbeat, tidy up, and whom it takes groups and weights from.
+
+Invariant: none of them holds up another, and each goes on after a failure.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from swarm.errors import ConfigError, Unavailable
+from swarm.exchange.agent import Agent
+from swarm.interfaces import CoordinatorClient, Discovery, Transport
+from swarm.loops.fetch_weights import follow_loop, watch_ledger_loop
+from swarm.loops.neighbours import neighbours_loop
+from swarm.loops.supervise import Backoff, supervise
+
+logger = logging.getLogger(__name__)
+
+TIDY_EVERY_S = 30.0
+LEAVE_PAUSE_S = 1.0  # at least, between two looks
+KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
+
+
+async def run_agent(
+    agent: Agent,
+    transport: Transport,
+    directory: Discovery | None,
+    coordinator: CoordinatorClient | None,
+    rng: random.Random,
+) -> None:
+    """Runs every loop of the agent until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+
+        def start(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+            tasks.create_task(supervise(name, loop, agent, rng), name=name)
+
+        if directory is not None:
+            start("announce", lambda: announce_loop(agent, directory, rng))
+            start("neighbours", lambda: neighbours_loop(agent, transport, directory, rng))
+            start("repair", lambda: repair_loop(agent, directory, rng))
+        if coordinator is not None:
+            start("heartbeat", lambda: heartbeat_loop(agent, coordinator, rng))
+        following = agent.following
+        if following is not None:
+            if directory is None:
+                raise ConfigError(
+                    'directory.kind: a node without a trainer of its own finds one there; set it to "dht"'
+                )
+            start("follow", lambda: follow_loop(agent, following, transport, directory, rng))
+        if following is not None and coordinator is not None:
+            start("ledger", lambda: watch_ledger_loop(following, coordinator))
+        if agent.config.weights.publish:
+            start("leave", lambda: leave_loop(agent))
+        start("tidy", lambda: tidy_loop(agent))
+
+
+async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
+    """Keeps our advert in the directory; at once where it offers weights of a lineage for the first time."""
+    while True:
+        advert = agent.advert()
+        await directory.announce(advert)
+        pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
+        if agent.following is None and agent.publishing is None:
+            await asyncio.sleep(pause_s)
+            continue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await agent.offers_other_weights(advert.head)
+
+
+async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
+    """Keeps the directory connected: probe, rejoin, remember peers."""
+    while True:
+        await asyncio.sleep(agent.config.directory.rejoin_every_s * rng.uniform(0.8, 1.2))
+        await directory.maintain()
+
+
+async def tidy_loop(agent: Agent) -> None:
+    """Keeps the store within its budget."""
+    while True:
+        await asyncio.sleep(TIDY_EVERY_S)
+        await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))
+
+
+async def leave_loop(agent: Agent) -> None:
+    """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
+    while True:
+        await asyncio.sleep(max(LEAVE_PAUSE_S, agent.leaves.next_write_off_in_s))
+        agent.write_off_leave()
+
+
+async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
+    """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
+
+    A coordinator that is away is told once, and once when it is back.
+    """
+    tokens, at_s = agent.counters.tokens_generated, agent.clock.monotonic_s()
+    backoff, is_away = Backoff(rng), False
+    while True:
+        now_s = agent.clock.monotonic_s()
+        rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
+        tokens, at_s = agent.counters.tokens_generated, now_s
+        try:
+            agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+            await hand_in_versions(agent, coordinator)
+        except Unavailable as error:
+            if not is_away:
+                away = "the coordinator does not answer; the node goes on without it"
+                logger.warning(away, extra={"error": str(error)})
+            is_away = True
+            await backoff.wait()
+            continue
+        if is_away:
+            logger.info("the coordinator answers again")
+        is_away = False
+        backoff.reset()
+        await asyncio.sleep(agent.config.coordinator.heartbeat_s)
+
+
+async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
+    """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
+    pending = agent.coordination.pending_versions
+    while pending:
+        await coordinator.record_version(pending[0])
+        del pending[0]

@@ -1,0 +1,69 @@
+"""Making groups: when there is room for them, with the newest weights, and only whole ones leave the worker.
+
+Invariant: a group with a rollout that was cancelled never leaves the node, and every question up to the last one that
+was handed over was handed over once.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
+from swarm.loops.supervise import Backoff
+from swarm.loops.worker import Worker
+from swarm.types import FinishReason, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+
+async def generate_loop(worker: Worker) -> None:
+    """Generates whenever admission capacity allows, always with the newest weights."""
+    backoff = Backoff(random.Random(worker.config.seed))
+    while True:
+        await generate(worker, await worker.exchange.wait_capacity(), backoff)
+
+
+async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
+    """The next batch of questions, at most `capacity` groups; while the engine cannot, some time passes."""
+    count = min(capacity, worker.config.generator.groups_per_batch)
+    try:
+        await make_groups(worker, await worker.exchange.num_asked(), count)
+    except (RolloutFailed, Unavailable, WeightsRefused) as error:
+        logger.error("a batch could not be made", extra={"error": str(error)})
+        await backoff.wait()
+    else:
+        backoff.reset()
+
+
+async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 0) -> None:
+    """Asks `count` questions from number `first` on and hands over all but the first `num_stored` groups."""
+    learner, began_s = worker.learner, worker.clock.monotonic_s()
+    with worker.overlap.doing("generate"):
+        if learner is not None and learner.version != worker.generator.version:
+            version, weights = learner.snapshot()
+            await worker.offload(worker.generator.load, version, weights)
+        if worker.ask is None:
+            groups = await worker.offload(worker.produce, first, count)
+        else:
+            groups = await worker.ask(first, count)
+        await slow_down(worker, began_s)
+    for group in _before_the_cancelled(groups[num_stored:]):
+        await worker.exchange.put(group)
+
+
+def _before_the_cancelled(groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
+    """The groups up to the first with a cancelled rollout.
+
+    Questions are numbered by what was handed over, so that one and those after it are asked again, with the weights of
+    then. A whole group among them is no loss: a batch is cancelled where all of it would arrive too old.
+    """
+    return takewhile(lambda group: all(r.finish is not FinishReason.ABORTED for r in group.rollouts), groups)
+
+
+async def slow_down(worker: Worker, began_s: float) -> None:
+    """Waits until what began then has taken `faults.slow_factor` times as long."""
+    extra = worker.config.faults.slow_factor - 1.0
+    if extra > 0:
+        await asyncio.sleep(extra * (worker.clock.monotonic_s() - began_s))

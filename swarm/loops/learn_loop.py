@@ -1,0 +1,169 @@
+"""What trains and generates on a node: generate, learn, publish, evaluate, driven through a `LocalExchange`.
+
+Invariant: the learner waits only for groups to learn from, the generator only for admission capacity.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from swarm.errors import RolloutFailed, StorageFull
+from swarm.interfaces import Learner
+from swarm.loops.follow_weights import Following
+from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
+from swarm.loops.worker import Worker
+from swarm.types import Draw, Evaluation, Role
+
+logger = logging.getLogger(__name__)
+
+
+async def run_worker(worker: Worker) -> None:
+    """Runs generation and learning until `learner.num_steps` are made, or until cancelled."""
+    if worker.learner is not None and worker.config.learner.deterministic:
+        await learn_loop(worker, worker.learner)
+        return
+    async with asyncio.TaskGroup() as tasks:
+        beside: list[asyncio.Task[None]] = []
+        if worker.applier is not None:
+            following = Following(worker, worker.applier)
+            beside.append(tasks.create_task(following.run(), name="follow"))
+        elif Role.GENERATOR in worker.config.roles:
+            beside.append(tasks.create_task(generate_loop(worker), name="generate"))
+        if worker.learner is not None:
+            await learn_loop(worker, worker.learner)
+            for task in beside:
+                task.cancel()
+
+
+async def learn_loop(worker: Worker, learner: Learner) -> None:
+    """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal.
+
+    With `learner.deterministic` it also generates, strictly in turn, and no other loop does.
+    """
+    await _publish(worker, learner)
+    if learner.version.step == 0:
+        await _evaluate(worker, learner)
+    for draw in await worker.exchange.redraw(learner.next_draw):
+        if _is_done(worker, learner):
+            break
+        await _learn_from(worker, learner, draw, draw_seconds=0.0)
+    while not _is_done(worker, learner):
+        if worker.config.learner.deterministic:
+            await _generate_until_drawn(worker, learner)
+        began_s = worker.clock.monotonic_s()
+        draw = await worker.exchange.draw(learner.version)
+        await _learn_from(worker, learner, draw, draw_seconds=worker.clock.monotonic_s() - began_s)
+
+
+async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
+    """Generates what is missing; again when a draw used up groups without signal and waits for more."""
+    drawing = asyncio.ensure_future(worker.exchange.draw(learner.version))
+    try:
+        while True:
+            room = asyncio.ensure_future(worker.exchange.wait_capacity())
+            try:
+                await asyncio.wait({drawing, room}, return_when=asyncio.FIRST_COMPLETED)
+                if drawing.done():
+                    return
+                room.result()
+                await _generate_round(worker)
+            finally:
+                room.cancel()
+    finally:
+        drawing.cancel()
+
+
+def _is_done(worker: Worker, learner: Learner) -> bool:
+    num_steps = worker.config.learner.num_steps
+    return num_steps > 0 and learner.version.step >= num_steps
+
+
+async def _generate_round(worker: Worker) -> None:
+    """The groups of one draw. After a kill in the middle all are made again, so that each has the batch it had
+    (another batch means other low bits), and those that are stored already are left out."""
+    count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
+    await make_groups(worker, number - number % count, count, num_stored=number % count)
+
+
+async def _publish(worker: Worker, learner: Learner) -> None:
+    """Tells of the newest version; where others follow, with ways to it. On a full disk they go on with the last."""
+    version, weights = learner.snapshot()
+    manifests: list[bytes] = []
+    if worker.encode is not None:
+        try:
+            manifests = await worker.offload(worker.encode, version, weights)
+        except StorageFull as error:
+            logger.error("a version could not be stored for those who follow", extra={"error": str(error)})
+    await worker.exchange.publish(version, manifests)
+
+
+async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
+    """One step with what is due after it. The evaluation comes before the checkpoint: a step that a restart
+    does not make again has been evaluated."""
+    before = learner.version.step
+    await _step(worker, learner, draw, draw_seconds)
+    step, every = learner.version.step, worker.config.evaluation.every_steps
+    if step == before:
+        return  # skipped
+    if _is_done(worker, learner) or (every and step % every == 0):
+        await _evaluate(worker, learner)
+    checkpoint_every = worker.config.learner.checkpoint_every
+    if _is_done(worker, learner) or (checkpoint_every and step % checkpoint_every == 0):
+        await worker.offload(learner.save)
+
+
+async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
+    began_s = worker.clock.monotonic_s()
+    with worker.overlap.doing("learn"):
+        draw = await _with_baselines(worker, draw)
+        report = await worker.offload(learner.step, draw)
+        await slow_down(worker, began_s)
+    published_s = worker.clock.monotonic_s()
+    await _publish(worker, learner)
+    published_s = worker.clock.monotonic_s() - published_s
+    seconds = {**report.seconds, "publish": published_s, "draw_wait": draw_seconds, **worker.overlap.take()}
+    await worker.exchange.report(replace(report, seconds=seconds))
+
+
+async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
+    """The draw with the reward of a greedy answer to each prompt, or the group's mean where it cannot be scored."""
+    if worker.greedy is None:
+        return draw
+    rewards: list[float] = []
+    for drawn, answer in zip(draw.groups, await worker.offload(worker.greedy, draw), strict=True):
+        group = drawn.scored.group
+        try:
+            rewards.append(float((await worker.exchange.score(group.env, group.task_id, [answer])).rewards[0]))
+        except RolloutFailed as error:
+            logger.warning("a greedy answer could not be scored", extra={"error": str(error)})
+            rewards.append(float(drawn.scored.rewards.mean()))
+    return replace(draw, baselines=tuple(rewards))
+
+
+async def _evaluate(worker: Worker, learner: Learner) -> None:
+    """Greedy accuracy on each environment and split, scored by the sandboxed verifier."""
+    evaluations: list[Evaluation] = []
+    for (env, split), tasks in worker.evaluation_tasks.items():
+        answers = await worker.offload(worker.evaluate, tasks)
+        num_right, references = 0.0, list[str]()
+        for task, answer in zip(tasks, answers, strict=True):
+            try:
+                verdict = await worker.exchange.score(env, task.task_id, [answer])
+            except RolloutFailed as error:
+                logger.warning("an answer could not be scored and counts as wrong", extra={"error": str(error)})
+                continue
+            num_right += float(verdict.rewards[0] >= 1.0)
+            references.append(verdict.reference)
+        commonest = max((references.count(reference) for reference in set(references)), default=0)
+        evaluations.append(
+            Evaluation(
+                step=learner.version.step,
+                env=env,
+                split=split,
+                accuracy=num_right / max(len(tasks), 1),
+                num_problems=len(tasks),
+                majority_baseline=commonest / max(len(tasks), 1),
+                at_s=worker.clock.now_s(),
+            )
+        )
+    await worker.exchange.evaluated(evaluations)

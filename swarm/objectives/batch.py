@@ -1,0 +1,306 @@
+"""One optimizer step as tensors: the rollouts that objectives see.
+
+Invariant: totals (`step_tokens`, `step_rollouts`, `step_groups`) are those of the whole optimizer step,
+also in a part of it, so that summing over micro-batches gives the one big batch.
+Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.interfaces import TaskOf, TextCodec
+from swarm.model.token_alignment import aligned_logprobs
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
+
+RATIO_CEILING = 20.0
+"""Of the ratio of another node's token to its generator, who may claim any log-prob; see `objective.scored`."""
+
+_PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rollouts of an optimizer step (or of one micro-batch of it), rollout-major.
+
+    Off the mask every float is 0. On the mask `behavior_logprobs` is NaN exactly where the rollout's
+    correction is not EXACT, so that an illegal importance ratio cannot go unnoticed.
+    """
+
+    token_ids: Tensor  # int64 [N, L], right-padded with 0
+    mask: Tensor  # bool [N, L], True on trained tokens
+    behavior_logprobs: Tensor  # float32 [N, L], nats, the generator's own at `temperature`
+    rewards: Tensor  # float32 [N]
+    advantages: Tensor  # float [N, L]; 0 until `objective.with_advantages` filled it
+    turn_ids: Tensor  # int64 [N, L]
+    group_index: Tensor  # int64 [N], into the M groups
+    age_steps: Tensor  # int64 [N]
+    is_foreign: Tensor  # bool [N], of another lineage than our own
+    temperature: Tensor  # float32 [N], > 0
+    length: Tensor  # int64 [N], trained tokens before any member was dropped
+    max_new_tokens: Tensor  # int64 [N], what the generator was allowed
+    is_truncated: Tensor  # bool [N], ended by that limit
+    corrections: tuple[Correction, ...]  # N
+    texts: tuple[str, ...]  # N responses
+    prompts: tuple[Tensor, ...]  # M tensors int64 [P]
+    sources: tuple[str, ...]  # M producers
+    task_keys: tuple[str, ...]  # M names of the prompts, equal for equal tasks
+    step_tokens: int  # trained tokens of the whole step, before any member was dropped
+    step_rollouts: int
+    step_groups: int
+    is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_foreign
+    proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
+    reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
+    baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
+    reference_rewards: Tensor | None = None  # float32 [N], of as many responses of the reference policy
+    budgets: Tensor | None = None  # int64 [N], tokens that the prompt asked this response to keep to
+    replayed: Tensor | None = None  # bool [N], of the previous draw and used before
+    segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
+    segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
+    outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
+    reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
+    ratio_ceiling: float = RATIO_CEILING  # of other nodes' tokens; infinite: none
+    ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
+
+    def __post_init__(self) -> None:
+        shape = self.token_ids.shape
+        assert len(shape) == 2, shape
+        assert self.mask.shape == shape and self.mask.dtype == torch.bool
+        for name in ("behavior_logprobs", "advantages", "turn_ids"):
+            assert getattr(self, name).shape == shape, name
+        for name in ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs"):
+            assert getattr(self, name) is None or getattr(self, name).shape == shape, name
+        for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature", "length", "max_new_tokens"):
+            assert getattr(self, name).shape == shape[:1], name
+        assert self.is_truncated.shape == shape[:1] and len(self.texts) == len(self.corrections) == shape[0]
+        assert len(self.prompts) == len(self.sources) == len(self.task_keys)
+        assert bool((self.temperature > 0).all()), "temperature must be positive"
+        is_illegal = torch.isnan(self.behavior_logprobs) & (~self.mask | self.has_logprobs[:, None])
+        assert not bool(is_illegal.any()), "NaN log-probs off the mask or on an EXACT rollout"
+
+    @property
+    def num_rollouts(self) -> int:
+        """N."""
+        return self.token_ids.shape[0]
+
+    @property
+    def claimed(self) -> Tensor:
+        """bool [N]: rollouts of which only another node knows how they were made."""
+        return self.is_foreign if self.is_claimed is None else self.is_claimed
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained tokens in this part (dropped members excluded)."""
+        return int(self.mask.sum())
+
+    @property
+    def step_share(self) -> float:
+        """Share of the step's tokens that is here, dropped members included: 1 unless the step has several recipes."""
+        return int(self.length.sum()) / max(1, self.step_tokens)
+
+    @property
+    def has_logprobs(self) -> Tensor:
+        """bool [N]: True where behaviour log-probs exist."""
+        return torch.tensor(
+            [correction is Correction.EXACT for correction in self.corrections],
+            dtype=torch.bool,
+            device=self.mask.device,
+        )
+
+    @property
+    def per_rollout(self) -> dict[str, Tensor]:
+        """Name -> every tensor [N] or [N, L] that is there."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PER_GROUP}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def select(self, rollouts: Sequence[int]) -> "Batch":
+        """The part with these rollouts, in this order; groups, L and the totals of the step stay."""
+        index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
+        per_rollout: dict[str, Any] = {name: value[index] for name, value in self.per_rollout.items()}
+        return replace(
+            self,
+            corrections=tuple(self.corrections[i] for i in rollouts),
+            texts=tuple(self.texts[i] for i in rollouts),
+            reward_parts={name: values[index] for name, values in self.reward_parts.items()},
+            **per_rollout,
+        )
+
+    def of_groups(self, groups: Sequence[int]) -> "tuple[Tensor, Batch]":
+        """The step that consists of these groups alone: renumbered in this order, with totals of its own.
+
+        Returns:
+            (places of its rollouts in this batch, int64; the batch).
+        """
+        number = {group: index for index, group in enumerate(groups)}
+        group_of: list[int] = self.group_index.tolist()
+        rollouts = sorted((i for i, group in enumerate(group_of) if group in number), key=lambda i: number[group_of[i]])
+        device = self.mask.device
+        chosen = torch.tensor(list(groups), dtype=torch.int64, device=device)
+        per_group = {name: values[chosen] for name in _PER_GROUP if (values := getattr(self, name)) is not None}
+        part = self.select(rollouts)
+        part = replace(
+            part,
+            group_index=torch.tensor([number[group_of[i]] for i in rollouts], dtype=torch.int64, device=device),
+            prompts=tuple(self.prompts[group] for group in groups),
+            sources=tuple(self.sources[group] for group in groups),
+            task_keys=tuple(self.task_keys[group] for group in groups),
+            step_tokens=int(part.length.sum()),
+            step_rollouts=len(rollouts),
+            step_groups=len(groups),
+            **per_group,
+        )
+        return torch.tensor(rollouts, dtype=torch.int64, device=device), part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Response:
+    token_ids: np.ndarray  # [T]
+    mask: np.ndarray  # [T]
+    logprobs: np.ndarray  # [T], NaN where unknown
+    turn_ids: np.ndarray  # [T]
+    correction: Correction
+    segments: tuple[np.ndarray, np.ndarray] | None = None  # ids and log-probs, both [T]
+
+
+def make_batch(
+    draw: Draw,
+    codec: TextCodec,
+    device: torch.device | str = "cpu",
+    task_of: TaskOf | None = None,
+    policy_id: str | None = None,
+) -> Batch:
+    """The batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
+
+    Args:
+        draw: at least one group; every group has as many rewards as rollouts.
+        codec: our tokenizer.
+        device: where the tensors go.
+        task_of: where the prompts of groups of another tokenizer come from.
+        policy_id: our own lineage; groups of others are foreign. None: those that other nodes made are.
+
+    Raises:
+        ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.
+    """
+    if not draw.groups:
+        raise ConfigError(f"draw for step {draw.step} has no group to learn from")
+    responses: list[_Response] = []
+    prompts: list[Tensor] = []
+    group_index: list[int] = []
+    for index, drawn in enumerate(draw.groups):
+        group = drawn.scored.group
+        assert len(group.rollouts) == drawn.scored.rewards.shape[0] and group.prompt_ids.shape[0] > 0
+        prompts.append(torch.tensor(own_prompt_ids(drawn.scored, codec, task_of), dtype=torch.int64, device=device))
+        responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
+        group_index += [index] * len(group.rollouts)
+    rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
+    is_claimed = [not drawn.scored.is_local for drawn in draw.groups]
+    is_foreign = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
+    length = max(1, max(response.token_ids.shape[0] for response in responses))
+    mask = _padded([response.mask for response in responses], length, np.bool_)
+    logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
+
+    segments = _segments(responses, mask)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Batch(
+        token_ids=tensor(_padded([r.token_ids for r in responses], length, np.int64)),
+        mask=tensor(mask),
+        behavior_logprobs=tensor(logprobs),
+        rewards=tensor(np.concatenate([d.scored.rewards for d in draw.groups]).astype(np.float32)),
+        advantages=torch.zeros(mask.shape, device=device),
+        turn_ids=tensor(_padded([r.turn_ids for r in responses], length, np.int64)),
+        group_index=tensor(np.array(group_index, dtype=np.int64)),
+        age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
+        is_foreign=tensor(_per_rollout(draw.groups, is_foreign, np.bool_)),
+        is_claimed=tensor(_per_rollout(draw.groups, is_claimed, np.bool_)),
+        temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
+        length=tensor(mask.sum(axis=1).astype(np.int64)),
+        max_new_tokens=tensor(np.array([rollout.sampling.max_new_tokens for rollout in rollouts], np.int64)),
+        is_truncated=tensor(np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts], np.bool_)),
+        corrections=tuple(response.correction for response in responses),
+        prompts=tuple(prompts),
+        texts=tuple(rollout.text for rollout in rollouts),
+        sources=tuple(drawn.scored.group.producer for drawn in draw.groups),
+        task_keys=tuple(f"{drawn.scored.group.env}/{drawn.scored.group.task_id}" for drawn in draw.groups),
+        step_tokens=int(mask.sum()),
+        step_rollouts=len(responses),
+        step_groups=len(draw.groups),
+        baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
+        segment_ids=None if segments is None else tensor(segments[0]),
+        segment_logprobs=None if segments is None else tensor(segments[1]),
+    )
+
+
+def own_prompt_ids(scored: ScoredGroup, codec: TextCodec, task_of: TaskOf | None) -> list[int]:
+    """The prompt in our own tokens: those of a group of another tokenizer mean nothing here. Raises ConfigError."""
+    group = scored.group
+    if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == codec.digest:
+        return group.prompt_ids.tolist()
+    if task_of is None:
+        raise ConfigError(f"a group of {group.producer[:8]} has another tokenizer, and its task cannot be rebuilt here")
+    return codec.encode_prompt(task_of(group.env, group.task_id))
+
+
+def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Response:
+    trace = rollout.trace
+    if correction is Correction.TEXT_ONLY or trace is None:
+        token_ids = np.asarray(codec.encode_response(rollout.text), dtype=np.int64)
+        mask = np.full(token_ids.shape, rollout.finish is not FinishReason.ABORTED)
+        mask[-1:] &= (
+            rollout.finish is FinishReason.STOP
+        )  # the end that encoding appends is no decision of the generator
+        unknown = np.full(token_ids.shape, np.nan, np.float32)
+        zeros = np.zeros(token_ids.shape, np.int64)
+        return _Response(
+            token_ids=token_ids,
+            mask=mask,
+            logprobs=unknown,
+            turn_ids=zeros,
+            correction=Correction.TEXT_ONLY,
+            segments=aligned_logprobs(rollout, codec),
+        )
+    if trace.logprobs is None or correction is not Correction.EXACT:
+        correction = Correction.NO_LOGPROBS
+        logprobs = np.full(trace.token_ids.shape, np.nan, np.float32)
+    else:
+        logprobs = trace.logprobs
+    mask = trace.action_mask & (rollout.finish is not FinishReason.ABORTED)
+    return _Response(
+        token_ids=trace.token_ids, mask=mask, logprobs=logprobs, turn_ids=trace.turn_ids, correction=correction
+    )
+
+
+def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Segment ids and log-probs [N, L]; None where no response has any."""
+    if all(response.segments is None for response in responses):
+        return None
+    none = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+    found = [response.segments or none for response in responses]
+    ids = _padded([each[0] + 1 for each in found], mask.shape[1], np.int64) - 1  # -1 where there is none
+    logprobs = _padded([each[1] for each in found], mask.shape[1], np.float32)
+    return np.where(mask, ids, -1), np.where(mask, logprobs, np.float32(0))
+
+
+def _temperature(rollout: Rollout) -> float:
+    # Greedy text has no temperature at which its log-probs mean anything; it is scored at 1.
+    return rollout.sampling.temperature if rollout.sampling.temperature > 0 else 1.0
+
+
+def _padded(rows: Sequence[np.ndarray], length: int, dtype: type) -> np.ndarray:
+    padded = np.zeros((len(rows), length), dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: values.shape[0]] = values
+    return padded
+
+
+def _per_rollout(groups: Sequence[DrawnGroup], values: Sequence[object], dtype: type) -> np.ndarray:
+    return np.repeat(np.array(values, dtype), [len(drawn.scored.group.rollouts) for drawn in groups])

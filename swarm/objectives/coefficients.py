@@ -1,0 +1,198 @@
+"""The one equation of every objective: gradient = sum over tokens of c_t * grad log pi(token_t).
+
+Invariant: a recipe sees log-probabilities, never a network; c_t = d(loss)/d(log pi_t) is exact, by
+autograd on a detached leaf. Micro-batches give the gradient of the one big batch.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf, log
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Need, Scored
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficients:
+    """What the backward pass needs of a recipe."""
+
+    logprobs: Tensor  # [N, L], d(loss)/d(log pi_t), 0 off the mask
+    entropy: Tensor | None  # [N, L], d(loss)/d(entropy_t); None where no part uses it with gradient
+    loss: float
+    log_ratio: Tensor  # [N, L], detached, as the recipe formed it
+    bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
+    factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
+
+    def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
+        """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
+
+        def place(values: Tensor) -> Tensor:
+            whole = torch.zeros((num_rollouts, values.shape[1]), dtype=values.dtype, device=values.device)
+            whole[members] = values
+            return whole
+
+        return Coefficients(
+            logprobs=place(self.logprobs),
+            entropy=None if self.entropy is None else place(self.entropy),
+            loss=self.loss,
+            log_ratio=place(self.log_ratio),
+            bounded=place(self.bounded),
+            factor=place(self.factor),
+        )
+
+
+def check_legal(recipe: Recipe, batch: Batch) -> None:
+    """Refuses ratios that do not exist. Raises ConfigError naming the source and the fix."""
+    for rollout, correction in enumerate(batch.corrections):
+        if not recipe.accepts(correction):
+            source = batch.sources[int(batch.group_index[rollout])]
+            raise ConfigError(
+                f"learner.recipe {recipe.name} needs behaviour log-probs, but a rollout of {source[:8]} is "
+                f"{correction.value}: use swarm_sampling, or do not draw such groups"
+            )
+
+
+def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "positive"]) -> Batch:
+    """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
+
+    A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics
+    include the dropped members and the step totals keep counting them, so that the step size does not depend
+    on how many were dropped.
+
+    Raises:
+        ConfigError: the recipe needs behaviour log-probs that a rollout lacks.
+    """
+    check_legal(recipe, batch)
+    batch = replace(batch, outcomes=batch.rewards)
+    for part in recipe.rewards:
+        batch = replace(batch, rewards=part(batch))
+    advantages = recipe.advantage(batch)
+    if advantages.dim() == 1:
+        advantages = advantages[:, None].expand(batch.mask.shape)
+    mask = batch.mask & ~torch.isnan(advantages)
+    if foreign == "positive":
+        mask = mask & ~(batch.is_foreign[:, None] & (advantages < 0))
+    return _masked(replace(batch, advantages=advantages), mask)
+
+
+def scored(
+    recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
+) -> Scored:
+    """The batch as the recipe's parts see it: advantages shaped, ratio formed.
+
+    Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
+    policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
+    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others; and what
+    is formed then stops at the ceiling.
+
+    Args:
+        recipe: whose shapers and ratio.
+        batch: with advantages.
+        logprobs: [N, L] nats; what is off the mask is ignored.
+        entropy: [N, L] nats.
+        probes: name -> [N, L], where the recipe has some.
+    """
+    if batch.ratio_band < inf:
+        batch = _within_band(batch, logprobs)
+    is_claimed = _is_claimed(recipe, batch)
+    if is_claimed is not None:
+        batch = _within_ceiling(batch, logprobs, is_claimed)
+    seen = Scored(
+        batch=batch,
+        logprobs=_on(batch.mask, logprobs),
+        entropy=_on(batch.mask, entropy),
+        advantages=batch.advantages.to(logprobs.dtype),
+        log_ratio=torch.zeros_like(logprobs),
+        probes={name: _on(batch.mask, values.detach()) for name, values in (probes or {}).items()},
+    )
+    for part in recipe.shapers:
+        seen = replace(seen, advantages=_on(batch.mask, part(seen).detach()))
+    log_ratio = recipe.ratio(seen)
+    if is_claimed is not None:
+        log_ratio = torch.where(is_claimed[:, None], log_ratio.clamp(max=log(batch.ratio_ceiling)), log_ratio)
+    return replace(seen, log_ratio=log_ratio)
+
+
+def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
+    """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
+    if Need.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
+        return None
+    is_claimed = batch.claimed & batch.has_logprobs
+    return is_claimed if bool(is_claimed.any()) else None
+
+
+def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch:
+    """The batch without the claimed tokens that are beyond the ceiling."""
+    most = log(batch.ratio_ceiling)
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)
+    is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
+    mask = batch.mask & ~(is_beyond & is_claimed[:, None])
+    return _masked(batch, mask)
+
+
+def _within_band(batch: Batch, logprobs: Tensor) -> Batch:
+    """The batch without the tokens whose known ratio is outside the band."""
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never outside
+    return _masked(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
+
+
+def _masked(batch: Batch, mask: Tensor) -> Batch:
+    """The batch with fewer trained tokens, and nothing behind them."""
+    return replace(
+        batch,
+        mask=mask,
+        advantages=_on(mask, batch.advantages),
+        behavior_logprobs=_on(mask, batch.behavior_logprobs),
+        proximal_logprobs=None if batch.proximal_logprobs is None else _on(mask, batch.proximal_logprobs),
+        reference_logprobs=None if batch.reference_logprobs is None else _on(mask, batch.reference_logprobs),
+    )
+
+
+def coefficients(
+    recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
+) -> Coefficients:
+    """d(loss)/d(log pi_t) of a recipe at the current log-probs.
+
+    Args:
+        recipe: whose loss.
+        batch: with advantages; the whole step where `recipe.scope` is group or step, else any part of it.
+        logprobs: [N, L] nats under the policy being optimised; what is off the mask is ignored.
+        entropy: [N, L] nats.
+        probes: name -> [N, L], where the recipe has some.
+    """
+    leaf = _on(batch.mask, logprobs.detach()).requires_grad_()
+    entropy_leaf = _on(batch.mask, entropy.detach()).requires_grad_()
+    with torch.enable_grad():
+        seen = scored(recipe, batch, leaf, entropy_leaf, probes)
+        batch = seen.batch
+        tokens = recipe.weight(seen)
+        factor = torch.ones_like(leaf, requires_grad=False)
+        for part in recipe.corrections:
+            factor = factor * part(seen).detach()
+        loss = recipe.aggregate(_on(batch.mask, tokens.losses * factor), seen)
+        for term in recipe.terms:
+            loss = loss + term(seen)
+        found = (
+            torch.autograd.grad(loss, (leaf, entropy_leaf), allow_unused=True) if loss.requires_grad else (None,) * 2
+        )
+    by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
+    return Coefficients(
+        logprobs=torch.zeros_like(logprobs) if by_logprob is None else _on(batch.mask, by_logprob),
+        entropy=None if by_entropy is None else _on(batch.mask, by_entropy),
+        loss=float(loss.detach()),
+        log_ratio=seen.log_ratio.detach(),
+        bounded=tokens.bounded & batch.mask & (seen.advantages != 0),
+        factor=_on(batch.mask, factor),
+    )
+
+
+def _on(mask: Tensor, values: Tensor) -> Tensor:
+    """`values` on the mask, 0 elsewhere, whatever stands there."""
+    return torch.where(mask, values, torch.zeros_like(values))

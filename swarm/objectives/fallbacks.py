@@ -1,0 +1,136 @@
+"""Which recipe learns from which kind of rollouts, and a step that mixes them.
+
+Invariant: every group of a step is learned from by exactly one recipe, one that accepts its kind, and the totals by
+which losses are divided are those of the whole step; so shares add up as micro-batches do.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Need
+from swarm.objectives.recipe import Recipe
+from swarm.types import Correction
+
+MAIN = ""
+"""Name of the share of the learner's own recipe."""
+
+KEYS = {Correction.NO_LOGPROBS: "recipe_without_logprobs", Correction.TEXT_ONLY: "recipe_text_only"}
+"""Key of `[learner]` that names the recipe of a kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The groups of a batch that one recipe learns from."""
+
+    name: str  # MAIN, or the kind whose fallback it is; what its parts remember is kept under this name
+    recipe: Recipe
+    places: Tensor  # int64 [n], of its rollouts in the whole batch
+    batch: Batch  # its rollouts, with the totals of the whole batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipesByKind:
+    """The learner's recipe, and those that stand in for it where rollouts lack what it needs.
+
+    Example:
+        RecipesByKind(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("swarm_sampling")})
+    """
+
+    main: Recipe
+    fallbacks: Mapping[Correction, Recipe] = field(default_factory=dict[Correction, Recipe])
+
+    def __post_init__(self) -> None:
+        for kind, recipe in self.fallbacks.items():
+            if not recipe.accepts(kind):
+                raise ConfigError(
+                    f"learner.{KEYS[kind]}: {recipe.name} needs behaviour log-probs, which {kind} groups do not have; "
+                    'use swarm_sampling, or "" to refuse such groups'
+                )
+
+    def of(self, kind: Correction) -> tuple[str, Recipe] | None:
+        """Name of the share and recipe of a kind; None where nothing may learn from it."""
+        if self.main.accepts(kind):
+            return MAIN, self.main
+        return (str(kind), self.fallbacks[kind]) if kind in self.fallbacks else None
+
+    @property
+    def used(self) -> dict[str, Recipe]:
+        """Every recipe that some group may meet, by the name of its share."""
+        return dict(found for kind in Correction if (found := self.of(kind)))
+
+    @property
+    def usable(self) -> frozenset[Correction]:
+        """The kinds that may be learned from; groups of any other are refused at the door."""
+        return frozenset(kind for kind in Correction if self.of(kind))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What a run must supply."""
+        return frozenset[Need]().union(*(recipe.needs for recipe in self.used.values()))
+
+    def with_main(self, recipe: Recipe) -> "RecipesByKind":
+        """The same with another recipe for what it accepts; what only the old one accepts stays with the old one."""
+        kept = {kind: self.main for kind in KEYS if self.main.accepts(kind) and not recipe.accepts(kind)}
+        return RecipesByKind(main=recipe, fallbacks={**self.fallbacks, **kept})
+
+    def shares(self, batch: Batch) -> list[Share]:
+        """The batch by recipe, the main one first; one share is the batch itself.
+
+        Raises:
+            ConfigError: nothing may learn from one of its groups.
+        """
+        groups: dict[str, list[int]] = {}
+        for group, kind in sorted(_kinds(batch).items()):
+            found = self.of(kind)
+            if found is None:
+                raise ConfigError(
+                    f"learner.recipe {self.main.name} needs behaviour log-probs, but a group of "
+                    f'{batch.sources[group][:8]} is {kind}: set learner.{KEYS[kind]} = "swarm_sampling", '
+                    "or do not draw such groups"
+                )
+            groups.setdefault(found[0], []).append(group)
+        recipes = self.used
+        if len(groups) == 1:
+            (name,) = groups
+            places = torch.arange(batch.num_rollouts, device=batch.mask.device)
+            return [Share(name=name, recipe=recipes[name], places=places, batch=batch)]
+        return [_share(name, recipes[name], batch, groups[name]) for name in sorted(groups)]
+
+
+def merged(batch: Batch, shares: Sequence[Share]) -> Batch:
+    """The batch with every number of every rollout as the shares have it."""
+    if len(shares) == 1:
+        return shares[0].batch
+    found = [share.batch.per_rollout for share in shares]
+    names = set.intersection(*(set(values) for values in found)) - {"group_index"}  # groups are renumbered in a share
+    return replace(batch, **{name: _joined([values[name] for values in found], shares) for name in names})
+
+
+def _joined(values: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
+    whole = torch.cat(list(values))
+    joined = torch.empty_like(whole)
+    joined[torch.cat([share.places for share in shares])] = whole
+    return joined
+
+
+def _share(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> Share:
+    places, part = batch.of_groups(groups)
+    part = replace(
+        part, step_tokens=batch.step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups
+    )
+    return Share(name=name, recipe=recipe, places=places, batch=part)
+
+
+def _kinds(batch: Batch) -> dict[int, Correction]:
+    """Kind of each group; one with members of several kinds has that of the member that knows least."""
+    order = tuple(Correction)
+    kinds: dict[int, Correction] = {}
+    for group, kind in zip(batch.group_index.tolist(), batch.corrections, strict=True):
+        kinds[group] = max(kinds.get(group, kind), kind, key=order.index)
+    return kinds

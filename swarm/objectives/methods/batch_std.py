@@ -1,0 +1,22 @@
+"""Lite PPO: rewards minus their group's mean, in standard deviations of the whole step, token mean.
+
+A group whose rewards hardly differ is no longer blown up to unit spread.
+"""
+
+from swarm.objectives.parts.advantage.batch import BatchDeviation
+from swarm.objectives.parts.aggregate.mean import TokenMean
+from swarm.objectives.parts.ratio.token import TokenRatio
+from swarm.objectives.parts.weight.clip import Clip
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="batch_std",
+    title="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
+    acronym="Lite PPO",
+    arxiv="2508.08221",
+    verification="code",
+    advantage=BatchDeviation(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

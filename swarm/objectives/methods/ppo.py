@@ -1,0 +1,24 @@
+"""PPO-clip without a critic: the outcome, whitened over all tokens of the step, is the advantage.
+
+Ours, not the published method: left out are the value network, its clipped loss and with it GAE. With lambda =
+gamma = 1 and a value of 0 everywhere GAE is the reward of the whole response at each of its tokens, which is what
+remains here, whitened as in verl. There is no KL penalty; REINFORCE++ is the same with one.
+"""
+
+from swarm.objectives.parts.advantage.batch import WhitenedReturn
+from swarm.objectives.parts.aggregate.mean import TokenMean
+from swarm.objectives.parts.ratio.token import TokenRatio
+from swarm.objectives.parts.weight.clip import Clip
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="ppo",
+    title="Proximal Policy Optimization Algorithms",
+    acronym="PPO",
+    arxiv="1707.06347",
+    verification="ours",
+    advantage=WhitenedReturn(kl=0.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,255 @@
+"""What a recipe is made of: small frozen functions with named constants, one base class for each kind.
+
+Invariant: a part is a pure function of what it is given; its constants are its fields, and what it must
+remember between steps is plain data in `Batch.memory`, so that checkpoint and draws reproduce a run.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+
+Memory = Mapping[str, Any]
+"""Plain JSON data."""
+
+
+class Scope(StrEnum):
+    """What a token's coefficient depends on; beyond a rollout the step is scored before its first backward."""
+
+    TOKEN = "token"
+    ROLLOUT = "rollout"
+    GROUP = "group"
+    STEP = "step"
+
+    @property
+    def reach(self) -> int:
+        """Place in the order token < rollout < group < step."""
+        return tuple(Scope).index(self)
+
+
+class Need(StrEnum):
+    """What a part takes besides text, tokens, rewards and groups; a run that cannot supply it is refused."""
+
+    BEHAVIOR_LOGPROBS = "behavior_logprobs"  # of the generator, at its temperature: every rollout is EXACT
+    PROXIMAL_LOGPROBS = "proximal_logprobs"  # of the policy at the start of the update
+    REFERENCE_LOGPROBS = "reference_logprobs"  # of the frozen initial policy
+    REFERENCE_REWARDS = "reference_rewards"  # of that policy's own responses to each prompt
+    BASELINE_ROLLOUT = "baseline_rollout"  # one greedy response to each prompt
+    SILENT_GROUPS = "silent_groups"  # groups whose rewards are all equal
+    SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
+    TURNS = "turns"  # turn boundaries
+    REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
+    PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
+    BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens
+    REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
+    SEGMENT_LOGPROBS = "segment_logprobs"  # nodes of another tokenizer say what their tokens stand for
+    VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A chunk of c trained tokens as the scoring pass sees it, for probes; nothing in it may be changed."""
+
+    hidden: Tensor  # [c, H], last hidden states
+    logits: Tensor  # [c, V], float32 at least, at temperature 1
+    targets: Tensor  # int64 [c], the tokens
+    temperature: Tensor  # [c], of their rollouts
+
+
+Probe = Callable[[Prediction], Tensor]
+"""One number [c] of each token that log-prob and entropy do not give; constant, computed without gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """A batch together with what the policy being optimised makes of it.
+
+    Gradient flows through `logprobs` and `entropy` only; a part that wants constants detaches.
+    """
+
+    batch: Batch
+    logprobs: Tensor  # [N, L] nats, 0 off the mask
+    entropy: Tensor  # [N, L] nats, 0 off the mask
+    advantages: Tensor  # [N, L], constant, 0 off the mask
+    log_ratio: Tensor  # [N, L], of the recipe's ratio, 0 off the mask; all 0 until it was formed
+    probes: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L], constant, 0 off the mask
+
+    @property
+    def mask(self) -> Tensor:
+        """bool [N, L], trained tokens."""
+        return self.batch.mask
+
+    @property
+    def behavior(self) -> Tensor:
+        """Log-probs [N, L] of the generator, 0 off the mask."""
+        return self.batch.behavior_logprobs.to(self.logprobs.dtype)
+
+    @property
+    def proximal(self) -> Tensor:
+        """Log-probs [N, L] at the start of the update, constant: with one update a batch, the policy's own."""
+        stored = self.batch.proximal_logprobs
+        return self.logprobs.detach() if stored is None else stored.to(self.logprobs.dtype)
+
+    @property
+    def reference(self) -> Tensor:
+        """Log-probs [N, L] of the frozen reference policy."""
+        assert self.batch.reference_logprobs is not None, "the recipe does not declare reference_logprobs"
+        return self.batch.reference_logprobs.to(self.logprobs.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLosses:
+    """What a weight rule makes of every token."""
+
+    losses: Tensor  # [N, L]
+    bounded: Tensor  # bool [N, L], tokens whose gradient the rule removed or capped
+
+
+class Part(ABC):
+    """A frozen dataclass; its fields are the constants that `learner.recipe_params` may override."""
+
+    __slots__ = ()
+    equation: ClassVar[str]
+    """One line of plain text, with the symbols of the formula sheet: r ratio, A advantage, R reward, ..."""
+    scope: ClassVar[Scope] = Scope.TOKEN
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the run must supply."""
+        return frozenset()
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """What it reads from `Scored.probes`; one name means one function of all parts, its constants included."""
+        return {}
+
+    def initial(self) -> Memory:
+        """What it remembers before the first step."""
+        return {}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        """What it remembers after a step, from what it remembered and the whole step."""
+        return memory
+
+    def remembered(self, batch: Batch) -> Memory:
+        """Its own part of the batch's memory."""
+        return batch.memory.get(type(self).__name__) or self.initial()
+
+
+class RewardPart(Part):
+    """Shapes rewards before advantages are computed."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Tensor:
+        """New rewards [N] of the whole step."""
+
+
+class AdvantagePart(Part):
+    """Advantages from rewards and groups of the whole step."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Tensor:
+        """[N] or [N, L]; NaN drops a rollout or token whose reward counts only in those of others."""
+
+
+class ShapePart(Part):
+    """Changes advantages by what the policy makes of the rollouts (entropy, confidence)."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> Tensor:
+        """New advantages [N, L], constant."""
+
+
+class RatioPart(Part):
+    """The importance ratio."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> Tensor:
+        """Log-ratio [N, L], 0 off the mask, bounded so that exp is finite."""
+
+
+class WeightPart(Part):
+    """Token losses from log-ratio and advantage: trust regions and detached weights."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> TokenLosses:
+        """Losses and which tokens were bounded; what stands off the mask is ignored."""
+
+
+class CorrectionPart(Part):
+    """A constant factor on token losses, for what the ratio does not correct; 0 drops a token."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> Tensor:
+        """[N, L], >= 0, without gradient."""
+
+
+class AggregatePart(Part):
+    """From token losses to one number that adds up over micro-batches."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        """Scalar; `losses` [N, L] are 0 off the mask, denominators are totals of the whole step."""
+
+
+class TermPart(Part):
+    """A summand of the loss with its own strength, such as a KL penalty."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> Tensor:
+        """Scalar that adds up over micro-batches, its strength included."""
+
+
+class PromptPart(Part):
+    """Chooses which prompt is asked next and how often it is answered, by what our own groups were rewarded.
+
+    A prompt is known by its key, such as "sums/17". What it remembers is folded over our groups in the order in
+    which they were asked, with `seen`; `observe` is not used.
+    """
+
+    __slots__ = ()
+
+    def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
+        """Weight >= 0 of each candidate; where all are 0 any may be asked."""
+        return [1.0] * len(keys)
+
+    def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
+        """How many responses each of these prompts gets at first: in [2, largest], `group_size` is the mean to keep."""
+        return [group_size] * len(keys)
+
+    def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
+        """How many more responses a prompt gets after these, at most `largest` in all; 0 is enough."""
+        return 0
+
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
+        """What it remembers after a group with these rewards, in [0, 1]."""
+        return memory
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `values` [N, L] over `mask`, in at least float32; what is off the mask may be NaN."""
+    kept = torch.where(mask, values, torch.zeros_like(values))
+    return kept.to(torch.promote_types(kept.dtype, torch.float32)).sum()

@@ -1,0 +1,58 @@
+"""Advantages of several named rewards, each scored in its own group.
+
+Invariant: a reward that is equal throughout a group adds exactly 0 there.
+Shape letters: N rollouts.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.parts.advantage.batch import whitened
+from swarm.objectives.parts.groups import group_statistics, where_signal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRewardScore(AdvantagePart):
+    """Z-scores of every named reward, added up with weights, whitened over the tokens of the step.
+
+    Added before scoring, different mixtures of rewards often give the same sum and cannot be told apart.
+
+    Source: GDPO, arXiv:2601.05242; CrazyMint/LEAD `compute_advantage` (gdpo).
+    """
+
+    equation: ClassVar[str] = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
+    weights: str = ""  # "correct=1, format=0.5"; a reward that is not named counts 1
+    floor: float = 1e-6
+    whitening_floor: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self.weight_of("")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.REWARD_PARTS, Need.SILENT_GROUPS})
+
+    def weight_of(self, name: str) -> float:
+        """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""
+        try:
+            pairs = [entry.split("=") for entry in self.weights.split(",") if entry.strip()]
+            return {key.strip(): float(value) for key, value in pairs}.get(name, 1.0)
+        except ValueError as error:
+            raise ConfigError(f"weights: {self.weights!r} is not like 'correct=1, format=0.5'") from error
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert batch.reward_parts, "the run does not supply reward_parts"
+        total = torch.zeros(batch.num_rollouts, dtype=torch.float64, device=batch.mask.device)
+        for name in sorted(batch.reward_parts):
+            values = batch.reward_parts[name].to(torch.float64)
+            group = group_statistics(values, batch.group_index)
+            scores = where_signal((values - group.mean) / (group.std + self.floor), group, values)
+            total = total + self.weight_of(name) * scores
+        tokens = total[:, None].expand(batch.mask.shape)
+        return whitened(tokens, batch.mask, self.whitening_floor).to(batch.rewards.dtype)

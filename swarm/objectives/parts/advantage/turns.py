@@ -1,0 +1,57 @@
+"""Advantages that look at where in a response something happened.
+
+Invariant: turns are those of the rollout's own trace; a response of one turn called nothing.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.parts.groups import group_statistics, group_sum, where_signal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyCall(AdvantagePart):
+    """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did.
+
+    The call stands at the end of the first turn. The bonus is added to the advantage and not to the reward,
+    where the group's deviation would swallow it. Ours: the usual place is that of the group's successes
+    that called.
+
+    Source: ASPO (tool use), arXiv:2508.19201.
+    """
+
+    equation: ClassVar[str] = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
+    strength: float = 2.0
+    bound: float = 0.7
+    correct: float = 0.5  # a success has a higher reward
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.bound < 0:
+            raise ConfigError("bound must not be negative")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.TURNS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(torch.float64)
+        scores = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
+        first_turn = torch.where(batch.mask, batch.turn_ids, batch.turn_ids.max() + 1).min(dim=1, keepdim=True).values
+        in_first = batch.mask & (batch.turn_ids == first_turn)
+        place = in_first.sum(dim=1).to(torch.float64)
+        called = (batch.rewards > self.correct) & (batch.mask & ~in_first).any(dim=1)
+        callers = group_sum(called, batch.group_index).clamp(min=1)
+        usual = group_sum(torch.where(called, place, 0.0), batch.group_index) / callers
+        length = group_statistics(batch.length, batch.group_index).mean.clamp(min=1)
+        most = self.bound * scores.abs()
+        bonus = torch.maximum(torch.minimum(-self.strength * (place - usual) / length, most), -most)
+        return (scores + torch.where(called, bonus, torch.zeros_like(bonus))).to(batch.rewards.dtype)

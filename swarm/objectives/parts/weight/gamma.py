@@ -1,0 +1,46 @@
+"""VESPO: a smooth weight of the sequence ratio that is 1 at 1 and falls to 0 on both sides.
+
+Invariant: the weight is a constant and its logarithm is formed before exp, so that no ratio overflows.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+
+LOG_FLOOR = math.log(1e-8)
+"""Least log-ratio, as in TRL."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GammaWeight(WeightPart):
+    """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative.
+
+    Wants the ratio of the whole response.
+
+    Source: VESPO, arXiv:2602.10693; TRL `get_gamma_weights`.
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
+    positive_power: float = 2.0  # where A >= 0
+    positive_rate: float = 3.0
+    negative_power: float = 3.0
+    negative_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        if min(self.positive_power, self.positive_rate, self.negative_power, self.negative_rate) <= 0:
+            raise ConfigError("powers and rates must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        log_weight = scored.log_ratio.detach().clamp(min=LOG_FLOOR)
+        is_positive = scored.advantages >= 0
+        power = torch.where(is_positive, self.positive_power, torch.full_like(log_weight, self.negative_power))
+        rate = torch.where(is_positive, self.positive_rate, torch.full_like(log_weight, self.negative_rate))
+        weight = torch.exp(power * log_weight - rate * torch.expm1(log_weight))
+        losses = -weight * scored.advantages * scored.logprobs
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))

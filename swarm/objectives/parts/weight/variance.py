@@ -1,0 +1,55 @@
+"""R2VPO: the variance of the ratio is priced instead of clipped, and the price follows what was measured.
+
+Invariant: the price moves between steps only, so that all micro-batches of a step pay the same.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Scored, TokenLosses, WeightPart, masked_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatioVariance(WeightPart):
+    """The unclipped surrogate less a price on the second central moment of the ratio.
+
+    The paper's update of the price and its bound on the variance are not known to us. Ours: after each step
+    the price is multiplied by exp(rate * clip(measured / bound - 1, -1, 1)) and held in [least, most], so
+    that it settles where the variance meets the bound. `rate` 0 keeps the price at `start`.
+
+    Source: arXiv:2601.03320 (unclipped primal; two third-party implementations agree, both at 0.04).
+    """
+
+    equation: ClassVar[str] = "L_t = -(r A - price (r - 1)^2); after a step price <- price exp(rate clip(var/bound-1))"
+    start: float = 0.04  # price before the first step
+    bound: float = 0.04  # on mean (r - 1)^2: the square of the usual clip half-width; ours
+    rate: float = 0.1  # ours
+    least: float = 1e-3  # ours
+    most: float = 10.0  # ours
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.start <= self.most:
+            raise ConfigError(f"start {self.start} must lie in [least {self.least}, most {self.most}], least > 0")
+        if self.bound <= 0 or self.rate < 0:
+            raise ConfigError(f"bound {self.bound} must be positive and rate {self.rate} not negative")
+
+    def initial(self) -> Memory:
+        return {"price": self.start}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        squares = (torch.exp(scored.log_ratio.detach().double()) - 1) ** 2
+        variance = float(masked_sum(squares, scored.mask)) / max(1, int(scored.mask.sum()))
+        excess = max(-1.0, min(1.0, variance / self.bound - 1))
+        price = float(memory["price"]) * math.exp(self.rate * excess)
+        return {"price": max(self.least, min(self.most, price))}
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        price = float(self.remembered(scored.batch)["price"])
+        ratio = torch.exp(scored.log_ratio)
+        losses = -(ratio * scored.advantages - price * (ratio - 1) ** 2)
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))

@@ -1,0 +1,240 @@
+"""The coordinator over gRPC, as a node sees it.
+
+Invariant: every call ends within its deadline or raises Unavailable; after a failure the next attempt to
+connect waits, with jitter, so that a swarm never storms a coordinator that has just come back.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from swarm.clock import Clock, SystemClock
+from swarm.config import CoordinatorLink
+from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
+from swarm.identity import Identity
+from swarm.types import Advice, NodeReport, PolicyVersion, short
+from swarm.wire.envelopes import is_endpoint
+from swarm.wire.grpc_errors import calling, error_of
+from swarm.wire.reports import advice_from_message, report_to_heartbeat, version_or_none
+from swarm.wire.rollout_groups import version_to_message
+from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.v1 import coordinator_service_pb2 as pb
+from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S: Final = 5.0
+MAX_BACKOFF_S: Final = 15.0
+FIRST_BACKOFF_S: Final = 0.25
+
+
+class GrpcCoordinatorClient:
+    """Implements `CoordinatorClient`; connects on the first call and again after each failure.
+
+    Example:
+        client = GrpcCoordinatorClient(config.coordinator, identity, config.run_id)
+        advice = await client.heartbeat(report)
+    """
+
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        identity: Identity,
+        run_id: str,
+        clock: Clock | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """Raises ConfigError when the link cannot be dialled."""
+        self._addresses = [address.strip() for address in link.address.split(",")]
+        for address in self._addresses:
+            if not is_endpoint(address):
+                raise ConfigError(f"coordinator.address: {address!a} is not host:port")
+        if len(link.fingerprint) != 64:
+            raise ConfigError("coordinator.fingerprint: expected 64 hex characters, as in the join link")
+        self._fingerprint = link.fingerprint.lower()
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock or SystemClock()
+        self._timeout_s = timeout_s
+        self._rng = random.Random(identity.node_id)
+        self._channel: AuthenticatedChannel | None = None
+        self._stub: Any = None
+        self._connecting = asyncio.Lock()
+        self._calling = asyncio.Lock()  # a failed call drops the connection: no other may be under way on it
+        self._pause = _Pause(self._clock, self._rng)
+        # Every watch has a connection of its own, so that neither it nor a call can break or delay the other.
+        self._watched: set[AuthenticatedChannel] = set()
+        self._watch_pause = _Pause(self._clock, self._rng)
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """True while the last call was answered and the connection holds."""
+        return self._channel is not None
+
+    async def heartbeat(self, report: NodeReport) -> Advice:
+        """Renews the lease, reports figures, returns advice within its bounds. Raises Unavailable."""
+        answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))
+        advice = advice_from_message(answer)
+        if advice is None:
+            raise Unavailable(f"coordinator {short(self._fingerprint)}: its advice is out of bounds")
+        return advice
+
+    async def record_version(self, version: PolicyVersion) -> None:
+        """Adds a version to the ledger; a refusal is logged and not raised. Raises Unavailable."""
+        request = pb.RecordVersionRequest(version=version_to_message(version))
+        answer = await self._call("record_version", lambda stub: stub.RecordVersion, request)
+        if not answer.accepted:
+            logger.warning(
+                "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
+            )
+
+    async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
+        """The head of a lineage as the ledger has it, then each new one; a reader that is slow skips to the newest.
+
+        The head goes back where the owner resumed from an earlier version and made other weights from there.
+
+        Raises:
+            Unavailable: it broke, for whatever reason; a new watch begins with the head again.
+        """
+        channel = await self._open_watched()
+        try:
+            async with aclosing(self._heads(channel, policy_id)) as heads:
+                async for version in heads:
+                    self._watch_pause.reset()
+                    yield version
+        except Unavailable:
+            self._watch_pause.failed()
+            raise
+        finally:
+            self._watched.discard(channel)
+            await channel.close()
+
+    async def _heads(self, channel: AuthenticatedChannel, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
+        what = f"coordinator {short(self._fingerprint)}: watch of {short(policy_id)}"
+        metadata = await channel.metadata(self._timeout_s)
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        with calling(what):
+            async for response in stub.WatchVersions(pb.WatchVersionsRequest(policy_id=policy_id), metadata=metadata):
+                version = version_or_none(response.version)
+                if version is None or version.policy_id != policy_id or not version.digest:
+                    raise Unavailable(f"{what}: a version out of bounds or of another lineage")
+                yield version
+        raise Unavailable(f"{what}: the coordinator ended it")
+
+    async def leave(self) -> None:
+        """Ends the lease at once. Raises Unavailable; does not connect just to say goodbye."""
+        if self._channel is not None:
+            await self._call("leave", lambda stub: stub.Leave, pb.LeaveRequest())
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        self._is_closed = True
+        await asyncio.gather(self._drop(), *(channel.close() for channel in list(self._watched)))
+
+    async def _call(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
+        """One call within the deadline, on a connection that is made when there is none; one at a time."""
+        async with self._calling:
+            return await self._call_alone(what, method, request)
+
+    async def _call_alone(self, what: str, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                channel = await self._connected()
+                metadata = await channel.metadata(self._timeout_s)
+                answer = await method(self._stub)(request, timeout=self._timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            failed = error_of(error, f"coordinator {short(self._fingerprint)}: {what}")
+            if not isinstance(failed, TooLarge):  # over its rate: the connection itself is good
+                await self._failed()
+            raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
+        except TimeoutError:
+            await self._failed()
+            raise Unavailable(f"coordinator: no answer to {what} within {self._timeout_s} s") from None
+        except Unavailable:
+            await self._failed()
+            raise
+        self._pause.reset()
+        return answer
+
+    async def _connected(self) -> AuthenticatedChannel:
+        async with self._connecting:
+            if self._is_closed:
+                raise Unavailable("coordinator: the client is closed")
+            if self._channel is not None:
+                return self._channel
+            await self._pause.over(self._timeout_s)
+            self._channel = await self._open()
+            self._stub = pb_grpc.CoordinatorServiceStub(self._channel.channel)
+            return self._channel
+
+    async def _open_watched(self) -> AuthenticatedChannel:
+        """A connection for one watch, after the pause. Raises Unavailable."""
+        await self._watch_pause.over(MAX_BACKOFF_S)
+        if self._is_closed:
+            raise Unavailable("coordinator: the client is closed")
+        try:
+            channel = await self._open()
+        except Unavailable:
+            self._watch_pause.failed()
+            raise
+        self._watched.add(channel)
+        return channel
+
+    async def _open(self) -> AuthenticatedChannel:
+        """The first address that proves to be the coordinator."""
+        failures: list[str] = []
+        is_wrong = False
+        for address in self._addresses:
+            try:
+                return await open_channel(
+                    address, self._fingerprint, self._identity, self._run_id, self._timeout_s / len(self._addresses)
+                )
+            except Unavailable as error:
+                is_wrong = is_wrong or isinstance(error, Unauthenticated)
+                failures.append(str(error))
+        raise (Unauthenticated if is_wrong else Unavailable)("coordinator: " + "; ".join(failures))
+
+    async def _failed(self) -> None:
+        """Drops the connection and sets the earliest next attempt."""
+        self._pause.failed()
+        await self._drop()
+
+    async def _drop(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+
+class _Pause:
+    """When the next attempt to connect may be made: after each failure twice as late, half of it random."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._failures = 0
+        self._retry_at_s = 0.0
+
+    def failed(self) -> None:
+        """Sets the earliest next attempt; failures of attempts under way at the same time count once."""
+        if self._clock.monotonic_s() >= self._retry_at_s:
+            backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures, 10))
+            self._failures += 1
+            self._retry_at_s = self._clock.monotonic_s() + backoff_s * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """After a success: the next pause is the first again."""
+        self._failures = 0
+
+    async def over(self, max_wait_s: float) -> None:
+        """Waits until an attempt may be made. Raises Unavailable when that is longer than `max_wait_s`."""
+        wait_s = self._retry_at_s - self._clock.monotonic_s()
+        if wait_s > max_wait_s:
+            raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s")
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

@@ -1,0 +1,251 @@
+"""One hivemind DHT peer inside our own event loop; with `dht_storage` the only module that imports hivemind.
+
+Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with
+us.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
+from hivemind.proto import dht_pb2 as _untyped_dht_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.config import DirectoryConfig
+from swarm.errors import Unavailable
+from swarm.identity import Identity
+from swarm.peers.dht_records import RecordChecker
+from swarm.peers.dht_storage import AdvertsOnly, Shelves, records_in
+
+logger = logging.getLogger(__name__)
+
+crypto_pb2, dht_pb2 = cast(Any, _untyped_crypto_pb2), cast(Any, _untyped_dht_pb2)
+
+NUM_REPLICAS = 8
+"""Nearest nodes that hold, and are asked for, each shard."""
+
+_RPC_TIMEOUT_S = 3.0
+_DIAL_TIMEOUT_S = 4.0
+_PROBE_TIMEOUT_S = 3.0
+_PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
+_MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
+_DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
+
+
+class DhtPeer:
+    """A running DHT peer: who is near a key, what they hold, and how to store there."""
+
+    def __init__(self, node: DHTNode, shelves: Shelves, addresses: tuple[str, ...]) -> None:
+        self._node = node
+        self._p2p = _inside(node).p2p
+        self._shelves = shelves
+        self.addresses = addresses  # multiaddresses with /p2p/<id>, for others to dial
+
+    @classmethod
+    async def start(
+        cls, identity: Identity, run_id: str, config: DirectoryConfig, checker: RecordChecker, clock: Clock
+    ) -> "DhtPeer":
+        """Starts p2pd and a DHT node that knows nobody yet; its peer id follows from the identity.
+
+        Raises:
+            Unavailable: p2pd does not start, for instance because the port is taken.
+        """
+        use_hivemind_log_handler("nowhere")
+        logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
+        listen = config.listen
+        is_local = listen.startswith(("/ip4/127.", "/ip6/::1/"))
+        shelves = Shelves(run_id, config.shards, clock)
+        await _wait_for_port(listen)
+        async with _key_file(identity, run_id) as key_path:
+            try:
+                node = await DHTNode.create(
+                    node_id=DHTID.generate(source=identity.public_key),
+                    num_replicas=NUM_REPLICAS,
+                    wait_timeout=_RPC_TIMEOUT_S,
+                    num_workers=12,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_size=1,
+                    record_validator=AdvertsOnly(shelves.shard_by_key, checker),
+                    host_maddrs=[listen],
+                    announce_maddrs=list(config.announce) or None,
+                    identity_path=str(key_path),
+                    check_if_identity_free=False,
+                    nat_port_map=not is_local,
+                    auto_nat=not is_local,
+                    use_relay=not is_local,
+                )
+            except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
+                raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
+        node.protocol.storage = shelves
+        node.protocol.cache = Shelves(run_id, 0, clock)  # strangers may ask us to cache: we do not
+        addresses = tuple(str(address) for address in await _inside(node).p2p.get_visible_maddrs())
+        return cls(node, shelves, addresses)
+
+    @property
+    def daemon_pid(self) -> int:
+        """Process id of p2pd."""
+        return int(self._p2p._child.pid)
+
+    @property
+    def num_known(self) -> int:
+        """Nodes in the routing table."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    async def connected(self) -> dict[str, str]:
+        """Peer id -> a multiaddress of every connected peer. Raises Unavailable when p2pd is dead or stuck."""
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                peers = await self._p2p.list_peers()
+        except Exception as error:  # the control socket fails in many ways, TimeoutError among them
+            raise Unavailable(f"the DHT daemon does not answer: {error!r}") from error
+        return {str(peer.peer_id): f"{peer.addrs[0]}/p2p/{peer.peer_id}" for peer in peers if peer.addrs}
+
+    async def dial(self, addresses: Sequence[str]) -> int:
+        """Connects to multiaddresses, all at once; returns how many answered."""
+        results = await asyncio.gather(*(self._dial(address) for address in addresses))
+        return sum(results)
+
+    async def greet_strangers(self, most: int) -> None:
+        """Forgets who was unresponsive, and gets connected peers that the routing table lacks back into it."""
+        node, table = self._node, self._node.protocol.routing_table
+        node.blacklist.clear()
+        strangers = [PeerID.from_base58(peer) for peer in await self.connected()]
+        missing = [peer for peer in strangers if peer not in table][:most]
+        await asyncio.gather(*(node.protocol.call_ping(peer, validate=False, strict=False) for peer in missing))
+        if self.num_known:
+            await node.find_nearest_nodes([node.node_id])
+        for bucket in table.buckets:
+            for uid in list(bucket.replacement_nodes)[:-_MAX_SPARE_NODES]:
+                del table[uid]
+
+    async def nearest(self, shard: int) -> list[PeerID]:
+        """The other nodes nearest to a shard's key, by a search that carries no records."""
+        key = self._shelves.keys[shard]
+        beside = DHTID(int(key) ^ 1)  # same neighbours, but nobody has a record there to send with each answer
+        found = await self._node.find_nearest_nodes([beside], k_nearest=NUM_REPLICAS, exclude_self=True)
+        return list(found[beside].values())
+
+    async def ask(self, peer: PeerID, shard: int) -> list[tuple[bytes, bytes, float]]:
+        """The unchecked records that a peer holds under a shard's key: (sub-key, value, expiry)."""
+        protocol = self._node.protocol
+        request = dht_pb2.FindRequest(keys=[self._shelves.keys[shard].to_bytes()], peer=protocol.node_info)
+        try:
+            async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
+                response = await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
+            return records_in(response)
+        except Exception:  # whatever a stranger's answer breaks ends here
+            logger.debug("a DHT peer gave no usable answer", extra={"peer": str(peer)}, exc_info=True)
+            return []
+
+    async def store(self, peers: Iterable[PeerID], shard: int, public_key: bytes, data: bytes, until_s: float) -> int:
+        """Asks peers to keep a record; returns how many say they do. It is kept here in any case."""
+        key = self._shelves.keys[shard]
+        self._shelves.store_subkey(key, public_key, data, until_s)
+        calls = [self._node.protocol.call_store(peer, [key], [data], [until_s], [public_key]) for peer in peers]
+        answers = await asyncio.gather(*calls)
+        return sum(bool(answer and answer[0]) for answer in answers)
+
+    def held(self, shard: int) -> list[tuple[bytes, bytes, float]]:
+        """The records that this node itself keeps for a shard."""
+        return self._shelves.records(self._shelves.keys[shard])
+
+    async def stop(self) -> None:
+        """Ends p2pd, by force when it does not go, and removes its sockets."""
+        p2p = self._p2p
+        self._node.is_alive = False
+        with suppress(Exception):
+            async with asyncio.timeout(1.0):
+                await self._node.protocol.shutdown()
+        p2p._terminate()
+        try:
+            async with asyncio.timeout(1.0):
+                await p2p._child.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                p2p._child.kill()
+            await p2p._child.wait()
+        control = p2p._client.control
+        tasks = [control._read_task, control._write_task, p2p._reader_task, p2p._listen_task]
+        # Cancelled above, or failed when the daemon died: collected, so that nothing complains later.
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
+            _remove(Path(address["unix"]))
+
+    async def _dial(self, address: str) -> bool:
+        base, _, peer = address.rpartition("/p2p/")
+        try:
+            peer_id = PeerID.from_base58(peer)
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                await self._p2p._client.connect(peer_id, [Multiaddr(base)])
+            pong = await self._node.protocol.call_ping(peer_id, validate=False, strict=False)
+        except Exception as error:  # refused, timed out, or not an address
+            logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
+            return False
+        return pong is not None
+
+
+def _inside(node: DHTNode) -> Any:
+    """hivemind's node untyped, for parts of its P2P that have no public way to them: child, client, socket paths."""
+    return cast(Any, node)
+
+
+@asynccontextmanager
+async def _key_file(identity: Identity, run_id: str) -> AsyncGenerator[Path, None]:
+    """p2pd's Ed25519 key in a private file, for as long as p2pd needs to read it.
+
+    It follows from a signature that is never shown to anyone, so the peer id outlives restarts without a
+    file, and the identity's own key never leaves this process.
+    """
+    seed = hashlib.sha256(identity.sign(_DOMAIN_PEER_KEY, run_id.encode())).digest()
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.Ed25519, data=seed + public)
+    descriptor, name = tempfile.mkstemp(prefix="swarm-dht-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key.SerializeToString())
+        yield Path(name)
+    finally:
+        _remove(Path(name))
+
+
+async def _wait_for_port(listen: str) -> None:
+    """Waits a moment for the port: p2pd itself would share it with a daemon that still runs there.
+
+    Raises:
+        Unavailable: another process listens there and goes on doing so.
+    """
+    _, kind, host, _, port, *_ = listen.split("/")
+    if kind not in ("ip4", "ip6") or port == "0":
+        return
+    for attempt in range(_PORT_ATTEMPTS):
+        with socket.socket(socket.AF_INET if kind == "ip4" else socket.AF_INET6) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+                return
+            except OSError as error:
+                if attempt == _PORT_ATTEMPTS - 1:
+                    raise Unavailable(
+                        f"directory.listen: the DHT daemon cannot listen on {listen}: {error.strerror}"
+                    ) from error
+        await asyncio.sleep(_PORT_PAUSE_S)  # a killed node's daemon goes within two seconds
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

@@ -1,0 +1,165 @@
+"""What a DHT record is, and how many of them a node checks and keeps, whatever strangers send.
+
+Invariant: a record is a signed advert of our run, under its author's key, that expires when its author
+said; work is bounded by rates, memory by shelves that a flood of new identities cannot empty.
+"""
+
+import hashlib
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swarm.clock import Clock
+from swarm.identity import node_id_of
+from swarm.peers.directory import MAX_TTL_S
+from swarm.types import Advert
+from swarm.wire.envelopes import open_advert
+
+MAX_VALUE_BYTES = 1024
+"""Largest value of a record."""
+
+MAX_RECORDS_PER_SHARD = 128
+"""Most adverts that a node keeps, serves or reads under one key."""
+
+MAX_REPLY_BYTES = 160 * 1024
+"""Largest answer to a read that is parsed: a full shard, and some slack."""
+
+_KEY_BYTES = 32
+_MAX_VERIFIED = 4096  # adverts remembered as verified, about 3 KB each
+_KNOWN_PER_S, _STRANGERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
+
+
+def shard_key(run_id: str, shard: int) -> str:
+    """The DHT key of one shard of a run."""
+    return f"swarm/v1/{run_id}/peers/{shard}"
+
+
+def shard_of(public_key: bytes, shards: int) -> int:
+    """The shard that an author's advert lives in."""
+    return int.from_bytes(hashlib.sha256(public_key).digest(), "big") % shards
+
+
+class _Allowance:
+    """How many signature checks may be made now: a rate, with one second's worth in advance."""
+
+    def __init__(self, rate_per_s: float, clock: Clock) -> None:
+        self._rate_per_s, self._clock = rate_per_s, clock
+        self._left, self._at_s = rate_per_s, clock.monotonic_s()
+
+    def take(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        self._left = min(self._rate_per_s, self._left + (now_s - self._at_s) * self._rate_per_s)
+        self._at_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class RecordChecker:
+    """Decides which records are adverts of this run. The same record is verified once.
+
+    Authors that were verified before have an allowance of their own, so that a flood of new identities
+    cannot keep known nodes from refreshing.
+    """
+
+    def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
+        self._run_id, self._shards, self._clock = run_id, shards, clock
+        self._verified: OrderedDict[bytes, tuple[bytes, Advert]] = OrderedDict()  # author -> newest record
+        self._known = _Allowance(_KNOWN_PER_S, clock)
+        self._strangers = _Allowance(_STRANGERS_PER_S, clock)
+        self.num_deferred = 0  # records refused only because too many came at once
+
+    def open(self, shard: int, public_key: bytes, data: bytes, expires_at_s: float) -> Advert | None:
+        """The advert in a record from anywhere, or None.
+
+        Args:
+            shard: the shard it was found in or sent for.
+            public_key: its sub-key.
+            data: its value.
+            expires_at_s: the expiry that the DHT was told; must be the one that is signed.
+        """
+        now_s = self._clock.now_s()
+        if (
+            len(public_key) != _KEY_BYTES
+            or len(data) > MAX_VALUE_BYTES
+            or not math.isfinite(expires_at_s)
+            or not now_s < expires_at_s <= now_s + MAX_TTL_S
+            or shard_of(public_key, self._shards) != shard
+        ):
+            return None
+        last = self._verified.get(public_key)
+        if last is not None and last[0] == data:
+            return last[1] if last[1].expires_at_s == expires_at_s else None
+        if not (self._strangers if last is None else self._known).take():
+            self.num_deferred += 1
+            return None
+        advert = open_advert(data, now_s)
+        if advert is None or advert.run_id != self._run_id or advert.expires_at_s != expires_at_s:
+            return None
+        if advert.node_id != node_id_of(public_key):
+            return None
+        if last is None or last[1].expires_at_s < advert.expires_at_s:
+            self._remember(public_key, data, advert)
+        return advert
+
+    def _remember(self, public_key: bytes, data: bytes, advert: Advert) -> None:
+        self._verified[public_key] = (data, advert)
+        self._verified.move_to_end(public_key)
+        while len(self._verified) > _MAX_VERIFIED:
+            self._verified.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One verified advert as stored."""
+
+    data: bytes
+    expires_at_s: float
+    rank: bytes  # private hash of the author: decides among newcomers
+
+
+class Shelf:
+    """The records of one shard: at most `capacity` authors, the newest record of each.
+
+    When it is full, the half that came first stays for as long as it refreshes; newcomers share the other
+    half by a hash that only this node can compute. So neither more nor chosen identities win more than that.
+    """
+
+    def __init__(self, capacity: int = MAX_RECORDS_PER_SHARD) -> None:
+        self._capacity = capacity
+        self._salt = secrets.token_bytes(16)
+        self._records: dict[bytes, Record] = {}  # in order of first arrival
+
+    def put(self, public_key: bytes, data: bytes, expires_at_s: float, now_s: float) -> bool:
+        """Keeps a verified record. False when a newer one is held, or when there is no room for this author."""
+        self._drop_expired(now_s)
+        held = self._records.get(public_key)
+        if held is not None:
+            if held.expires_at_s >= expires_at_s:
+                return held.data == data
+            self._records[public_key] = Record(data, expires_at_s, held.rank)
+            return True
+        rank = hashlib.blake2b(public_key, key=self._salt, digest_size=16).digest()
+        if len(self._records) >= self._capacity:
+            newcomers = list(self._records.items())[self._capacity // 2 :]
+            last, record = max(newcomers, key=lambda entry: entry[1].rank)
+            if record.rank <= rank:
+                return False
+            del self._records[last]
+        self._records[public_key] = Record(data, expires_at_s, rank)
+        return True
+
+    def items(self, now_s: float) -> Iterator[tuple[bytes, Record]]:
+        """Authors and their unexpired records."""
+        self._drop_expired(now_s)
+        return iter(list(self._records.items()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _drop_expired(self, now_s: float) -> None:
+        for public_key in [key for key, record in self._records.items() if record.expires_at_s <= now_s]:
+            del self._records[public_key]

@@ -1,0 +1,287 @@
+"""Discovery through the hivemind DHT: announce, look up, repair.
+
+Invariant: every call ends within its deadline, with Unavailable at worst; what is returned was signed by
+its author for this run and has not expired, whatever the replicas say.
+"""
+
+import asyncio
+import importlib
+import json
+import logging
+import random
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from swarm.addresses import dialable_multiaddress
+from swarm.clock import Clock
+from swarm.config import DirectoryConfig
+from swarm.errors import ConfigError, Unavailable
+from swarm.identity import Identity
+from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, Shelf, shard_of
+from swarm.peers.directory import check_own
+from swarm.types import Advert
+from swarm.wire.envelopes import seal_advert
+
+if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
+    from swarm.peers.dht_node import DhtPeer
+
+logger = logging.getLogger(__name__)
+
+MAX_CACHED_ADDRESSES = 256
+"""Peer addresses kept on disk for the next start."""
+
+_CALL_TIMEOUT_S = 10.0
+_REPAIR_TIMEOUT_S = 20.0
+_SHARDS_PER_LOOKUP = 4  # the others are remembered from earlier lookups until they expire
+_DIALS_PER_ROUND = 8
+_MAX_CACHE_BYTES = 256 * 1024
+_MAX_ADDRESS_CHARS = 256
+
+
+class HivemindDirectory:
+    """`swarm.interfaces.Discovery` over a DHT peer of our own.
+
+    Example:
+        directory = await HivemindDirectory.start(identity, "run", config, SystemClock(), Path("node/dht-peers.json"))
+        await directory.announce(advert)
+        adverts = await directory.lookup()
+    """
+
+    def __init__(
+        self, identity: Identity, run_id: str, config: DirectoryConfig, clock: Clock, cache_path: Path | None
+    ) -> None:
+        """Use `start`."""
+        self._identity, self._run_id, self._config = identity, run_id, config
+        self._clock, self._cache_path = clock, cache_path
+        self._checker = RecordChecker(run_id, config.shards, clock)
+        self._seen = [Shelf(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
+        self._known: dict[str, None] = {}  # dialable addresses, oldest first
+        self._own: Advert | None = None
+        self._peer: DhtPeer | None = None
+        self._repairing = asyncio.Lock()
+        self._is_stopped = False
+        self.num_restarts = 0  # of p2pd, because it was dead
+
+    @classmethod
+    async def start(
+        cls, identity: Identity, run_id: str, config: DirectoryConfig, clock: Clock, cache_path: Path | None
+    ) -> "HivemindDirectory":
+        """Starts a DHT peer and joins through bootstrap and cached addresses.
+
+        Where none of them answers, the node is the first of its swarm; `maintain` keeps trying.
+
+        Args:
+            cache_path: JSON file of peer addresses from earlier runs; None keeps none.
+
+        Raises:
+            ConfigError: the listening address is not TCP, or hivemind is not installed.
+            Unavailable: the DHT daemon does not start, for instance because the port is taken.
+        """
+        for address in (config.listen, *config.bootstrap):
+            if "/tcp/" not in address or "/udp/" in address:
+                raise ConfigError(f"directory: {address!r} is no TCP multiaddress such as /ip4/127.0.0.1/tcp/4001")
+        for address in config.bootstrap:
+            if not _is_dialable(address):
+                raise ConfigError(f"directory.bootstrap: {address!r} does not end in /p2p/<peer id>")
+        self = cls(identity, run_id, config, clock, cache_path)
+        self._known = dict.fromkeys(await asyncio.to_thread(_read_cache, cache_path))
+        async with self._repairing:
+            await self._restart_peer()
+            try:
+                await self._rejoin()
+            except Unavailable as error:
+                logger.warning("DHT join did not finish", extra={"error": str(error)})
+        return self
+
+    def visible_maddrs(self) -> tuple[str, ...]:
+        """Multiaddresses at which others can bootstrap from this node (new ones after a rebuild on port 0)."""
+        return () if self._peer is None else self._peer.addresses
+
+    @property
+    def num_peers(self) -> int:
+        """DHT nodes in the routing table; 0 means this node is alone."""
+        return 0 if self._peer is None else self._peer.num_known
+
+    @property
+    def daemon_pid(self) -> int:
+        """Process id of p2pd. Raises Unavailable while there is none."""
+        return self._running().daemon_pid
+
+    async def announce(self, advert: Advert) -> None:
+        """Stores this node's advert at the replicas of its shard.
+
+        Raises:
+            Unavailable: there are other nodes, and none of them took it.
+        """
+        check_own(advert, self._identity.node_id, self._run_id, self._clock.now_s())
+        self._own = advert
+        async with _deadline(_CALL_TIMEOUT_S, "announce"):
+            await self._announce(advert)
+
+    async def lookup(self) -> list[Advert]:
+        """Adverts of the run: the union of what every replica holds and what was seen before, newest per node."""
+        peer = self._running()
+        shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
+        async with _deadline(_CALL_TIMEOUT_S, "lookup"):
+            await asyncio.gather(*(self._read(peer, shard) for shard in shards))
+        adverts: list[Advert] = []
+        now_s = self._clock.now_s()
+        for shard, shelf in enumerate(self._seen):
+            for public_key, record in shelf.items(now_s):
+                advert = self._checker.open(shard, public_key, record.data, record.expires_at_s)
+                if advert is not None:
+                    adverts.append(advert)
+        return adverts
+
+    async def maintain(self) -> None:
+        """One round of repair: probe p2pd, rebuild it when dead, rejoin, persist addresses, announce again.
+
+        Raises:
+            Unavailable: the daemon is dead and does not start again, or the round took too long.
+        """
+        async with self._repairing:
+            async with _deadline(_REPAIR_TIMEOUT_S, "repair"):
+                if self._is_stopped:
+                    raise Unavailable("the directory was stopped")
+                try:
+                    await self._running().connected()
+                except Unavailable as error:
+                    logger.warning("DHT daemon is dead: starting another", extra={"error": str(error)})
+                    self.num_restarts += 1
+                    await self._restart_peer()
+                await self._rejoin()
+            await asyncio.to_thread(_write_cache, self._cache_path, list(self._known))
+        if self._own is not None and self._own.expires_at_s > self._clock.now_s():
+            async with _deadline(_CALL_TIMEOUT_S, "announce"):
+                await self._announce(self._own)
+
+    async def stop(self) -> None:
+        """Leaves: no daemon and no socket file remain."""
+        self._is_stopped = True
+        async with self._repairing:
+            peer, self._peer = self._peer, None
+            if peer is not None:
+                await peer.stop()
+
+    def _running(self) -> "DhtPeer":
+        if self._peer is None:
+            raise Unavailable("the DHT daemon is not running")
+        return self._peer
+
+    async def _restart_peer(self) -> None:
+        node_module = await _import_node()
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            await peer.stop()
+        self._peer = await node_module.DhtPeer.start(
+            self._identity, self._run_id, self._config, self._checker, self._clock
+        )
+
+    async def _rejoin(self) -> None:
+        """Dials who should be connected and is not, and gets everyone connected into the routing table."""
+        peer = self._running()
+        connected = await peer.connected()
+        own = {address.rpartition("/p2p/")[2] for address in peer.addresses}
+        absent = [a for a in self._known if a.rpartition("/p2p/")[2] not in connected]
+        wanted = [a for a in self._config.bootstrap if a.rpartition("/p2p/")[2] not in connected]
+        wanted += random.sample(absent, min(_DIALS_PER_ROUND, len(absent)))
+        wanted = [a for a in dict.fromkeys(wanted) if a.rpartition("/p2p/")[2] not in own]
+        num_answers = await peer.dial(wanted)
+        await peer.greet_strangers(most=4 * _DIALS_PER_ROUND)
+        for address in (await peer.connected()).values():
+            if _is_dialable(address):
+                self._known.pop(address, None)
+                self._known[address] = None
+        while len(self._known) > MAX_CACHED_ADDRESSES:
+            del self._known[next(iter(self._known))]
+        if wanted and not num_answers and not self.num_peers:
+            logger.warning("no DHT peer answers: this node is alone", extra={"num_dialled": len(wanted)})
+
+    async def _announce(self, advert: Advert) -> None:
+        peer, data = self._running(), seal_advert(advert, self._identity)
+        public_key = self._identity.public_key
+        shard = shard_of(public_key, self._config.shards)
+        self._seen[shard].put(public_key, data, advert.expires_at_s, self._clock.now_s())
+        replicas = await self._replicas(peer, shard)
+        num_stored = await peer.store(replicas, shard, public_key, data, advert.expires_at_s)
+        if replicas and not num_stored:
+            raise Unavailable(f"none of {len(replicas)} DHT nodes took the advert")
+
+    async def _replicas(self, peer: "DhtPeer", shard: int) -> "list[PeerID]":
+        """The nodes that keep a shard; none only when this node is alone. Raises Unavailable."""
+        replicas = await peer.nearest(shard)
+        if not replicas and (connected := await peer.connected()):  # itself raises when the daemon is dead
+            raise Unavailable(f"none of {len(connected)} connected DHT nodes answers")
+        return replicas
+
+    async def _read(self, peer: "DhtPeer", shard: int) -> None:
+        """Asks every replica of a shard by itself, so that no single one can hide what another holds."""
+        replicas = await self._replicas(peer, shard)
+        answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
+        for answer in (peer.held(shard), *answers):
+            for public_key, data, expires_at_s in answer[: 2 * MAX_RECORDS_PER_SHARD]:
+                if self._checker.open(shard, public_key, data, expires_at_s) is not None:
+                    self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
+
+
+async def _import_node() -> Any:
+    """Imports hivemind (and with it torch: about two seconds) in a thread."""
+    try:
+        return await asyncio.to_thread(importlib.import_module, "swarm.peers.dht_node")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'directory.kind = "dht" needs {error.name}: pip install "swarm-trainer[dht]"') from None
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, what: str) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise Unavailable(f"DHT {what} took over {seconds} s") from None
+
+
+def _is_dialable(address: str) -> bool:
+    """A TCP multiaddress with a port and a peer id."""
+    base, _, peer = address.rpartition("/p2p/")
+    try:
+        return len(address) <= _MAX_ADDRESS_CHARS and peer.isalnum() and bool(dialable_multiaddress(base))
+    except ValueError:
+        return False
+
+
+def _read_cache(path: Path | None) -> list[str]:
+    """Addresses of an earlier run; none when the file is missing or broken."""
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            addresses = json.loads(file.read(_MAX_CACHE_BYTES))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        logger.warning("peer cache is unreadable", extra={"path": str(path), "error": str(error)})
+        return []
+    if not isinstance(addresses, list):
+        return []
+    texts = [a for a in cast(list[object], addresses) if isinstance(a, str) and _is_dialable(a)]
+    return texts[-MAX_CACHED_ADDRESSES:]
+
+
+def _write_cache(path: Path | None, addresses: list[str]) -> None:
+    """Replaces the file as a whole. A full disk costs the cache, not the node."""
+    if path is None:
+        return
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(addresses, indent=0), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        logger.warning("peer cache was not written", extra={"path": str(path), "error": str(error)})
+        draft.unlink(missing_ok=True)

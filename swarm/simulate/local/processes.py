@@ -1,0 +1,128 @@
+"""The operating-system side of a simulation: start, watch, kill, restart and stop real processes.
+
+Invariant: no process outlives the simulation; each has its own session and is killed with its group.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swarm.errors import SwarmError
+from swarm.simulate.local.fork_server import Forked, Nursery, environment
+from swarm.telemetry import EventTail
+from swarm.types import JsonDict
+
+POLL_S = 0.1  # how often files of other processes are looked at
+STOP_TIMEOUT_S = 20.0
+
+
+class SimulationFailed(SwarmError, RuntimeError):
+    """A process of the simulation did not start or died when nobody asked it to."""
+
+
+class Process:
+    """One process of the simulation, its log file, and the events it writes."""
+
+    def __init__(self, name: str, directory: Path, nursery: Nursery | None = None) -> None:
+        self.name = name
+        self._nursery = nursery
+        self.directory = directory
+        self.events: list[JsonDict] = []
+        self.num_starts = 0
+        self.is_expected_dead = False
+        self._arguments: list[str] = []
+        self._process: asyncio.subprocess.Process | Forked | None = None
+        self._tail = EventTail(directory / "events.jsonl")
+
+    async def start(self, arguments: Sequence[str] = ()) -> None:
+        """Starts `python -m <arguments>`, or the same as before when empty. Its output goes to `<dir>/log.txt`."""
+        self._arguments = [*arguments] or self._arguments
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / "log.txt"
+        if self._nursery is not None:
+            self._process = await self._nursery.fork(self._arguments, environment(), path)
+        else:
+            command = [sys.executable, "-m", *self._arguments]
+            with path.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdout=log, stderr=log, env=environment(), start_new_session=True
+                )
+        self.num_starts += 1
+        self.is_expected_dead = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True while it runs."""
+        return self._process is not None and self._process.returncode is None
+
+    def check(self) -> None:
+        """Raises SimulationFailed with the end of its log when it died unasked, Unavailable when the nursery did."""
+        if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
+            if self._nursery is not None:
+                self._nursery.check()
+            tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
+            raise SimulationFailed(
+                f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}"
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and everything it started."""
+        if number == signal.SIGKILL:
+            self.is_expected_dead = True
+        if self.is_alive and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def stop(self) -> None:
+        """SIGTERM to the process, also where SIGSTOP holds it; SIGKILL to its whole group when it does not end."""
+        self.is_expected_dead = True
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+                os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._process.wait()
+        finally:  # also where whoever stops it cannot wait that long
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    def read_events(self) -> list[JsonDict]:
+        """The events written since the last call (also kept in `events`)."""
+        new = self._tail.read()
+        self.events.extend(new)
+        return new
+
+    def status(self) -> JsonDict:
+        """The newest status.json, or an empty dict."""
+        try:
+            return json.loads((self.directory / "status.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+
+async def wait_for_file(path: Path, process: Process, timeout_s: float) -> JsonDict:
+    """Waits until another process has written a JSON file. Raises SimulationFailed when it dies first."""
+    await wait_until(path.exists, timeout_s, f"{process.name} did not write {path.name}", process)
+    return json.loads(await asyncio.to_thread(path.read_text))
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *processes: Process) -> None:
+    """Waits for a condition that other processes bring about. Raises SimulationFailed."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                for process in processes:
+                    process.check()
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise SimulationFailed(f"{complaint} within {timeout_s:.0f} s") from None

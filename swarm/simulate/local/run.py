@@ -1,0 +1,214 @@
+"""A real swarm on one machine: a coordinator and N node daemons as separate processes.
+
+Invariant: what is reported comes from the nodes' own event files; this process only starts, disturbs,
+watches and stops them.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.daemon import write_config
+from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
+from swarm.errors import ConfigError
+from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, nursery
+from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed, wait_for_file
+from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
+from swarm.types import JsonDict, Role
+from swarm.wire.run_manifest import manifest_of
+
+RESTART_AFTER_S = 5.0
+START_TIMEOUT_S = 120.0
+FIRST_STEP_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """What one node did, as its own event file and last status tell."""
+
+    name: str
+    node_id: str
+    roles: tuple[Role, ...]
+    asks: tuple[str, ...]
+    events: tuple[JsonDict, ...]
+    status: JsonDict
+    num_starts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmRun:
+    """A simulation that has ended."""
+
+    options: SimulationOptions
+    title: str
+    nodes: tuple[NodeRun, ...]
+    began_at_s: float  # wall clock
+    first_step_at_s: float  # wall clock; everything before is set-up
+    ended_at_s: float
+    was_stopped: bool = False  # by a signal, before its end
+
+
+Watch = Callable[[str, JsonDict], None]  # node name, event
+
+
+async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Callable[[], None]) -> SwarmRun:
+    """Runs a swarm until every node made its steps, or the time is up.
+
+    Args:
+        options: what to run.
+        directory: state of every process goes below it; without that of an earlier run.
+        watch: called with every event of every node as it appears.
+        tick: called now and then, event or not.
+
+    Raises:
+        SimulationFailed: a process did not start or died unasked.
+        Unavailable: the process that the others are forked from failed.
+    """
+    configs = node_configs(options, directory)
+    modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())
+    began_s = time.time()
+    async with nursery(modules, directory / "imports.txt") as forks:
+        coordinator = Process("coordinator", directory / "coordinator", forks)
+        nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
+        await _run(options, configs, coordinator, nodes, watch, tick)
+    return read_run(options, directory, began_s)
+
+
+async def _run(
+    options: SimulationOptions,
+    configs: Sequence[NodeConfig],
+    coordinator: Process,
+    nodes: dict[str, Process],
+    watch: Watch,
+    tick: Callable[[], None],
+) -> None:
+    """Starts everyone, follows them to the end, and stops whoever still runs."""
+    try:
+        info = await _start_coordinator(coordinator, configs[0])
+        for config in configs:
+            await _start_node(nodes[config.name], config, info)
+        trainers = {config.name for config in configs if Role.TRAINER in config.roles}
+        await _watch(coordinator, nodes, trainers, options, watch, tick)
+        await asyncio.sleep(1.2)  # one more status.json of each node (written every second)
+    finally:
+        try:
+            await asyncio.gather(*(process.stop() for process in nodes.values()))
+        finally:  # also where a second signal gives the nodes no time to end by themselves
+            await coordinator.stop()
+
+
+def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
+    """What the processes of a run, which have ended, left in its directory."""
+    nodes = tuple(_read_node(config) for config in node_configs(options, directory))
+    # only all events together tell which step was first
+    steps_at_s = [event["at_s"] for node in nodes for event in node.events if event["kind"] == "step"]
+    return SwarmRun(
+        options=options,
+        title=PRESETS[options.preset].title,
+        nodes=nodes,
+        began_at_s=began_at_s,
+        first_step_at_s=min(steps_at_s, default=0.0),
+        ended_at_s=time.time(),
+    )
+
+
+def _read_node(config: NodeConfig) -> NodeRun:
+    process = Process(config.name, config.dir)
+    events, status = process.read_events(), process.status()
+    starts = [event for event in events if event["kind"] == "started"]
+    return NodeRun(
+        name=config.name,
+        node_id=starts[-1]["node_id"] if starts else "",
+        roles=config.roles,
+        asks=tuple(config.generator.asks),
+        events=tuple(events),
+        status=status,
+        num_starts=len(starts),
+    )
+
+
+async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
+    offered = await asyncio.to_thread(_offered, node)
+    config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=offered)
+    process.directory.mkdir(parents=True, exist_ok=True)
+    path = process.directory / "coordinator.toml"
+    await asyncio.to_thread(write_config, config, path)
+    await process.start(["coordinator.cli", "start", "--config", str(path)])
+    info = await wait_for_file(process.directory / "coordinator.json", process, START_TIMEOUT_S)
+    # a restart must come back on the same port: pin what was picked
+    pinned = config.model_copy(update={"listen": info["listen"], "http_listen": info["http_listen"]})
+    await asyncio.to_thread(write_config, pinned, path)
+    return info
+
+
+def _offered(node: NodeConfig) -> NodeConfig:
+    """What others may join with: where this machine's own code or data are part of a run, only its bounds."""
+    try:
+        manifest_of(node, node.run_id, "", 0.0)
+    except ConfigError:
+        return NodeConfig(run_id=node.run_id, replay=ReplayConfig(max_age_steps=node.replay.max_age_steps))
+    return node
+
+
+async def _start_node(process: Process, config: NodeConfig, info: JsonDict) -> None:
+    directory = config.directory.model_copy(update={"bootstrap": tuple(info["bootstrap_peers"])})
+    link = config.coordinator.model_copy(update={"address": info["listen"], "fingerprint": info["fingerprint"]})
+    config = config.model_copy(update={"directory": directory, "coordinator": link})
+    process.directory.mkdir(parents=True, exist_ok=True)
+    path = process.directory / "node.toml"
+    await asyncio.to_thread(write_config, config, path)
+    await process.start(["node.cli", "start", "--config", str(path)])
+
+
+async def _watch(
+    coordinator: Process,
+    nodes: dict[str, Process],
+    trainers: set[str],
+    options: SimulationOptions,
+    watch: Watch,
+    tick: Callable[[], None],
+) -> None:
+    """Follows the events until every node that trains has finished; carries out kills and restarts on time."""
+    preset = PRESETS[options.preset]
+    everyone = {**nodes, "coordinator": coordinator}
+    finished: set[str] = set()
+    has_begun = False
+    pending = sorted(
+        [(at_s, name, signal.SIGKILL) for name, at_s in options.kill]
+        + [(at_s, name, signal.SIGSTOP) for name, at_s in options.stop]
+    )
+    restarts: list[tuple[float, str]] = []
+    limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
+    began_s = time.monotonic()
+    while not trainers <= finished:
+        for name, process in nodes.items():
+            for event in await asyncio.to_thread(process.read_events):
+                watch(name, event)
+                if event["kind"] == "step" and not has_begun:
+                    has_begun, began_s = True, time.monotonic()
+                if event["kind"] == "finished":
+                    finished.add(name)
+            process.check()
+        coordinator.check()
+        elapsed_s = time.monotonic() - began_s if has_begun else 0.0
+        while pending and pending[0][0] <= elapsed_s and has_begun:
+            _, name, number = pending.pop(0)
+            everyone[name].send(number)
+            watch(name, {"kind": "killed" if number == signal.SIGKILL else "stopped", "at_s": time.time()})
+            if number == signal.SIGKILL and options.restart:
+                restarts.append((elapsed_s + RESTART_AFTER_S, name))
+            elif name in trainers:
+                finished.add(name)
+        while restarts and restarts[0][0] <= elapsed_s:
+            _, name = restarts.pop(0)
+            await everyone[name].start()
+            watch(name, {"kind": "restarted", "at_s": time.time()})
+        if has_begun and elapsed_s > limit_s:
+            break
+        if not has_begun and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:
+            raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
+        tick()
+        await asyncio.sleep(POLL_S)

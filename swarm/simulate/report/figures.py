@@ -1,0 +1,212 @@
+"""The figures that a report shows, derived from a result: curves, averages and the table of nodes.
+
+Invariant: pure functions; an average over environments exists only where every one of them was
+measured, so that no curve changes its meaning along the way.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult
+from swarm.telemetry.recorder import overlap_share
+
+Points = list[tuple[float, float]]
+SPLITS = ("held_out", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Accuracy at the first and last evaluation."""
+
+    before: float
+    after: float
+    num_problems: int  # of one environment
+    majority_baseline: float
+
+    @property
+    def gain(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """One line of the table of nodes."""
+
+    name: str
+    asks: tuple[str, ...]
+    num_steps: int
+    own: dict[str, Change | None]  # split -> change on the tasks it asks
+    never: dict[str, Change | None]  # split -> change on the tasks it never asks
+    num_local: int
+    num_external: int
+    age_mean_steps: float | None
+    age_in_flight_mean_steps: float | None  # the part of it that passed during generation
+    ess_share: float | None  # mean over steps
+    tokens_per_s: float
+    overlap_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowRow:
+    """How one node followed a trainer."""
+
+    name: str
+    num_versions: int
+    num_not_taken: int
+    first_bytes: int  # of the first version taken
+    bytes_per_version: float | None  # mean of those after it
+    lag_s: float | None  # median, from the end of the optimizer step until the engine serves its version
+    lag_p95_s: float | None
+    stage_s: float | None  # mean: decoding and checking, beside generation
+    pause_s: float | None  # mean: generation stood still
+    mismatch_nats: float | None  # mean over versions, of the canaries
+
+
+def follow_rows(swarm: SwarmResult) -> list[FollowRow]:
+    """A row for each node that took versions of another's policy."""
+    made = {step: at_s for node in swarm.trainers for step, at_s in node.stepped_at_s.items()}
+    return [_follow_row(node, made) for node in swarm.nodes if node.versions or node.num_not_taken]
+
+
+def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
+    later = node.versions[1:]
+    lags = sorted(row.at_s - made[row.step] for row in later if row.step in made)
+    return FollowRow(
+        name=node.name,
+        num_versions=len(node.versions),
+        num_not_taken=node.num_not_taken,
+        first_bytes=node.versions[0].num_bytes if node.versions else 0,
+        bytes_per_version=fmean(row.num_bytes for row in later) if later else None,
+        lag_s=median(lags) if lags else None,
+        lag_p95_s=lags[min(len(lags) - 1, int(0.95 * len(lags)))] if lags else None,
+        stage_s=fmean(row.seconds.get("stage", 0.0) for row in later) if later else None,
+        pause_s=fmean(row.seconds.get("pause", 0.0) for row in later) if later else None,
+        mismatch_nats=fmean(row.mismatch_nats for row in later) if later else None,
+    )
+
+
+def accuracy_curve(node: NodeResult, environments: Collection[str], split: str) -> Points:
+    """(step, mean accuracy) over `environments`, at every step where all of them were evaluated."""
+    by_step: dict[int, dict[str, float]] = {}
+    for row in node.evaluations:
+        if row.split == split and row.env in environments:
+            by_step.setdefault(row.step, {})[row.env] = row.accuracy
+    wanted = len(set(environments))
+    return [(step, fmean(found.values())) for step, found in sorted(by_step.items()) if wanted and len(found) == wanted]
+
+
+def change(node: NodeResult, environments: Collection[str], split: str) -> Change | None:
+    """First and last point of the curve, with problems and majority baseline; None without two points."""
+    curve = accuracy_curve(node, environments, split)
+    if len(curve) < 2:
+        return None
+    last = {row.env: row for row in node.evaluations if row.split == split and row.env in environments}
+    return Change(
+        before=curve[0][1],
+        after=curve[-1][1],
+        num_problems=min(row.num_problems for row in last.values()),
+        majority_baseline=fmean(row.majority_baseline for row in last.values()),
+    )
+
+
+def never_asked(swarm: SwarmResult, node: NodeResult) -> tuple[str, ...]:
+    """Environments that others ask and this node does not."""
+    return tuple(env for env in swarm.environments if env not in node.asks)
+
+
+def node_rows(swarm: SwarmResult) -> list[NodeRow]:
+    """The table of nodes."""
+    return [_node_row(swarm, node) for node in swarm.nodes]
+
+
+def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
+    others = never_asked(swarm, node)
+    shares = [row.ess_share for row in node.steps if row.ess_share is not None]
+    return NodeRow(
+        name=node.name,
+        asks=node.asks,
+        num_steps=node.steps[-1].step if node.steps else 0,
+        own={split: change(node, node.asks, split) for split in SPLITS},
+        never={split: change(node, others, split) for split in SPLITS},
+        num_local=node.num_local,
+        num_external=node.num_external,
+        age_mean_steps=_mean_of(node.ages),
+        age_in_flight_mean_steps=_mean_of(node.ages_in_flight),
+        ess_share=fmean(shares) if shares else None,
+        tokens_per_s=node.tokens_generated / (60 * swarm.minutes) if swarm.minutes else 0.0,
+        overlap_share=overlap_share(node.seconds),
+    )
+
+
+def _mean_of(histogram: Mapping[int, int]) -> float | None:
+    count = sum(histogram.values())
+    return sum(value * n for value, n in histogram.items()) / count if count else None
+
+
+def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
+    """Mean over nodes that train of the change on tasks they ask (`own`) or never ask; None where one has none."""
+    changes = [change(node, node.asks if own else never_asked(swarm, node), split) for node in swarm.trainers]
+    known = [found for found in changes if found is not None]
+    if not known or len(known) < len(changes):
+        return None
+    return Change(
+        before=fmean(found.before for found in known),
+        after=fmean(found.after for found in known),
+        num_problems=min(found.num_problems for found in known),
+        majority_baseline=fmean(found.majority_baseline for found in known),
+    )
+
+
+def shared_step(result: SimulationResult) -> int | None:
+    """The last step that every node that trains, of both runs, was evaluated at: where they may be compared."""
+    if result.rival is None:
+        return None
+    nodes = (*result.swarm.trainers, *result.rival.trainers)
+    common = set.intersection(*({row.step for row in node.evaluations} for node in nodes)) if nodes else set[int]()
+    return max(common, default=None)
+
+
+def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> float | None:
+    """Mean accuracy of the swarm minus its rival at `shared_step`, on the tasks nodes ask or never ask."""
+    step = shared_step(result)
+    if step is None or result.rival is None:
+        return None
+    means: list[float] = []
+    for swarm in (result.swarm, result.rival):
+        values: list[float] = []
+        for node in swarm.trainers:
+            environments = node.asks if own else never_asked(swarm, node)
+            found = dict(accuracy_curve(node, environments, split)).get(step)
+            if found is None:
+                return None
+            values.append(found)
+        means.append(fmean(values))
+    return means[0] - means[1]
+
+
+def step_curve(node: NodeResult, figure: str, swarm: SwarmResult | None = None) -> Points:
+    """(step, figure), or (minutes since the swarm's first step, figure) when `swarm` is given."""
+    points: Points = []
+    for row in node.steps:
+        value = getattr(row, figure)
+        if value is not None:
+            x = row.step if swarm is None else (row.at_s - swarm.first_step_at_s) / 60
+            points.append((float(x), float(value)))
+    return points
+
+
+def smooth(points: Points, window: int = 5) -> Points:
+    """Centred moving average over up to `window` points, shorter at the ends."""
+    half = window // 2
+    return [
+        (x, fmean(y for _, y in points[max(0, index - half) : index + half + 1])) for index, (x, _) in enumerate(points)
+    ]
+
+
+def largest_gap_s(node: NodeResult) -> float | None:
+    """Longest time between two steps; None with fewer than two."""
+    times = [row.at_s for row in node.steps]
+    return max((later - earlier for earlier, later in pairwise(times)), default=None)

@@ -1,0 +1,137 @@
+"""The short table that ends a simulation in the terminal.
+
+Invariant: the same figures as in the HTML report, from the same functions.
+"""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.simulate.report.figures import (
+    Change,
+    FollowRow,
+    NodeRow,
+    advantage_over_rival,
+    follow_rows,
+    node_rows,
+    shared_step,
+)
+from swarm.simulate.report.live import figure
+from swarm.simulate.report.result import RIVALS, SimulationResult, SwarmResult
+
+_ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
+
+
+def render_summary(result: SimulationResult) -> RenderableType:
+    """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
+    parts: list[RenderableType] = [table_of(node_rows(result.swarm), result.title)]
+    if result.rival is not None:
+        parts += [
+            table_of(node_rows(result.rival), f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
+            *_comparison(result),
+        ]
+    parts.append(_baseline(result.swarm))
+    parts += [_follow_table(rows)] if (rows := follow_rows(result.swarm)) else []
+    parts.append(Text(""))
+    for verdict in result.invariants:
+        mark, style = ("ok  ", "green") if verdict.holds else ("FAIL", "bold red")
+        detail = f"  ({verdict.detail})" if verdict.detail else ""
+        parts.append(Text.assemble((mark, style), f" {verdict.name}", (detail, "dim" if verdict.holds else "red")))
+    return Group(*parts)
+
+
+def table_of(rows: Sequence[NodeRow], title: str) -> Table:
+    """A row for each node; it fits 80 columns."""
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("node", no_wrap=True)
+    table.add_column("asks", min_width=8)
+    names = ("steps", "own\nall", "own\nheld out", "never\nasked\nall", "never\nasked\nheld out")
+    for name in (*names, "local/\nforeign", "age", "ESS", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in _cells(row)))
+    return table
+
+
+def _cells(row: NodeRow) -> list[str]:
+    return [
+        row.name,
+        ", ".join(row.asks),
+        str(row.num_steps),
+        arrow(row.own["all"]),
+        arrow(row.own["held_out"]),
+        arrow(row.never["all"]),
+        arrow(row.never["held_out"]),
+        f"{row.num_local}/{row.num_external}",
+        figure(row.age_mean_steps),
+        figure(row.ess_share),
+        figure(row.tokens_per_s, 0),
+    ]
+
+
+def arrow(change: Change | None) -> str:
+    """`.16`, an arrow, `.71`; or a dash."""
+    return "-" if change is None else f"{figure(change.before)}{_ARROW}{figure(change.after)}"
+
+
+def _follow_table(rows: list[FollowRow]) -> Table:
+    table = Table(title=Text("How generators followed"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("node", no_wrap=True)
+    for name in (
+        "versions\ntaken",
+        "\nrefused",
+        "KB a\nversion",
+        "s from step\nto serving",
+        "\n95 %",
+        "pause\ns",
+        "mismatch\nnats",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        kilobytes = None if row.bytes_per_version is None else row.bytes_per_version / 1000
+        table.add_row(
+            Text(row.name),
+            str(row.num_versions),
+            str(row.num_not_taken),
+            figure(kilobytes, 1),
+            figure(row.lag_s),
+            figure(row.lag_p95_s),
+            figure(row.pause_s),
+            figure(row.mismatch_nats, 4),
+        )
+    return table
+
+
+def _comparison(result: SimulationResult) -> list[Text]:
+    step = shared_step(result)
+    lines: list[Text] = []
+    for own, words in ((True, "tasks that nodes ask"), (False, "tasks that they never ask")):
+        found = [(split, advantage_over_rival(result, split, own)) for split in ("all", "held_out")]
+        text = ", ".join(f"{value:+.2f} {split.replace('_', ' ')}" for split, value in found if value is not None)
+        if text:
+            lines.append(Text(f"swarm minus {result.rival_kind} at step {step}, {words}: {text}"))
+    if result.rival is not None:
+        ours, theirs = result.swarm.tokens_generated, result.rival.tokens_generated
+        lines.append(Text(f"generated tokens: {ours:,}, {theirs:,} {result.rival_kind}"))
+    return lines
+
+
+def _baseline(swarm: SwarmResult) -> Text:
+    """n and the accuracy of always giving the commonest answer, per environment and split."""
+    last = {(row.env, row.split): row for node in swarm.nodes for row in node.evaluations}
+    if not last:
+        return Text("nothing was evaluated", style="dim")
+    text = "always giving the commonest answer would score: "
+    if len(last) > 8:
+        shares = sorted(row.majority_baseline for row in last.values())
+        sizes = sorted({row.num_problems for row in last.values()})
+        span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return Text(f"{text}{figure(shares[0])} to {figure(shares[-1])} (n={span} for each task)", style="dim")
+    parts = [
+        f"{env} {split.replace('_', ' ')} {figure(row.majority_baseline)} (n={row.num_problems})"
+        for (env, split), row in sorted(last.items())
+    ]
+    return Text(text + ", ".join(parts), style="dim")

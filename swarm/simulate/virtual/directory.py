@@ -1,0 +1,94 @@
+"""A directory in memory, with the promises of the one in the DHT: signed adverts that expire.
+
+Invariant: an advert enters only as the signed bytes that would travel, opened again as a reader would.
+"""
+
+from collections.abc import Callable
+
+from swarm.clock import Clock
+from swarm.errors import Unavailable
+from swarm.identity import Identity, Verify, verify
+from swarm.peers.directory import MAX_TTL_S, check_own
+from swarm.types import Advert, NodeId
+from swarm.wire.envelopes import open_advert, seal_advert
+
+CanSee = Callable[[NodeId, NodeId], bool]
+"""Whether the first node can read what the second one announced (false across a partition)."""
+
+
+class MemoryDirectory:
+    """The adverts of every node of a virtual swarm, shared by their views.
+
+    Example:
+        directory = MemoryDirectory(can_see=lambda reader, author: not network.is_cut(reader, author))
+        discovery = directory.view(identity, "run", clock)
+    """
+
+    def __init__(
+        self, can_see: CanSee | None = None, is_parted: Callable[[], bool] = lambda: True, verify: Verify = verify
+    ) -> None:
+        """Without `can_see`, or while not `is_parted()`, everybody sees everybody."""
+        self.verify = verify
+        self.can_see = can_see
+        self.is_parted = is_parted
+        self.adverts: dict[tuple[str, NodeId], Advert] = {}
+
+    def put(self, run_id: str, advert: Advert) -> None:
+        """Keeps an opened advert; the table stays ordered by run and node id."""
+        key, is_new = (run_id, advert.node_id), (run_id, advert.node_id) not in self.adverts
+        self.adverts[key] = advert
+        if is_new:
+            self.adverts = dict(sorted(self.adverts.items()))
+
+    def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
+        """The directory as one node sees it."""
+        return MemoryView(self, identity, run_id, clock)
+
+
+class MemoryView:
+    """`swarm.interfaces.Discovery` of one node over a shared MemoryDirectory."""
+
+    def __init__(self, directory: MemoryDirectory, identity: Identity, run_id: str, clock: Clock) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._run_id = run_id
+        self._clock = clock
+        self._is_stopped = False
+
+    async def announce(self, advert: Advert) -> None:
+        """Publishes the own advert, replacing the last. Raises Unavailable after stop."""
+        self._check_running()
+        now_s = self._clock.now_s()
+        check_own(advert, self._identity.node_id, self._run_id, now_s)
+        opened = open_advert(seal_advert(advert, self._identity), now_s, self._directory.verify)
+        assert opened is not None, f"own advert does not open: {advert}"
+        self._directory.put(self._run_id, opened)
+
+    async def lookup(self) -> list[Advert]:
+        """Unexpired adverts of the run that this node can see now, by node id."""
+        self._check_running()
+        now_s, me, directory = self._clock.now_s(), self._identity.node_id, self._directory
+        found = [
+            advert
+            for (run_id, _), advert in directory.adverts.items()
+            if advert.expires_at_s > now_s and run_id == self._run_id
+        ]
+        if len(found) < len(directory.adverts):
+            for key in [key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_TTL_S]:
+                del directory.adverts[key]
+        can_see = directory.can_see
+        if can_see is None or not directory.is_parted():
+            return found
+        return [advert for advert in found if advert.node_id == me or can_see(me, advert.node_id)]
+
+    async def maintain(self) -> None:
+        """Nothing to repair in memory."""
+        self._check_running()
+
+    async def stop(self) -> None:
+        """Leaves; the advert stays until it expires, as in the DHT."""
+        self._is_stopped = True
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise Unavailable("the directory was stopped")

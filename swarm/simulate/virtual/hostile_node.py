@@ -1,0 +1,206 @@
+"""A node of a virtual swarm that means harm: a valid identity, and nothing it sends is worth having.
+
+Invariant: it never sends anything of its own that an honest door may admit, so whatever an honest node
+learned from it is a fault of that node.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.errors import NotHeld
+from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.interfaces import Discovery, Environment, StreamItem, TextCodec, Transport
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.types import (
+    Advert,
+    Correction,
+    Cursor,
+    Digest,
+    FinishReason,
+    Leave,
+    NodeId,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    SealedGroup,
+    SealedManifest,
+    TokenTrace,
+    VersionSpan,
+    Wanted,
+)
+from swarm.weights.manifest import DOMAIN_WEIGHTS
+from swarm.wire.envelopes import seal_group
+
+SEND_EVERY_S: Final = 0.5
+CLAIMED_STEP: Final = 1000  # the head that it announces
+KINDS: Final = ("forged", "too_old", "copied", "false_reward", "corrupted", "stolen", "garbage", "too_large")
+
+
+class HostileNode:
+    """`ExchangeHandler` of an attacker that announces itself like everyone else."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: NodeConfig,
+        codec: TextCodec,
+        environments: Mapping[str, Environment],
+        clock: Clock,
+        stores: Callable[[], Sequence[MemoryGroupStore]],
+    ) -> None:
+        """`stores` are those of the honest nodes: what an attacker could have received from them."""
+        self._identity = identity
+        self._config = config
+        self._codec = codec
+        self._environments = environments
+        self._clock = clock
+        self._stores = stores
+        self._rng = random.Random(f"hostile {identity.node_id}")
+        self._number = 0
+
+    async def run(self, transport: Transport, directory: Discovery) -> None:
+        """Serves and announces until cancelled."""
+        endpoints = await transport.serve(self)
+        while True:
+            await directory.announce(self._advert(endpoints))
+            await asyncio.sleep(self._config.exchange.advert_every_s)
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        """Harmful groups, for ever."""
+        for kind in self._kinds():
+            await asyncio.sleep(SEND_EVERY_S)
+            self._number += 1
+            sealed = await self._make(kind)
+            yield StreamItem(
+                cursor=Cursor(epoch="hostile", sequence=self._number),
+                digest=sealed.digest,
+                size_bytes=sealed.size_bytes,
+                sealed=None if self._rng.random() < 0.2 else sealed,
+            )
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        """Something else than was asked for, or nothing."""
+        if self._rng.random() < 0.3:
+            raise NotHeld("not here")
+        return await self._make(self._rng.choice(KINDS))
+
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+        """Manifests of nothing, signed by us whosever lineage it is, and leave without end."""
+        while True:
+            await asyncio.sleep(SEND_EVERY_S)
+            body = self._rng.randbytes(200)
+            signature = self._identity.sign(DOMAIN_WEIGHTS, body)
+            yield SealedManifest(body=body, public_key=self._identity.public_key, signature=signature)
+            yield Leave(head_step=CLAIMED_STEP, limit=10**6)
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        """Something else than was asked for, or nothing."""
+        if self._rng.random() < 0.3:
+            raise NotHeld("not here")
+        return self._rng.randbytes(200)
+
+    def _kinds(self) -> Iterator[str]:
+        start = self._rng.randrange(len(KINDS))
+        return itertools.islice(itertools.cycle(KINDS), start, None)
+
+    async def _make(self, kind: str) -> SealedGroup:
+        victim = await self._honest_group()
+        if kind == "too_old":
+            return seal_group(self._group(step=0, claimed_reward=0.0), self._identity)
+        if kind == "false_reward" or victim is None:
+            return seal_group(self._group(step=CLAIMED_STEP, claimed_reward=1.0), self._identity)
+        if kind == "copied":
+            return victim
+        if kind == "corrupted":
+            return _with_body(victim, victim.body[:-1] + bytes([victim.body[-1] ^ 1]))
+        if kind == "forged":  # our content under the name and key of an honest node
+            ours = seal_group(self._group(step=0, claimed_reward=0.0), self._identity)
+            return replace(ours, producer=victim.producer, public_key=victim.public_key)
+        if kind == "stolen":  # an honest node's content in its name, signed by us
+            return replace(victim, public_key=self._identity.public_key, signature=self._sign(victim.digest))
+        body = bytes(self._config.exchange.max_group_bytes + 1) if kind == "too_large" else self._rng.randbytes(200)
+        garbage = replace(_with_body(victim, body), is_compressed=False)
+        return replace(
+            garbage,
+            producer=self._identity.node_id,
+            public_key=self._identity.public_key,
+            signature=self._sign(garbage.digest),
+        )
+
+    def _sign(self, digest: Digest) -> bytes:
+        return self._identity.sign(DOMAIN_GROUP, b"\1" + digest)  # 1: an uncompressed body
+
+    async def _honest_group(self) -> SealedGroup | None:
+        store = self._rng.choice(list(self._stores()))
+        entries = await store.since(Cursor(), limit=1, own_only=True)
+        return entries[0][1] if entries else None
+
+    def _group(self, step: int, claimed_reward: float) -> RolloutGroup:
+        """A well-formed group of ours whose answers are all wrong."""
+        me = self._identity.node_id
+        env = sorted(self._environments)[0]
+        environment, task_id = self._environments[env], self._rng.randrange(1000)
+        text = environment.reference(task_id)[::-1] + "#"
+        ids = np.asarray(self._codec.encode_response(text), dtype=np.int32)
+        trace = TokenTrace(
+            token_ids=ids,
+            action_mask=np.ones(len(ids), dtype=np.bool_),
+            logprobs=np.full(len(ids), -0.5, dtype=np.float32),
+            turn_ids=np.zeros(len(ids), dtype=np.int16),
+            spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=me, step=step)),),
+        )
+        rollout = Rollout(
+            text=text,
+            trace=trace,
+            sampling=Sampling(
+                temperature=self._config.generator.temperature,
+                max_new_tokens=self._config.generator.max_new_tokens,
+            ),
+            finish=FinishReason.STOP,
+            claimed_reward=claimed_reward,
+        )
+        return RolloutGroup(
+            run_id=self._config.run_id,
+            producer=me,
+            policy_id=me,
+            env=env,
+            task_id=task_id,
+            tokenizer_digest=self._codec.digest,
+            prompt_ids=np.asarray(self._codec.encode_prompt(environment.task(task_id)), dtype=np.int32),
+            rollouts=(rollout,) * self._config.generator.group_size,
+            verifier=environment.verifier,
+            created_at_s=self._clock.now_s(),
+        )
+
+    def _advert(self, endpoints: tuple[str, ...]) -> Advert:
+        me = self._identity.node_id
+        return Advert(
+            node_id=me,
+            run_id=self._config.run_id,
+            endpoints=endpoints,
+            roles=self._config.roles,
+            tokenizer_digest=self._codec.digest,
+            head=PolicyVersion(policy_id=me, step=CLAIMED_STEP),
+            oldest_step=0,
+            num_groups=10**6,
+            reward_mean=1.0,
+            reward_std=0.0,
+            correction=Correction.EXACT,
+            held_bytes=0,
+            cursor=Cursor(),
+            expires_at_s=self._clock.now_s() + 3 * self._config.exchange.advert_every_s,
+        )
+
+
+def _with_body(sealed: SealedGroup, body: bytes) -> SealedGroup:
+    return replace(sealed, body=body, digest=hashlib.sha256(body).digest())

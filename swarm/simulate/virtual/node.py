@@ -1,0 +1,283 @@
+"""What a virtual swarm puts in place of models, disks and the coordinator's process: scripted, and the same each time.
+
+Invariant: everything here is a function of its seed and of what it was given; a disk outlives the node that used it.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig, ReplayConfig
+from swarm.environments.curriculum import TaskMixture
+from swarm.environments.environment import NumberedEnvironment
+from swarm.exchange.admission import Door
+from swarm.exchange.admission_checks import DoorLimits, Finding, check_form
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.identity import Verify
+from swarm.interfaces import LocalExchange, Offload, Result, TextCodec
+from swarm.loops import Worker
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import ToyCodec
+from swarm.types import (
+    Canary,
+    Draw,
+    FinishReason,
+    FloatArray,
+    LoadReport,
+    NodeId,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    StepReport,
+    Task,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.envelopes import open_group
+
+GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
+STEP_S = 2.0  # virtual seconds of one optimizer step
+MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
+MAX_OPENED = 8192  # opened groups remembered
+MAX_ANSWERS = 8192  # answers of which the arrays are remembered
+SPACING = 8  # questions between two appearances of one, for the mixture of a node
+
+
+class ScriptedLearner:
+    """A learner whose weights are the hash of everything it learned from; its disk survives a crash."""
+
+    def __init__(self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]]) -> None:
+        self._disk = disk
+        self.version, self.next_draw = disk.get(
+            "checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1)
+        )
+
+    def step(self, draw: Draw) -> StepReport:
+        """Mixes the drawn digests into the version's digest."""
+        digests = b"".join(drawn.scored.digest for drawn in draw.groups)
+        self.version = PolicyVersion(
+            policy_id=self.version.policy_id,
+            step=self.version.step + 1,
+            digest=hashlib.sha256(self.version.digest + digests).digest(),
+        )
+        self.next_draw = draw.step + 1
+        local = sum(drawn.scored.is_own_policy(self.version.policy_id) for drawn in draw.groups)
+        return StepReport(
+            version=self.version,
+            loss=0.0,
+            grad_norm=0.0,
+            num_tokens=len(digests),
+            was_skipped=False,
+            diagnostics={},
+            seconds={},
+            ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
+            num_local=local,
+            num_external=len(draw.groups) - local,
+            draw_step=draw.step,
+        )
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        """The version is all there is."""
+        return self.version, None
+
+    def save(self) -> None:
+        """Writes the in-memory disk."""
+        self._disk["checkpoint"] = (self.version, self.next_draw)
+
+
+class ScriptedGenerator:
+    """Answers a share of its samples rightly that grows with the version's step."""
+
+    def __init__(
+        self, version: PolicyVersion, codec: ToyCodec, environments: Mapping[str, NumberedEnvironment], seed: str
+    ) -> None:
+        self.version = version
+        self._codec = codec
+        self._environments = environments
+        self._rng = random.Random(seed)
+
+    def load(
+        self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
+    ) -> LoadReport:
+        """Takes the version, at no cost."""
+        self.version = version
+        return LoadReport()
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Never called: the virtual swarm has no weights to compare."""
+        raise AssertionError("the scripted generator has no model")
+
+    def cancel(self) -> None:
+        """Nothing is ever under way: an answer is made at once."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Rollout]]:
+        """Never called: `group` knows the task, a prompt alone does not tell the right answer."""
+        raise AssertionError("the scripted generator answers tasks, not prompts")
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """Never called: the virtual swarm does not evaluate."""
+        raise AssertionError("the virtual swarm does not evaluate")
+
+    def rollouts(self, task: Task, count: int, sampling: Sampling) -> tuple[Rollout, ...]:
+        """`count` answers, some right."""
+        skill = min(MOST_SKILL, 0.3 + 0.01 * self.version.step)
+        right = self._environments[task.env].reference(task.task_id)
+        num_right = int(count * skill + self._rng.random())  # stratified, so that most groups have signal
+        spans = (VersionSpan(start=0, version=self.version),)
+        made: list[Rollout] = []
+        for index in range(count):
+            text = right if index < num_right else right[::-1] + "#"
+            made.append(
+                Rollout(
+                    text=text,
+                    trace=TokenTrace(**_tokens(self._codec, text), spans=spans),
+                    sampling=sampling,
+                    finish=FinishReason.STOP,
+                    claimed_reward=float("nan"),
+                )
+            )
+        return tuple(made)
+
+
+@lru_cache(maxsize=MAX_ANSWERS)
+def _tokens(codec: TextCodec, text: str) -> dict[str, Any]:
+    """What every trace of that answer has; no two nodes change an array that both hold."""
+    ids = np.asarray(codec.encode_response(text), dtype=np.int32)
+    count = len(ids)
+    arrays = {
+        "token_ids": ids,
+        "action_mask": np.ones(count, dtype=np.bool_),
+        "logprobs": np.full(count, -0.5, dtype=np.float32),
+        "turn_ids": np.zeros(count, dtype=np.int16),
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+_opened = lru_cache(maxsize=MAX_OPENED)(open_group)
+
+
+class _Checked:
+    """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[RolloutGroup, TextCodec, DoorLimits, Finding]] = {}
+
+    def __call__(self, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+        """As `check_form`."""
+        kept = self._kept.get(id(group))
+        if kept is not None and kept[0] is group and kept[1] is codec and kept[2] == limits:
+            return kept[3]
+        finding = check_form(group, codec, limits)
+        self._kept[id(group)] = group, codec, limits, finding
+        if len(self._kept) > MAX_OPENED:
+            del self._kept[next(iter(self._kept))]
+        return finding
+
+
+_checked = _Checked()
+
+
+def offload_in_place(verify: Verify) -> Offload:
+    """`Offload` of the nodes' doors: a plain call.
+
+    Several nodes of this one process open and check the same sealed group. What `open_group` says is a function of its
+    bytes alone, and what `check_form` says one of group, vocabulary and limits, so each is asked once: the signature of
+    a group is verified once in this process, not once per node.
+    """
+
+    async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
+        if function is open_group:
+            return cast("Callable[..., Result]", _opened)(*arguments, verify)
+        if function is check_form:
+            return cast("Callable[..., Result]", _checked)(*arguments)
+        return function(*arguments)
+
+    return in_place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
+
+    replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
+    door: type[Door] = Door
+    store: type[MemoryGroupStore] = MemoryGroupStore
+
+
+@dataclass
+class Disk:
+    """What survives a crash of one node."""
+
+    store: MemoryGroupStore
+    learner: dict[str, tuple[PolicyVersion, int]] = field(default_factory=dict[str, tuple[PolicyVersion, int]])
+
+
+def scripted_worker(
+    exchange: LocalExchange,
+    node_id: NodeId,
+    config: NodeConfig,
+    disk: Disk,
+    codec: ToyCodec,
+    environments: Mapping[str, NumberedEnvironment],
+    clock: Clock,
+    paces: Sequence[float],
+    incarnation: str,
+) -> Worker:
+    """Learner and generator of a node of one of the `paces`; `incarnation` seeds its answers until the next restart."""
+    learner = ScriptedLearner(node_id, disk.learner)
+    generator = ScriptedGenerator(learner.version, codec, environments, incarnation)
+    mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
+    sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
+    pace = random.Random(f"pace {config.seed}").choice(paces)
+
+    def produce(first_number: int, count: int) -> list[RolloutGroup]:
+        return [
+            RolloutGroup(
+                run_id=config.run_id,
+                producer=node_id,
+                policy_id=node_id,
+                env=task.env,
+                task_id=task.task_id,
+                tokenizer_digest=codec.digest,
+                prompt_ids=np.asarray(codec.encode_prompt(task), dtype=np.int32),
+                rollouts=generator.rollouts(task, config.generator.group_size, sampling),
+                verifier="unscored",
+                created_at_s=clock.now_s(),
+            )
+            for task in mixture.tasks(first_number, count)
+        ]
+
+    async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
+        seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
+        if seconds:
+            await asyncio.sleep(seconds * pace)
+        return function(*arguments)
+
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=generator,
+        produce=produce,
+        evaluate=lambda tasks: [],
+        learner=learner,
+        codec=codec,
+        evaluation_tasks={},
+        clock=clock,
+        offload=take_time,
+    )

@@ -1,0 +1,262 @@
+"""A whole swarm in one process on virtual time: the nodes' own code, a faulty network, scripted learners.
+
+Invariant: everything is a function of the seed: the same seed gives the same event log bit for bit.
+Only model, network, directory and disk are replaced; agent, door, replay, loops and ledger are the real ones.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.exchange.admission_checks import DoorLimits
+from swarm.exchange.agent import Agent
+from swarm.identity import Identity, Verify, verify
+from swarm.interfaces import CoordinatorClient
+from swarm.loops import KEPT_SHARE, run_agent, run_worker
+from swarm.loops.neighbours import MAX_OWED
+from swarm.peers.coordinator_view import MAX_PENDING_VERSIONS
+from swarm.peers.peer_table import MAX_PEERS
+from swarm.peers.reputation import Standing
+from swarm.simulate.invariants import Invariants
+from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
+from swarm.simulate.virtual.directory import MemoryDirectory
+from swarm.simulate.virtual.event_digest import EventLog
+from swarm.simulate.virtual.faults import Crash, FaultPlan
+from swarm.simulate.virtual.hostile_node import HostileNode
+from swarm.simulate.virtual.keys import HashIdentity, verify_hash
+from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.simulate.virtual.node import Disk, Parts, offload_in_place, scripted_worker
+from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
+from swarm.simulate.virtual.tasks import KeptVerifier, kept_environments
+from swarm.simulate.virtual.transport import MemoryTransport
+from swarm.testing.builders import ToyCodec
+from swarm.types import JsonDict
+from swarm.wire.reports import MAX_EDGES
+
+SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
+TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
+LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
+
+
+class VirtualSwarm:
+    """N nodes, their network, their disks, and the log of everything that happened."""
+
+    def __init__(
+        self,
+        num_nodes: int,
+        seed: int,
+        num_rounds: int,
+        plan: FaultPlan,
+        clock: Clock,
+        parts: Parts | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """`on_progress` is told the share of the run that is done, in [0, 1], now and then."""
+        self.clock = clock
+        self.plan = plan
+        self.seed = seed
+        scale = scale_of(num_nodes)
+        self.scale: Scale = replace(scale, store_bytes=plan.store_bytes) if plan.store_bytes else scale
+        self.parts = parts or Parts()
+        is_real = self.scale.has_real_signatures
+        self._verify: Verify = verify if is_real else verify_hash
+        self._identity = (Identity if is_real else HashIdentity).from_seed
+        self.coordinator = VirtualCoordinator(clock)
+        self.log = EventLog()
+        self.network = MemoryNetwork(seed, plan)
+        self.identities = [
+            self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
+        ]
+        self.directory = MemoryDirectory(
+            can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
+        )
+        self.environments = kept_environments()
+        self._verifier = KeptVerifier(self.environments)
+        self.codec = ToyCodec()
+        self.invariants = Invariants(repeats_exactly=True)
+        self.agents: dict[int, Agent] = {}
+        self.num_rounds = num_rounds
+        self._on_progress = on_progress or (lambda share: None)
+        self._num_steps = 0
+        self._names = [f"n{index}" for index in range(num_nodes)]
+        self._disks = {
+            index: Disk(store=self.parts.store(clock, max_bytes=self.scale.disk_bytes, epoch=f"disk {index}"))
+            for index in range(num_nodes)
+        }
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unfinished = set(range(num_nodes))
+        self._all_finished = asyncio.Event()
+        for identity in self.identities:
+            self.network.add(identity.node_id)
+
+    async def run(self) -> None:
+        """Runs every node and carries out the plan's crashes, until the rounds are over."""
+        for index in range(len(self.identities)):
+            self._start(index)
+        others = [asyncio.create_task(self._crash(crash)) for crash in self.plan.crashes]
+        if self.plan.coordinator_crash is not None:
+            others.append(asyncio.create_task(self._crash_coordinator(self.plan.coordinator_crash)))
+        others += [asyncio.create_task(self._hostile(number)) for number in range(self.plan.num_hostile)]
+        try:
+            await (self._until_all_finished() if self.scale.ends_by_steps else self._until_time_is_over())
+        finally:
+            for task in (*others, *self._tasks.values()):
+                task.cancel()
+            results = await asyncio.gather(*others, *self._tasks.values(), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+        self.invariants.finish({i.node_id: self.agents[n].head.step for n, i in enumerate(self.identities)})
+
+    async def _until_time_is_over(self) -> None:
+        """The last quarter is free of faults; where it is long enough, every node has to make a step in it."""
+        duration_s = self.num_rounds * SECONDS_PER_STEP
+        for quarter in range(4):
+            if quarter == 3 and 0.25 * duration_s >= LONGEST_STEP_S:
+                self.invariants.healed()
+            await asyncio.sleep(0.25 * duration_s)
+            self._on_progress(0.25 * (quarter + 1))
+
+    async def _until_all_finished(self) -> None:
+        """Every node has to make all its steps; one that cannot is a failure of the run."""
+        try:
+            async with asyncio.timeout(self.num_rounds * LONGEST_STEP_S + 10 * LONGEST_STEP_S):
+                await self._all_finished.wait()
+        except TimeoutError:
+            for index in sorted(self._unfinished):
+                made = self.agents[index].head.step
+                self._note(index, "failure", {"loop": "run", "error": f"{made} of {self.num_rounds} steps made"})
+
+    def _start(self, index: int) -> None:
+        self._tasks[index] = asyncio.create_task(self._node(index))
+
+    async def _crash(self, crash: Crash) -> None:
+        index = crash.node
+        await asyncio.sleep(crash.at_s)
+        self._note(index, "crash", {})
+        self.network.crash(self.identities[index].node_id)
+        self._tasks[index].cancel()
+        await asyncio.gather(self._tasks[index], return_exceptions=True)
+        await asyncio.sleep(crash.down_s)
+        self._note(index, "restart", {})
+        self._start(index)
+
+    async def _crash_coordinator(self, crash: Crash) -> None:
+        await asyncio.sleep(crash.at_s)
+        self.log.add(self.clock.monotonic_s(), "coordinator", "crash", {})
+        self.coordinator.crash()
+        await asyncio.sleep(crash.down_s)
+        self.log.add(self.clock.monotonic_s(), "coordinator", "restart", {})
+        await self.coordinator.restart()
+
+    async def _hostile(self, number: int) -> None:
+        identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
+        config = self._config(number)
+        node = HostileNode(
+            identity, config, self.codec, self.environments, self.clock, lambda: [d.store for d in self._disks.values()]
+        )
+        transport = MemoryTransport(self.network, identity.node_id)
+        directory = self.directory.view(identity, config.run_id, self.clock)
+        await node.run(transport, directory)
+
+    def _note(self, index: int, kind: str, fields: JsonDict) -> None:
+        self.log.add(self.clock.monotonic_s(), self._names[index], kind, fields)
+        self.invariants.check(self.identities[index].node_id, kind, fields)
+        if kind == "draw":
+            self._check_bounds(self.agents[index])
+        elif kind == "step" and self.scale.ends_by_steps:
+            self._num_steps += 1
+            total = len(self.identities) * self.num_rounds
+            if self._num_steps * 100 // total != (self._num_steps - 1) * 100 // total:
+                self._on_progress(min(1.0, self._num_steps / total))
+
+    def _check_bounds(self, agent: Agent) -> None:
+        bounds = {
+            "replay fill": (agent.replay.fill, 1.0),
+            "known heads": (len(agent.peers.heads), MAX_PEERS),
+            "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
+            "edges": (len(agent.coordination.edges), MAX_EDGES),
+            "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.intake.fetching), (2 + MAX_OWED) * agent.config.exchange.max_neighbours),
+            "versions kept": (len(agent.coordination.pending_versions), MAX_PENDING_VERSIONS),
+        }
+        for what, (value, limit) in bounds.items():
+            self.invariants.bound(agent.node_id, what, value, limit)
+
+    async def _node(self, index: int) -> None:
+        identity, disk = self.identities[index], self._disks[index]
+        config = self._config(index)
+        agent = self._agent(index, identity, disk, config)
+        await agent.restore()
+        transport = MemoryTransport(self.network, identity.node_id)
+        agent.endpoints = await transport.serve(agent.serving)
+        directory = self.directory.view(identity, config.run_id, self.clock)
+        client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
+        incarnation = f"{self.seed} {index} {self.log.num_events}"
+        worker = scripted_worker(
+            agent,
+            identity.node_id,
+            config,
+            disk,
+            self.codec,
+            self.environments,
+            self.clock,
+            self.scale.paces,
+            incarnation,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(run_agent(agent, transport, directory, client, random.Random(incarnation)))
+                if self.plan.store_bytes:
+                    tasks.create_task(_tidy_often(agent))
+                await run_worker(worker)
+                self._note(index, "finished", {"step": agent.head.step})
+                self._unfinished.discard(index)
+                if not self._unfinished:
+                    self._all_finished.set()
+        finally:
+            await transport.stop()
+
+    def _config(self, index: int) -> NodeConfig:
+        num_steps = self.num_rounds if self.scale.ends_by_steps else 0
+        return virtual_config(index, self.seed, self.scale, num_steps)
+
+    def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
+        door = self.parts.door(
+            run_id=config.run_id,
+            node_id=identity.node_id,
+            codec=self.codec,
+            verifier=self._verifier,
+            store=disk.store,
+            clock=self.clock,
+            limits=DoorLimits.from_config(config),
+            head_of=lambda policy_id: self.agents[index].head_of(policy_id),
+            environments=frozenset(self.environments),
+            standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
+            offload=offload_in_place(self._verify),
+        )
+        agent = Agent(
+            config=config,
+            identity=identity,
+            store=disk.store,
+            replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
+            door=door,
+            verifier=self._verifier,
+            tokenizer_digest=self.codec.digest,
+            clock=self.clock,
+            emit=partial(self._note, index),
+        )
+        self.agents[index] = agent
+        return agent
+
+
+async def _tidy_often(agent: Agent) -> None:
+    """The fault of a store with hardly any room: far more often than `tidy_loop`, which short runs never see."""
+    while True:
+        await asyncio.sleep(TIGHT_TIDY_S)
+        await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))

@@ -1,0 +1,249 @@
+"""The data plane in memory, over a network that fails on purpose: for virtual swarms and contract tests.
+
+Invariant: every wait is on the event loop, and whatever breaks looks to the reader like broken TCP: Unavailable.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
+from swarm.simulate.virtual.connection import Line, UnderWay
+from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+
+_HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
+
+Item = TypeVar("Item")
+Watched = SealedManifest | Leave
+
+
+class MemoryTransport:
+    """`swarm.interfaces.Transport` of one node over a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, node_id: NodeId) -> None:
+        self._network = network
+        self._node_id = node_id
+        network.add(node_id)
+
+    async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
+        """Starts answering; returns the one endpoint of the node."""
+        return (self._network.serve(self._node_id, handler),)
+
+    async def connect(self, address: PeerAddress, timeout_s: float) -> "MemoryClient":
+        """A connection to a live node. Raises Unavailable, Unauthenticated."""
+        network = self._network
+        if network.is_cut(self._node_id, address.node_id):
+            await asyncio.sleep(timeout_s)  # a partition swallows packets; nobody refuses
+            raise Unavailable(f"no answer from {address.endpoint} in {timeout_s} s")
+        await asyncio.sleep(2 * network.faults.latency_s)
+        found = network.handler_at(address.endpoint)
+        if found is None:
+            raise Unavailable(f"{address.endpoint} refused the connection")
+        if found[0] != address.node_id:
+            raise Unauthenticated(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}")
+        line = Line(network, self._node_id, address.node_id)
+        network.note("connect", self._node_id, address.node_id)
+        return MemoryClient(line, network)
+
+    async def stop(self) -> None:
+        """Stops answering and breaks every connection."""
+        self._network.crash(self._node_id)
+
+
+class MemoryClient:
+    """`swarm.interfaces.PeerClient` over one line."""
+
+    def __init__(self, line: Line, network: MemoryNetwork) -> None:
+        self._line = line
+        self._network = network
+
+    @property
+    def node_id(self) -> NodeId:
+        """The peer at the other end."""
+        return self._line.server
+
+    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
+        return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, wanted), self._send_groups)
+
+    def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
+        """What the peer holds of a lineage, then what is new. Raises NotHeld, Unavailable when the line breaks."""
+        return self._stream(lambda handler: handler.watch(self._line.client, policy_id, window), self._send_weights)
+
+    async def _stream(
+        self,
+        open_source: Callable[[ExchangeHandler], AsyncIterator[Item]],
+        send_all: Callable[[AsyncIterator[Item], UnderWay[Item]], Awaitable[None]],
+    ) -> AsyncGenerator[Item, None]:
+        line, network = self._line, self._network
+        line.check()
+        under_way = UnderWay[Item]()
+        source = open_source(network.handler_of(line.server))
+        pump = asyncio.create_task(
+            self._pump(source, send_all, under_way), name=f"stream {line.server[:8]}->{line.client[:8]}"
+        )
+        try:
+            with line.waking(lambda: under_way.break_off(Unavailable("the line broke"))):
+                while True:
+                    arrived = await under_way.read()
+                    line.check()
+                    if isinstance(arrived, NotHeld):
+                        raise arrived
+                    if isinstance(arrived, Exception):
+                        raise Unavailable(f"stream from {line.server[:8]} ended: {arrived!r}") from arrived
+                    network.note("delivered", line.server, line.client)
+                    yield arrived
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            under_way.stop()
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        self._line.check()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._fetch(digest, max_bytes)
+        except TimeoutError:
+            raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
+
+    async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
+        """One chunk of weights that hashes to `digest`. Raises NotHeld, Forged, Unavailable."""
+        self._line.check()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._fetch_chunk(digest)
+        except TimeoutError:
+            raise Unavailable(f"no chunk from {self._line.server[:8]} in {timeout_s} s") from None
+
+    async def close(self) -> None:
+        """Breaks the line and what still reads from it."""
+        self._line.cut("closed by this side")
+
+    async def _fetch(self, digest: Digest, max_bytes: int) -> SealedGroup:
+        line, network = self._line, self._network
+        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+        try:
+            sealed = await network.handler_of(line.server).fetch(line.client, digest)
+        except (NotHeld, TooLarge, Unavailable):
+            raise
+        except SwarmError as error:
+            raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
+        if sealed.size_bytes > max_bytes:
+            raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
+        late_s = self._lateness_s()
+        await line.wait(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
+        self._maybe_drop()
+        network.note("fetched", line.server, line.client)
+        return self._corrupted(sealed)
+
+    async def _fetch_chunk(self, digest: Digest) -> bytes:
+        line, network = self._line, self._network
+        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+        try:
+            chunk = await network.handler_of(line.server).chunk(line.client, digest)
+        except (NotHeld, Unavailable):
+            raise
+        except SwarmError as error:
+            raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
+        if not 0 < len(chunk) <= CHUNK_BYTES:
+            raise Forged(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
+        late_s = self._lateness_s()
+        await line.wait(network.transit_s(line.server, len(chunk) + _HEADER_BYTES) + late_s)
+        self._maybe_drop()
+        network.note("chunk", line.server, line.client)
+        if chunk_digest(self._maybe_corrupt(chunk)) != digest:
+            raise Forged(f"chunk from {line.server[:8]} is not {digest.hex()[:8]}")
+        return chunk
+
+    async def _pump(
+        self,
+        source: AsyncIterator[Item],
+        send_all: Callable[[AsyncIterator[Item], UnderWay[Item]], Awaitable[None]],
+        under_way: UnderWay[Item],
+    ) -> None:
+        """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
+        try:
+            await send_all(source, under_way)
+            under_way.end(EOFError("the peer ended the stream"))
+        except SwarmError as error:
+            under_way.end(error)
+        except Exception as error:
+            # A programming error of the serving node: a virtual run must not swallow it.
+            asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": error})
+            under_way.end(error)
+        finally:
+            if isinstance(source, AsyncGenerator):
+                await cast(AsyncGenerator[Item, None], source).aclose()
+
+    async def _send_groups(self, source: AsyncIterator[StreamItem], under_way: UnderWay[StreamItem]) -> None:
+        line, network, loop = self._line, self._network, asyncio.get_running_loop()
+        ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
+        async for item in source:
+            self._maybe_drop()
+            changed, size_bytes, late_s = item, _HEADER_BYTES, 0.0
+            if item.sealed is None:
+                late_s = self._lateness_s()  # own groups keep the order of their log; notices may come a longer way
+            else:
+                size_bytes += item.sealed.size_bytes
+                sealed = self._corrupted(item.sealed)
+                changed = item if sealed is item.sealed else replace(item, sealed=sealed)
+            ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+            await under_way.room()
+            if late_s > 0:
+                under_way.send_late(changed, ordered_s + late_s)
+                continue
+            under_way.send(changed, ordered_s)
+            if network.happens(network.faults.duplicate_rate):
+                network.note("duplicate", line.server, line.client)
+                await under_way.room()
+                under_way.send(changed, ordered_s)
+
+    async def _send_weights(self, source: AsyncIterator[Watched], under_way: UnderWay[Watched]) -> None:
+        line, network, loop = self._line, self._network, asyncio.get_running_loop()
+        ordered_s = 0.0
+        async for item in source:
+            self._maybe_drop()
+            changed, size_bytes = item, _HEADER_BYTES
+            if isinstance(item, SealedManifest):
+                size_bytes += len(item.body)
+                body = self._maybe_corrupt(item.body)
+                changed = item if body is item.body else replace(item, body=body)
+            for _ in range(self._num_copies()):
+                ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+                await under_way.room()
+                under_way.send(changed, ordered_s)
+
+    def _maybe_drop(self) -> None:
+        if self._network.happens(self._network.faults.drop_rate):
+            self._network.note("drop", self._line.server, self._line.client)
+            self._line.cut("dropped")
+            raise Unavailable(f"connection to {self._line.server[:8]} broke: dropped")
+
+    def _corrupted(self, sealed: SealedGroup) -> SealedGroup:
+        """The group, or sometimes one of other bytes with the digest that a receiver would compute."""
+        body = self._maybe_corrupt(sealed.body)
+        return sealed if body is sealed.body else replace(sealed, body=body, digest=hashlib.sha256(body).digest())
+
+    def _maybe_corrupt(self, data: bytes) -> bytes:
+        if not self._network.happens(self._network.faults.corrupt_rate):
+            return data
+        self._network.note("corrupt", self._line.server, self._line.client)
+        return self._network.corrupt(data)
+
+    def _num_copies(self) -> int:
+        if not self._network.happens(self._network.faults.duplicate_rate):
+            return 1
+        self._network.note("duplicate", self._line.server, self._line.client)
+        return 2
+
+    def _lateness_s(self) -> float:
+        if not self._network.happens(self._network.faults.reorder_rate):
+            return 0.0
+        self._network.note("reorder", self._line.server, self._line.client)
+        return self._network.lateness_s()

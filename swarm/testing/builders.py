@@ -1,0 +1,265 @@
+"""Builders and fakes of the seams, shipped so that plug-in authors can test against them too.
+
+Invariant: everything a builder makes by default is consistent: it passes the door of a node that uses
+`ToyCodec` and `ScriptedVerifier`. A test changes only the field that matters to it.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from swarm.errors import RolloutFailed
+from swarm.identity import Identity
+from swarm.interfaces import Verdict
+from swarm.types import (
+    Advert,
+    Correction,
+    Cursor,
+    Digest,
+    FinishReason,
+    Message,
+    NodeId,
+    PolicyVersion,
+    Role,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    SealedGroup,
+    Task,
+    TokenTrace,
+    VersionSpan,
+)
+from swarm.wire.envelopes import seal_group
+
+TOY_RUN_ID: Final = "local"
+TOY_ENV: Final = "digits"
+TOY_NOW_S: Final = 1_700_000_000.0  # where ManualClock starts
+
+
+class ToyCodec:
+    """A tokenizer of one token per character (printable ASCII and newline), with padding, start and end tokens.
+
+    Example:
+        codec = ToyCodec()
+        assert codec.decode(codec.encode_response("42")) == "42"
+    """
+
+    BOS_ID: Final = 1
+    EOS_ID: Final = 2
+    _FIRST_CHARACTER_ID: Final = 3
+    _CHARACTERS: Final = "\n" + "".join(map(chr, range(32, 127)))
+
+    def __init__(self, name: str = "toy") -> None:
+        """A codec; another name is another tokenizer digest."""
+        self.digest: Digest = hashlib.sha256(f"{name}\0{self._CHARACTERS}".encode()).digest()
+        self.vocab_size = self._FIRST_CHARACTER_ID + len(self._CHARACTERS)
+        self.eos_ids = frozenset({self.EOS_ID})
+        self._ids = {character: self._FIRST_CHARACTER_ID + i for i, character in enumerate(self._CHARACTERS)}
+
+    def encode_prompt(self, task: Task) -> list[int]:
+        """Start token, then the contents of all messages, one per line."""
+        return [self.BOS_ID, *self._encode("\n".join(message.content for message in task.messages))]
+
+    def encode_response(self, text: str) -> list[int]:
+        """One id per character (`?` for those outside the alphabet), then the end token."""
+        return [*self._encode(text), self.EOS_ID]
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Bytes of each character, 0 for the end token."""
+        return [*(len(character.encode()) for character in text), 0]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Characters of the ids, special tokens skipped."""
+        first = self._FIRST_CHARACTER_ID
+        return "".join(self._CHARACTERS[token_id - first] for token_id in token_ids if token_id >= first)
+
+    def _encode(self, text: str) -> list[int]:
+        unknown = self._ids["?"]
+        return [self._ids.get(character, unknown) for character in text]
+
+
+def toy_task(env: str, task_id: int, is_held_out: bool = False) -> Task:
+    """The task with that number in every toy environment; its answer is the last digit of the number."""
+    return Task(
+        env=env, task_id=task_id, messages=(Message(role="user", content=f"{task_id}="),), is_held_out=is_held_out
+    )
+
+
+@dataclass(slots=True)
+class ScriptedVerifier:
+    """A verifier without a sandbox: reward 1 for the last digit of the task number, else 0.
+
+    Example:
+        verdict = await ScriptedVerifier().score("digits", 17, ["7", "8"])  # rewards [1, 0]
+    """
+
+    environments: frozenset[str] = frozenset({TOY_ENV})
+    num_tasks: int = 1_000_000
+    held_out: frozenset[int] = frozenset()
+    crashes_on: str | None = None  # an answer that contains it makes the verifier fail
+    version: str = "digits/1"
+    on_score: Callable[[int], None] | None = None  # called with each task id that is scored
+    num_scored: int = field(default=0, init=False)  # groups
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """Rewards of the answers. Raises LookupError and RolloutFailed as a real verifier does."""
+        if env not in self.environments or not 0 <= task_id < self.num_tasks:
+            raise LookupError(f"no task {task_id} in {env}")
+        if self.on_score is not None:
+            self.on_score(task_id)
+        if self.crashes_on is not None and any(self.crashes_on in answer for answer in answers):
+            raise RolloutFailed("the verifier crashed, as scripted")
+        self.num_scored += 1
+        reference = str(task_id % 10)
+        return Verdict(
+            task=toy_task(env, task_id, is_held_out=task_id in self.held_out),
+            rewards=np.array([float(answer == reference) for answer in answers], np.float32),
+            verifier=self.version,
+            reference=reference,
+        )
+
+
+def make_identity(number: int = 0) -> Identity:
+    """The same identity for the same number, on every machine."""
+    return Identity.from_seed(hashlib.sha256(f"swarm.testing identity {number}".encode()).digest())
+
+
+def make_rollout(
+    text: str,
+    *,
+    policy_id: str,
+    step: int = 0,
+    codec: ToyCodec | None = None,
+    reward: float = 0.0,
+    logprob: float | None = -1.0,
+    sampling: Sampling | None = None,
+) -> Rollout:
+    """One rollout whose tokens are those of the text, all trained, each of log-prob `logprob` (None: no log-probs)."""
+    token_ids = np.array((codec or ToyCodec()).encode_response(text), np.int32)
+    trace = TokenTrace(
+        token_ids=token_ids,
+        action_mask=np.ones(token_ids.shape, np.bool_),
+        logprobs=None if logprob is None else np.full(token_ids.shape, logprob, np.float32),
+        turn_ids=np.zeros(token_ids.shape, np.int16),
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=policy_id, step=step)),),
+    )
+    return Rollout(
+        text=text,
+        trace=trace,
+        sampling=sampling or Sampling(max_new_tokens=8),
+        finish=FinishReason.STOP,
+        claimed_reward=reward,
+    )
+
+
+def make_group(
+    producer: NodeId | None = None,
+    *,
+    task_id: int = 7,
+    texts: Sequence[str] | None = None,
+    step: int = 0,
+    codec: ToyCodec | None = None,
+    env: str = TOY_ENV,
+    run_id: str = TOY_RUN_ID,
+    created_at_s: float = TOY_NOW_S,
+    logprob: float | None = -1.0,
+    sampling: Sampling | None = None,
+) -> RolloutGroup:
+    """A group that an honest node could have made.
+
+    Args:
+        producer: node id; the first test identity when left out.
+        task_id: of `toy_task`.
+        texts: the answers; four right ones and four wrong ones when left out.
+        step: of the policy that made every token.
+        codec: tokenizer.
+        env: environment.
+        run_id: run.
+        created_at_s: producer's wall clock.
+        logprob: of every token; None sends none.
+        sampling: of every rollout; temperature 1 when left out.
+    """
+    codec = codec or ToyCodec()
+    producer = make_identity().node_id if producer is None else producer
+    right, wrong = str(task_id % 10), str((task_id + 1) % 10)
+    answers = [right] * 4 + [wrong] * 4 if texts is None else texts
+    rollouts = tuple(
+        make_rollout(
+            text,
+            policy_id=producer,
+            step=step,
+            codec=codec,
+            reward=float(text == right),
+            logprob=logprob,
+            sampling=sampling,
+        )
+        for text in answers
+    )
+    return RolloutGroup(
+        run_id=run_id,
+        producer=producer,
+        policy_id=producer,
+        env=env,
+        task_id=task_id,
+        tokenizer_digest=codec.digest,
+        prompt_ids=np.array(codec.encode_prompt(toy_task(env, task_id)), np.int32),
+        rollouts=rollouts,
+        verifier="digits/1",
+        created_at_s=created_at_s,
+    )
+
+
+def make_sealed(group: RolloutGroup | None = None, identity: Identity | None = None) -> SealedGroup:
+    """The group (a default one) sealed by the identity (the first test identity)."""
+    identity = identity or make_identity()
+    return seal_group(make_group(identity.node_id) if group is None else group, identity)
+
+
+def make_scored(
+    group: RolloutGroup | None = None,
+    *,
+    digest: Digest | None = None,
+    rewards: Sequence[float] | None = None,
+    is_local: bool = True,
+    first_seen_s: float = TOY_NOW_S,
+    size_bytes: int = 1000,
+    correction: Correction = Correction.EXACT,
+) -> ScoredGroup:
+    """A scored group; without `digest` it has one of its own, from producer, task, step and rewards."""
+    group = make_group() if group is None else group
+    values = [rollout.claimed_reward for rollout in group.rollouts] if rewards is None else list(rewards)
+    name = f"{group.producer} {group.task_id} {group.oldest_step} {values}".encode()
+    return ScoredGroup(
+        digest=hashlib.sha256(name).digest() if digest is None else digest,
+        group=group,
+        rewards=np.array(values, np.float32),
+        correction=correction,
+        is_local=is_local,
+        first_seen_s=first_seen_s,
+        size_bytes=size_bytes,
+    )
+
+
+def make_advert(node_id: NodeId, **changes: Any) -> Advert:
+    """Of a trainer of the toy run with nothing made yet."""
+    plain: dict[str, Any] = {
+        "node_id": node_id,
+        "run_id": TOY_RUN_ID,
+        "endpoints": (f"{node_id[:8]}:1",),
+        "roles": (Role.TRAINER,),
+        "tokenizer_digest": bytes(32),
+        "head": PolicyVersion(policy_id=node_id, step=0),
+        "oldest_step": 0,
+        "num_groups": 0,
+        "reward_mean": 0.0,
+        "reward_std": 0.0,
+        "correction": Correction.EXACT,
+        "held_bytes": 0,
+        "cursor": Cursor(),
+        "expires_at_s": 4e9,
+    }
+    return Advert(**{**plain, **changes})

@@ -1,0 +1,107 @@
+"""Whom a node without a trainer of its own follows: who is named, else whom it followed before, else the only one
+that publishes its weights.
+
+Invariant: an advert never makes a node leave the trainer that it follows, and never makes it choose among several.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.peers.peer_table import keep_newest
+from swarm.process import write_json
+from swarm.types import Advert, NodeId, Role, short
+
+logger = logging.getLogger(__name__)
+
+FILE: Final = "followed.json"  # in the node's directory
+_ID_CHARS: Final = 64
+
+
+class Trainers:
+    """The trainers of a run that a follower may choose from. Blocking: call it in threads.
+
+    Args:
+        node_id: our own.
+        named: `follow.policy`; empty: nobody.
+        directory: the node's own; whom it followed is remembered there.
+        clock: wall clock of the adverts.
+
+    Example:
+        trainers.hear(adverts)
+        policy_id = trainers.choose()
+        trainers.followed(policy_id)  # once its versions come
+    """
+
+    def __init__(self, *, node_id: NodeId, named: NodeId, directory: Path, clock: Clock) -> None:
+        self._node_id = node_id
+        self._named = named
+        self._path = directory / FILE
+        self._clock = clock
+        self._remembered: NodeId | None = None  # None: not read yet
+        self._until_s: dict[NodeId, float] = {}  # when the newest advert of each trainer that publishes expires
+        self._silent_until_s: dict[NodeId, float] = {}  # of each trainer whose weights nobody can have
+        self.rivals: tuple[NodeId, ...] = ()  # among whom nobody is chosen
+
+    def hear(self, adverts: Sequence[Advert]) -> None:
+        """Who trains in the run, and whose weights can be had.
+
+        A trainer counts until its advert expires: one look-up that misses it does not make another the only one.
+        """
+        for advert in adverts:
+            if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
+                table = self._until_s if advert.head.digest else self._silent_until_s
+                keep_newest(table, advert.node_id, advert.expires_at_s)
+        now_s = self._clock.now_s()
+        for table in (self._until_s, self._silent_until_s):
+            for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:
+                del table[peer]
+
+    @property
+    def silent(self) -> tuple[NodeId, ...]:
+        """Trainers that publish no weights, or none yet."""
+        return tuple(sorted(self._silent_until_s.keys() - self._until_s.keys()))
+
+    def choose(self) -> NodeId:
+        """The trainer to follow; empty while none publishes its weights, or while several do."""
+        chosen = self._named or self._before()
+        if chosen:
+            return chosen
+        found = sorted(self._until_s)
+        rivals = tuple(found) if len(found) > 1 else ()
+        if rivals and rivals != self.rivals:
+            logger.warning(
+                "several trainers: nobody is followed until follow.policy names one by its id",
+                extra={"trainers": list(map(short, rivals))},
+            )
+        self.rivals = rivals
+        return found[0] if len(found) == 1 else ""
+
+    def followed(self, policy_id: NodeId) -> None:
+        """Its versions come: after a restart it is followed again, whoever else is there then."""
+        if policy_id == self._before():
+            return
+        try:
+            write_json(self._path, {"policy": policy_id})
+            self._remembered = policy_id
+        except OSError as error:
+            logger.error("whom this node follows could not be written down", extra={"error": str(error)})
+
+    def _before(self) -> NodeId:
+        if self._remembered is None:
+            self._remembered = self._read()
+        return self._remembered
+
+    def _read(self) -> NodeId:
+        try:
+            policy_id = json.loads(self._path.read_text(encoding="utf-8"))["policy"]
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            extra = {"path": str(self._path), "error": str(error)}
+            logger.error("whom this node followed before cannot be read", extra=extra)
+            return ""
+        return policy_id if isinstance(policy_id, str) and len(policy_id) == _ID_CHARS else ""

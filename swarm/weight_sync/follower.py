@@ -1,0 +1,405 @@
+"""Following a lineage: whom, what its versions are, what is missing on the way to the newest, what the engine took.
+
+Invariant: the worker gets only manifests that the owner of the lineage signed and whose chunks lie on the disk, and
+every version that the engine did not take is told. No task lives here: `swarm.loops.fetch_weights` watches and fetches.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.errors import StorageFull
+from swarm.events import Emit
+from swarm.flow import Signal
+from swarm.interfaces import Offload
+from swarm.types import (
+    Advert,
+    ApplyReport,
+    Digest,
+    JsonDict,
+    Leave,
+    NodeId,
+    PolicyVersion,
+    SealedManifest,
+    Way,
+    short,
+)
+from swarm.weight_sync.choose_trainer import Trainers
+from swarm.weight_sync.chunk_sources import Holders
+from swarm.weight_sync.credit import LeaveLeft
+from swarm.weight_sync.patch_graph import Heard, Leg, Lineage
+from swarm.weight_sync.update_planner import Ways
+from swarm.weight_sync.weight_server import Holding
+from swarm.weights.refuse import Unusable, UnusableReason
+from swarm.weights.store import WeightStore
+
+logger = logging.getLogger(__name__)
+
+GRACE_S: Final = 60.0  # for chunks that no manifest names: here each one is named before it is fetched
+
+
+class Following:
+    """What a node without a trainer of its own knows of the lineage that it generates with.
+
+    Args:
+        config: of the node.
+        node_id: our own.
+        store: where chunks and manifests are kept.
+        holding: what has come in whole is served to others.
+        changed: fires when the plan, the leave or a connection changed.
+        emit: takes events.
+        clock: of the holders' rates, and of adverts.
+        offload: for the disk.
+
+    Example:
+        await following.hear(await directory.lookup())
+        await following.take(peer, sealed)
+        way = await following.next_way(held, wait=True)
+    """
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        node_id: NodeId,
+        store: WeightStore,
+        holding: Holding,
+        changed: Signal,
+        emit: Emit,
+        clock: Clock,
+        offload: Offload,
+    ) -> None:
+        self._config = config
+        self._node_id = node_id
+        self._store = store
+        self._holding = holding
+        self._emit = emit
+        self._offload = offload
+        self._trainers = Trainers(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
+        self._ways: Ways | None = None  # None until it is known whom to follow
+        self._asked: list[PolicyVersion | None] = []  # what the engine holds, once the worker said it
+        self._handed: tuple[Leg, ...] = ()  # the way that was handed out last
+        self._fetching: set[Digest] = set()
+        self.changed = changed
+        self.holders = Holders(clock)
+        self.leave = LeaveLeft()
+        self.served: PolicyVersion | None = None  # what the engine took
+        self.known_head_step = 0  # newest step that the trainer's advert or the ledger told of
+        self.bytes_fetched = 0  # chunks, since the process started
+        self.num_applied = 0
+        self.num_apply_failed = 0
+        self.last_error = ""  # why the engine did not take a version; empty after the next one that it took
+
+    # --- whom to follow ----------------------------------------------------------------------------
+
+    @property
+    def policy_id(self) -> NodeId:
+        """The trainer whose lineage is followed; empty until it is known."""
+        return self._ways.lineage.policy_id if self._ways is not None else self._config.follow.policy
+
+    @property
+    def is_found(self) -> bool:
+        """Whether it is known whom to follow."""
+        return self._ways is not None
+
+    async def hear(self, adverts: Sequence[Advert]) -> None:
+        """Looks for the trainer, where none is known, and for news of its head."""
+        self._trainers.hear(adverts)
+        if self._ways is None:
+            policy_id = await self._offload(self._trainers.choose)
+            if policy_id:
+                ways = await self._resume(policy_id)
+                for held in self._asked:
+                    ways.starts_from(held)
+                self._ways = ways
+                self.changed.fire()
+        for advert in adverts:
+            if advert.node_id == self.policy_id:
+                self.note_head(advert.head)
+
+    async def _resume(self, policy_id: NodeId) -> Ways:
+        """What the disk has of the lineage, after a restart."""
+        ways = Ways(Lineage(policy_id), self._store.max_bytes)
+        for manifest, sealed in await self._holding.restore(policy_id):
+            leg = Leg(manifest=manifest, sealed=sealed)
+            heard, gone = ways.lineage.add(leg, is_from_owner=False)
+            ways.lacks(leg, await self._offload(self._store.missing, manifest.chunks))
+            await self._drop([*gone, *([] if heard is Heard.NEW else [leg])])
+        logger.info("following a trainer", extra={"trainer": short(policy_id), "manifests": len(ways.lineage.legs)})
+        return ways
+
+    def note_head(self, head: PolicyVersion) -> None:
+        """The lineage has come so far: no proof, but worth connecting again at once."""
+        if head.policy_id == self.policy_id and head.step > self.known_head_step:
+            self.known_head_step = head.step
+            self.changed.fire()
+
+    # --- told by the watches -------------------------------------------------------------------------
+
+    def connected(self, peer: NodeId) -> None:
+        """A watch of a peer began."""
+        self.holders.connect(peer, is_origin=peer == self.policy_id)
+        if peer == self.policy_id:
+            self.leave.restart()
+        if self._ways is not None:
+            self._ways.found()
+            self._ways.queue.look_again()
+        self.changed.fire()
+
+    def disconnected(self, peer: NodeId) -> None:
+        """It ended."""
+        self.holders.disconnect(peer)
+        if peer == self.policy_id:
+            self.leave.restart()
+        self.changed.fire()
+
+    async def take(self, peer: NodeId, sealed: SealedManifest) -> Heard | Unusable:
+        """A manifest came on the watch of a peer.
+
+        While the trainer itself is connected, only its own word adds versions; of others it counts what they hold.
+        """
+        ways = self._require()
+        known = ways.lineage.get(sealed.digest)
+        manifest = known.manifest if known is not None else await self._offload(self._store.open, sealed)
+        if isinstance(manifest, Unusable):
+            return manifest
+        if manifest.version.policy_id != ways.lineage.policy_id:
+            detail = f"lineage {short(manifest.version.policy_id)}, watched {short(ways.lineage.policy_id)}"
+            return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
+        self.holders.announced(peer, manifest.chunks)
+        ways.found(manifest.chunks)
+        ways.queue.look_again()
+        is_from_owner = peer == ways.lineage.policy_id
+        heard, gone = Heard.KNOWN, list[Leg]()
+        leg = Leg(manifest=manifest, sealed=sealed)
+        if is_from_owner or self.leave.head_step is None:
+            heard, gone = ways.lineage.add(leg, is_from_owner=is_from_owner)
+        await self._drop(gone)
+        if heard is Heard.NEW:
+            await self._keep(ways, leg)
+        if gone or heard is Heard.NEW:
+            ways.replan()
+        self.changed.fire()
+        return heard
+
+    async def take_leave(self, peer: NodeId, leave: Leave) -> None:
+        """The trainer gives leave, and says where its head is: what is known beyond that is no more."""
+        ways = self._require()
+        if peer != ways.lineage.policy_id:
+            return
+        self.leave.take(leave)
+        gone = ways.lineage.rewind(leave.head_step)
+        if gone:
+            logger.warning("the trainer went back", extra={"step": leave.head_step, "manifests": len(gone)})
+            self.known_head_step = leave.head_step
+            await self._drop(gone)
+            ways.replan()
+        self.changed.fire()
+
+    async def _keep(self, ways: Ways, leg: Leg) -> None:
+        """On the disk before anything is fetched for it, so that a restart goes on where this process ended."""
+        try:
+            await self._offload(self._store.add_manifest, leg.sealed)
+        except StorageFull as error:
+            self._storage_full(error)  # known all the same, and written when there is room
+        await self._offload(self._trainers.followed, ways.lineage.policy_id)
+        if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
+            self._holding.offer(leg.manifest, leg.sealed)
+
+    async def _drop(self, gone: Sequence[Leg]) -> None:
+        if gone:
+            digests = [leg.digest for leg in gone]
+            self._holding.withdraw(digests)
+            await self._offload(self._store.drop_manifests, digests)
+
+    # --- told by the fetchers --------------------------------------------------------------------------
+
+    def next_chunk(self) -> tuple[Digest, NodeId] | None:
+        """A chunk to be fetched now, and whom to ask."""
+        if self._ways is None or not self._is_told:
+            return None
+        queue, first = self._ways.queue, dict[int, NodeId]()
+        for peer in self.holders.free:  # of those that can give the chunk that is needed first, the best
+            at = queue.first(peer, partial(self._is_for, peer))
+            if at is not None:
+                first.setdefault(at, peer)
+        return (queue[min(first)], first[min(first)]) if first else None
+
+    def _is_for(self, peer: NodeId, digest: Digest) -> bool:
+        return digest not in self._fetching and self.holders.can_have(peer, digest)
+
+    def fetching(self, digest: Digest) -> None:
+        """It is on its way."""
+        self._fetching.add(digest)
+
+    def fetched(self, digest: Digest) -> None:
+        """It is not on its way any more, whether it came or not."""
+        self._fetching.discard(digest)
+        if self._ways is not None and digest in self._ways.queue:
+            self._ways.queue.look_again()
+        self.changed.fire()
+
+    async def put_chunk(self, digest: Digest, data: bytes) -> None:
+        """A chunk came. Raises ValueError for what is not that chunk, StorageFull."""
+        try:
+            await self._offload(self._store.put_chunk, digest, data)
+        except StorageFull as error:
+            self._storage_full(error)
+            raise
+        self.bytes_fetched += len(data)
+        for leg in self._require().came(digest):
+            self._holding.offer(leg.manifest, leg.sealed)
+
+    def lacked(self, digest: Digest) -> None:
+        """A holder lacks it; where nobody connected can have it, another way is looked for."""
+        if not self.holders.can_be_had(digest) and self.policy_id in self.holders.connected:
+            self._require().lost(digest)
+
+    async def tidy(self) -> None:
+        """Makes room on the disk, and looks what is there."""
+        if self._ways is None:
+            return
+        lineage = self._ways.lineage
+        before = await self._on_disk(lineage)
+        await self._offload(self._store.prune, {lineage.policy_id}, GRACE_S)
+        kept = await self._on_disk(lineage)
+        lineage.forget(before - kept)  # not what is known and still to be written
+        self._holding.withdraw(before - kept)
+        await self._write_down([leg for leg in lineage.legs if leg.digest not in kept])
+        self.holders.keep_only({chunk for leg in lineage.legs for chunk in leg.manifest.chunks})
+        await self._look_again(self._ways)
+
+    async def _on_disk(self, lineage: Lineage) -> set[Digest]:
+        return {sealed.digest for _, sealed in await self._offload(self._store.manifests, lineage.policy_id)}
+
+    async def _write_down(self, legs: Sequence[Leg]) -> None:
+        """Manifests for which there was no room: chunks that no manifest names would be deleted after a while."""
+        for leg in legs:
+            try:
+                await self._offload(self._store.add_manifest, leg.sealed)
+            except StorageFull:
+                return  # told when the manifest came
+            if not self._require().lineage.knows(leg.digest):  # gone meanwhile
+                await self._drop([leg])
+
+    async def _look_again(self, ways: Ways) -> None:
+        """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
+        await self._look_at(ways, list(ways.lineage.legs))
+        ways.replan()
+        self.changed.fire()
+
+    async def _look_at(self, ways: Ways, legs: Sequence[Leg]) -> None:
+        for leg in legs:
+            if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
+                self._holding.offer(leg.manifest, leg.sealed)
+            else:
+                self._holding.withdraw([leg.digest])
+
+    # --- own worker --------------------------------------------------------------------------------------
+
+    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+        """The manifests that lead from what the engine holds as far as the disk goes."""
+        if held != self.served:
+            self.served = None  # another engine than the one that took it
+        self._asked = [held]
+        if self._ways is not None and self._ways.starts_from(held):
+            self.changed.fire()  # there may be something to fetch
+        if wait:
+            await self.changed.until(lambda: bool(self._ready()))
+        self._handed = self._ready()
+        return tuple(leg.sealed for leg in self._handed) or None
+
+    async def applied(self, report: ApplyReport) -> None:
+        """The engine took the version of the way that was handed out last, or it did not."""
+        ways = self._require()
+        target = self._handed[-1].version if self._handed else report.version
+        fields: JsonDict = {"policy": target.policy_id, "step": target.step, "digest": target.digest.hex()[:16]}
+        fields |= {"bytes": report.num_bytes, "seconds": report.seconds, "mismatch": report.mismatch_nats}
+        if report.error:
+            await self._apply_failed(ways, target, report, fields)
+            return
+        self.num_applied += 1
+        self.last_error = ""
+        self.served, self._asked = report.version, [report.version]
+        await self._look_at(ways, [leg for leg in ways.lineage.legs if leg.version == report.version])
+        ways.taken(report.version)
+        self._emit("applied", fields)
+        self.changed.fire()
+        if self._store.bytes_held > self._config.weights.store_bytes:
+            await self.tidy()
+
+    async def _apply_failed(self, ways: Ways, target: PolicyVersion, report: ApplyReport, fields: JsonDict) -> None:
+        self.num_apply_failed += 1
+        self.last_error = f"step {target.step}: {report.error}"
+        await self._look_again(ways)
+        attempt = 0  # unless it was whole: else something was damaged on the disk
+        if ways.are_whole(self._handed):
+            attempt = ways.refused(target, is_unusable=report.is_unusable)
+            ways.replan()
+        extra = {"step": target.step, "error": report.error, "attempt": attempt}
+        logger.error("the engine did not take a version; it serves the one before on", extra=extra)
+        self._emit("apply_failed", {**fields, "error": report.error})
+        self.changed.fire()
+
+    def capacity(self) -> int:
+        """Groups that may be begun now; 0 while the trainer is away or the engine serves no version of it.
+
+        In `pull` mode also 0 until the newest version is at hand: each batch begins with it.
+        """
+        if self.served is None or self._ways is None:
+            return 0
+        if self._config.follow.mode == "pull" and not self._has_newest_at_hand(self._ways):
+            return 0
+        return self.leave.num_left
+
+    def _has_newest_at_hand(self, ways: Ways) -> bool:
+        newest = ways.lineage.head
+        return newest is not None and newest.step >= (self.leave.head_step or 0) and ways.is_at_hand
+
+    @property
+    def head(self) -> PolicyVersion:
+        """What the advert says: the version that the engine serves."""
+        return self.served or PolicyVersion(policy_id=self._node_id, step=0)
+
+    # --- what people see -----------------------------------------------------------------------------------
+
+    def status(self) -> JsonDict:
+        """For `swarm status`."""
+        newest = None if self._ways is None else self._ways.lineage.head
+        return {
+            "policy": self.policy_id,
+            "rivals": list(self._trainers.rivals),
+            "silent": list(self._trainers.silent),
+            "is_trainer_connected": bool(self.policy_id) and self.policy_id in self.holders.connected,
+            "served_step": None if self.served is None else self.served.step,
+            "newest_step": None if newest is None else newest.step,
+            "head_step": max(self.known_head_step, 0 if newest is None else newest.step),
+            "holders": self.holders.status(),
+            "bytes_fetched": self.bytes_fetched,
+            "bytes_held": self._store.bytes_held,
+            "leave": self.leave.num_left,
+            "num_applied": self.num_applied,
+            "num_apply_failed": self.num_apply_failed,
+            "last_error": self.last_error,
+        }
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_told(self) -> bool:
+        """False while the trainer still lists what it holds, oldest first: the best way may come last."""
+        return self.leave.head_step is not None or self.policy_id not in self.holders.connected
+
+    def _ready(self) -> tuple[Leg, ...]:
+        return self._ways.ready() if self._ways is not None and self._is_told else ()
+
+    def _require(self) -> Ways:
+        assert self._ways is not None, "nobody is watched, fetched from or applied before the trainer is known"
+        return self._ways
+
+    def _storage_full(self, error: StorageFull) -> None:
+        logger.error("the weight store is full; the engine serves what it has on", extra={"error": str(error)})
+        self._emit("storage_full", {"error": str(error)})

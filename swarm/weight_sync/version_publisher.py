@@ -1,0 +1,95 @@
+"""A trainer's versions, signed and served: from bodies that the worker made to manifests that others can follow.
+
+Invariant: what is served is one branch that ends at the version published last, and each manifest of it is on the disk
+with all of its chunks before anybody hears of it. Chunks of what cannot be served are deleted at once; a trainer that
+is killed in the middle leaves some that nothing names, which go after a while.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from swarm.errors import StorageFull
+from swarm.events import Emit
+from swarm.identity import Identity
+from swarm.interfaces import Offload
+from swarm.types import PolicyVersion, SealedManifest
+from swarm.weight_sync.weight_server import Holding
+from swarm.weights.manifest import Manifest, seal_body
+from swarm.weights.refuse import Unusable
+from swarm.weights.store import GRACE_S, WeightStore
+
+logger = logging.getLogger(__name__)
+
+
+class Publishing:
+    """The publishing side of a node's own lineage, in its agent.
+
+    Example:
+        await publishing.publish(version, bodies)
+    """
+
+    def __init__(self, identity: Identity, store: WeightStore, holding: Holding, emit: Emit, offload: Offload) -> None:
+        self._identity = identity
+        self._store = store
+        self._holding = holding
+        self._emit = emit
+        self._offload = offload
+
+    async def restore(self) -> None:
+        """What was published before a restart is served again at once."""
+        await self._holding.restore(self._identity.node_id)
+
+    async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
+        """A version is the newest now: what led beyond it, or to other weights of its step, is served no more.
+
+        Args:
+            version: of our own lineage.
+            bodies: ways to it; none where its chunks found no room. The worker waits, and writes no chunk meanwhile.
+        """
+        await self._cut_off(version)
+        is_served = bool(bodies)
+        for body in bodies:
+            error = await self._publish(version, body)
+            if error:
+                logger.error("a version cannot be followed", extra={"step": version.step, "error": error})
+                self._emit("unpublished", {"step": version.step, "error": error})
+                is_served = False
+        if not is_served:
+            await self.tidy(grace_s=0.0)
+
+    async def tidy(self, grace_s: float = GRACE_S) -> None:
+        """Makes room on the disk. See `WeightStore.prune`."""
+        policy_id = self._identity.node_id
+        before = self._holding.held(policy_id).keys()  # what is published while this looks at the disk is not judged
+        await self._offload(self._store.prune, {policy_id}, grace_s)
+        kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, policy_id)}
+        self._holding.withdraw(before - kept)
+
+    async def _publish(self, version: PolicyVersion, body: bytes) -> str:
+        """Serves one way to the version. Returns why it is not served, empty where it is."""
+        sealed: SealedManifest = await self._offload(seal_body, body, self._identity)
+        manifest: Manifest | Unusable = await self._offload(self._store.open, sealed)
+        if isinstance(manifest, Unusable):
+            return f"{manifest.reason}: {manifest.detail}"
+        if manifest.version != version:
+            return f"a manifest of step {manifest.version.step} came with it"
+        missing = await self._offload(self._store.missing, manifest.chunks)
+        if missing:
+            return f"{len(missing)} of {len(manifest.chunks)} chunks are not in the weight store"
+        try:
+            await self._offload(self._store.add_manifest, sealed)
+        except StorageFull as error:
+            return str(error)
+        self._holding.offer(manifest, sealed)
+        return ""
+
+    async def _cut_off(self, version: PolicyVersion) -> None:
+        head_step = self._holding.head_step(version.policy_id)
+        if head_step is None or version.step > head_step:
+            return  # the usual case
+        found: list[tuple[Manifest, SealedManifest]] = await self._offload(self._store.manifests, version.policy_id)
+        gone = [s.digest for m, s in found if m.version.step >= version.step and m.version != version]
+        self._holding.withdraw(gone)
+        await self._offload(self._store.drop_manifests, gone)
+        if gone:
+            logger.warning("back to an earlier version", extra={"step": version.step, "manifests": len(gone)})

@@ -1,0 +1,108 @@
+"""The one table between this project's errors and gRPC status codes.
+
+Invariant: a peer can only ever cause Unavailable, Unauthenticated, NotHeld or TooLarge here; the
+other errors cross the local socket alone.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import grpc
+
+from swarm.errors import (
+    ConfigError,
+    NotHeld,
+    RolloutFailed,
+    StorageFull,
+    SwarmError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from swarm.wire.rollout_groups import Malformed
+
+# Subclasses before their bases: the first match decides.
+_TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (NotHeld, grpc.StatusCode.NOT_FOUND),
+    (TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (RolloutFailed, grpc.StatusCode.ABORTED),
+    (StorageFull, grpc.StatusCode.FAILED_PRECONDITION),
+    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
+    (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
+    (LookupError, grpc.StatusCode.NOT_FOUND),
+)
+_BACK: Final[dict[grpc.StatusCode, type[SwarmError]]] = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.NOT_FOUND: NotHeld,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: TooLarge,
+}
+_BACK_LOCAL: Final[dict[grpc.StatusCode, type[SwarmError]]] = {
+    **_BACK,
+    grpc.StatusCode.ABORTED: RolloutFailed,
+    grpc.StatusCode.FAILED_PRECONDITION: StorageFull,
+    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
+}
+_MAX_DETAIL_CHARS: Final = 200
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """The status code that carries an error."""
+    return next((code for kind, code in _TABLE if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
+
+
+def error_of(error: grpc.RpcError, what: str, *, is_local: bool = False) -> SwarmError:
+    """The error that a failed call means.
+
+    Args:
+        error: what the call raised.
+        what: the call and its other end, for the message.
+        is_local: the other end is our own agent, whose every error is passed on.
+    """
+    call = error if isinstance(error, (grpc.aio.AioRpcError, grpc.Call)) else None
+    code = grpc.StatusCode.UNKNOWN if call is None else call.code()
+    details = "" if call is None else (call.details() or "")[:_MAX_DETAIL_CHARS]
+    kind = (_BACK_LOCAL if is_local else _BACK).get(code, Unavailable)
+    return kind(f"{what}: {code.name.lower()}: {details!a}")
+
+
+@asynccontextmanager
+async def answering(context: Context) -> AsyncGenerator[None, None]:
+    """Ends the call with the status of any error of this project that the body raises.
+
+    Example:
+        async with answering(context):
+            peer = sessions.require(context)
+    """
+    try:
+        yield
+    except (SwarmError, Malformed, LookupError) as error:
+        await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
+
+
+@contextmanager
+def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
+    """Around the reading of an answer from a peer: whatever ends it becomes one of `kinds`, or Unavailable.
+
+    Example:
+        with calling("watch of 3fa1", NotHeld):
+            async for response in call: ...
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        meaning = error_of(error, what)
+        raise meaning if type(meaning) in kinds else Unavailable(str(meaning)) from None
+    except Malformed as error:
+        raise Unavailable(f"{what}: {error.detail}") from None
+    except asyncio.CancelledError:
+        # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(f"{what}: the connection was closed") from None

@@ -1,0 +1,352 @@
+"""What a run is, as signed JSON, and the link by which strangers find it.
+
+Invariant: a manifest is data: it can name built-in environments, recipes and digests, never code, and
+nothing in it is used before its signature and every bound were checked.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from pydantic import Field, ValidationError
+
+from swarm.config import (
+    EnvironmentConfig,
+    EvaluationConfig,
+    GeneratorConfig,
+    LearnerConfig,
+    Model,
+    ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+    parse_config,
+)
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.identity import DOMAIN_MANIFEST, Identity, node_id_of, verify
+from swarm.types import JsonDict, NodeId
+from swarm.wire.envelopes import is_endpoint
+
+MAX_MANIFEST_BYTES: Final = 128 * 1024
+MAX_ENVIRONMENTS: Final = 64
+MAX_BOOTSTRAP_PEERS: Final = 16
+MAX_ADDRESSES: Final = 8
+BUILT_IN_MODELS: Final = ("smollm2", "tiny")
+
+_HEX_256: Final = re.compile(r"[0-9a-f]{64}")
+_PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
+_MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
+
+# Most that a stranger may ask of a machine; a node's own configuration may go beyond.
+_CEILINGS: Final = (
+    ("generator.max_new_tokens", 131_072),
+    ("generator.groups_per_batch", 4_096),
+    ("replay.local_groups", 4_096),
+    ("replay.external_groups", 4_096),
+    ("replay.max_groups", 1_000_000),
+    ("replay.max_bytes", 16 * 2**30),
+    ("learner.token_budget", 4 * 2**20),
+    ("evaluation.num_problems", 100_000),
+    ("model.lora_rank", 4_096),
+)
+MAX_TEXT_CHARS: Final = 4_000  # prompt template and prefill
+MAX_PARAMS: Final = 64  # keys, or items of a list
+MAX_PARAM_CHARS: Final = 200
+MAX_PARAM_DEPTH: Final = 4
+MAX_PARAM_NUMBER: Final = 1e6  # sizes a problem's numbers, lists and grids
+_MAX_INTEGER: Final = 2**53
+
+
+class ManifestLimits(Model):
+    """Bounds that every node of the run shares."""
+
+    max_group_bytes: int = Field(default=4 * 2**20, ge=1024, le=64 * 2**20)
+    """Largest group accepted or sent."""
+    directory_shards: int = Field(default=1, ge=1, le=1024)
+    """Keys over which adverts are spread; it must be equal everywhere."""
+
+
+class RunManifest(Model):
+    """The run as its coordinator describes it: what must be equal everywhere, and what is recommended."""
+
+    format: Literal[1] = 1
+    """Version of this schema."""
+    run_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """Name of the run."""
+    created_at_s: float = Field(ge=0, allow_inf_nan=False)
+    """Wall clock of the coordinator when the run was made."""
+    model: ModelConfig
+    """Base model; its digest is that of the published tensors."""
+    tokenizer_digest: str = ""
+    """Hex SHA-256 of the tokenizer; empty where the coordinator does not have it."""
+    environments: tuple[EnvironmentConfig, ...] = Field(max_length=MAX_ENVIRONMENTS)
+    """Every environment of the run."""
+    generator: GeneratorConfig = GeneratorConfig()
+    """Recommended."""
+    replay: ReplayConfig = ReplayConfig()
+    """Recommended."""
+    learner: LearnerConfig = LearnerConfig()
+    """Recommended."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Recommended."""
+    trainer: str = ""
+    """Node id of whom generators follow (their `follow.policy`); empty: the only trainer that they find."""
+    limits: ManifestLimits = ManifestLimits()
+    """Shared bounds."""
+
+    def to_bytes(self) -> bytes:
+        """UTF-8 JSON with sorted keys: what is signed."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True).encode()
+
+
+def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at_s: float) -> RunManifest:
+    """The manifest of a run whose nodes start from `node`. Raises ConfigError naming the field."""
+    manifest = RunManifest(
+        run_id=run_id,
+        created_at_s=created_at_s,
+        model=node.model,
+        tokenizer_digest=tokenizer_digest,
+        environments=node.environments,
+        generator=node.generator,
+        replay=node.replay,
+        learner=node.learner,
+        evaluation=node.evaluation,
+        trainer=node.follow.policy,
+        limits=ManifestLimits(max_group_bytes=node.exchange.max_group_bytes, directory_shards=node.directory.shards),
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def check_manifest(manifest: RunManifest) -> None:
+    """Refuses a manifest that names code, data without a digest, or more than a stranger may ask for.
+
+    Raises:
+        ConfigError: names the field and the reason.
+    """
+    for index, env in enumerate(manifest.environments):
+        _check_environment(f"manifest: environments.{index} ({env.name})", env)
+    for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
+        name: str = getattr(manifest.learner, key)
+        if not _PLAIN_NAME.fullmatch(name) and (name or key == "recipe"):
+            raise ConfigError(f"manifest: learner.{key}: {name!a} is no built-in recipe's plain name")
+    _check_params("manifest: learner.recipe_params", manifest.learner.recipe_params)
+    _check_digest("tokenizer_digest", manifest.tokenizer_digest)
+    _check_digest("model.digest", manifest.model.digest)
+    _check_digest("trainer", manifest.trainer)
+    source = manifest.model.source
+    if source not in BUILT_IN_MODELS and not _HUB_ID.fullmatch(source):
+        raise ConfigError(f"manifest: model.source: {source[:200]!a} is neither built in nor a hub id like owner/name")
+    if source not in BUILT_IN_MODELS and not manifest.model.digest:
+        raise ConfigError(f"manifest: model.digest: needed for model.source {source!a}")
+    for path, most in _CEILINGS:
+        section, _, key = path.partition(".")
+        value = getattr(getattr(manifest, section), key)
+        if value > most:
+            raise ConfigError(f"manifest: {path}: {value} exceeds {most}, the most a manifest may ask for")
+
+
+def _check_environment(where: str, env: EnvironmentConfig) -> None:
+    if env.kind == "function":
+        raise ConfigError(f"{where}.kind: unknown_environment: `function` names local code; configure it locally")
+    if env.kind == "jsonl":
+        if not _HEX_256.fullmatch(env.digest):
+            raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
+        if not _JSONL_PATH.fullmatch(env.dataset) or "path" in env.params:
+            raise ConfigError(f"{where}.dataset: unknown_environment: expected a relative path to a .jsonl file, no ..")
+    elif not _PLAIN_NAME.fullmatch(env.dataset):
+        raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset[:200]!a} is no built-in name")
+    for name in ("prompt", "prefill"):
+        if len(getattr(env, name)) > MAX_TEXT_CHARS:
+            raise ConfigError(f"{where}.{name}: {len(getattr(env, name))} characters exceed {MAX_TEXT_CHARS}")
+    for name in ("seed", "num_tasks"):
+        if getattr(env, name) > _MAX_INTEGER:
+            raise ConfigError(f"{where}.{name}: exceeds {_MAX_INTEGER}")
+    _check_params(f"{where}.params", env.params)
+
+
+def _check_params(where: str, value: Any, depth: int = 0) -> None:
+    """Plain data of bounded depth, number and size: it decides how large a problem every node builds."""
+    if isinstance(value, str):
+        is_bounded = len(value) <= MAX_PARAM_CHARS
+    elif isinstance(value, (int, float)):
+        is_bounded = abs(value) <= MAX_PARAM_NUMBER  # false for NaN
+    elif isinstance(value, (dict, list, tuple)):
+        items: list[Any] = list(cast("dict[str, Any]", value).items() if isinstance(value, dict) else value)
+        is_bounded = len(items) <= MAX_PARAMS and depth < MAX_PARAM_DEPTH
+        for item in items if is_bounded else ():
+            _check_params(where, item, depth + 1)
+    else:
+        is_bounded = value is None
+    if not is_bounded:
+        raise ConfigError(
+            f"{where}: a value is too large for a manifest: at most {MAX_PARAMS} items, {MAX_PARAM_CHARS} characters, "
+            f"numbers up to {MAX_PARAM_NUMBER:g}, depth {MAX_PARAM_DEPTH}"
+        )
+
+
+def _check_digest(name: str, digest: str) -> None:
+    if digest and not _HEX_256.fullmatch(digest):
+        raise ConfigError(f"manifest: {name}: expected 64 lower-case hex characters, got {digest[:80]!a}")
+
+
+def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> RunManifest:
+    """The manifest in signed bytes from anywhere.
+
+    Raises:
+        Unauthenticated: it was not signed by `fingerprint`.
+        ConfigError: it is signed but names what no manifest may, or another run.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"manifest: {len(data)} bytes exceed {MAX_MANIFEST_BYTES}")
+    if node_id_of(public_key) != fingerprint or not verify(public_key, DOMAIN_MANIFEST, data, signature):
+        raise Unauthenticated(f"the manifest is not signed by {fingerprint[:8]}")
+    try:
+        manifest = RunManifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "(whole)"
+        raise ConfigError(f"manifest: {where}: {first['msg']}") from None
+    if manifest.run_id != run_id:
+        raise ConfigError(f"manifest: run_id: the link names {run_id!a}, the manifest {manifest.run_id!a}")
+    check_manifest(manifest)
+    return manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinLink:
+    """`swarm://host:port[,host:port]/RUN#FINGERPRINT`: where a run is and who must sign for it.
+
+    Example:
+        JoinLink.parse("swarm://10.0.0.1:4400/demo#3fa1...")
+    """
+
+    addresses: tuple[str, ...]  # host:port
+    run_id: str
+    fingerprint: NodeId
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLink":
+        """Raises ConfigError with the part that is wrong."""
+        form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
+        rest = text.strip()
+        if not rest.startswith("swarm://"):
+            raise ConfigError(f"join link: {rest[:200]!a} does not begin with swarm://; {form}")
+        location, _, fingerprint = rest.removeprefix("swarm://").partition("#")
+        hosts, _, run_id = location.partition("/")
+        addresses = tuple(address.strip() for address in hosts.split(","))
+        if len(addresses) > MAX_ADDRESSES:
+            raise ConfigError(f"join link: {len(addresses)} addresses exceed {MAX_ADDRESSES}")
+        for address in addresses:
+            if not is_endpoint(address):
+                raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
+        if not _RUN_ID.fullmatch(run_id):
+            raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
+        if not _HEX_256.fullmatch(fingerprint.lower()):
+            raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
+        return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())
+
+    def __str__(self) -> str:
+        return f"swarm://{','.join(self.addresses)}/{self.run_id}#{self.fingerprint}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchedManifest:
+    """A manifest that was verified, and where the directory can be entered."""
+
+    manifest: RunManifest
+    bootstrap_peers: tuple[str, ...]  # multiaddresses
+
+
+async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    """Asks each address of the link in turn; `timeout_s` is for each of them.
+
+    Raises:
+        ConfigError: a signed manifest that we must not follow.
+        Unauthenticated: somebody answered who is not the link's coordinator.
+        Unavailable: no address answered.
+    """
+    failures: list[Unavailable] = []
+    for address in link.addresses:
+        try:
+            return await _fetch_from(address, link, identity, timeout_s)
+        except Unavailable as error:
+            failures.append(error)
+    wrong = [error for error in failures if isinstance(error, Unauthenticated)]
+    kind = Unauthenticated if wrong else Unavailable
+    raise kind("; ".join(map(str, failures)))
+
+
+async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    # gRPC is imported where a call is made, so that reading a manifest from disk loads none of it
+    import grpc
+
+    from swarm.wire.grpc_errors import error_of
+    from swarm.wire.session import open_channel
+    from swarm.wire.v1 import coordinator_service_pb2 as pb
+    from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
+
+    channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s)
+    try:
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        answer = await stub.GetManifest(pb.GetManifestRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        failed = error_of(error, f"manifest from {address}")
+        raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
+    finally:
+        await channel.close()
+    manifest = read_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
+    peers = [peer for peer in answer.bootstrap_peers[:MAX_BOOTSTRAP_PEERS] if _MULTIADDRESS.fullmatch(peer)]
+    return FetchedManifest(manifest=manifest, bootstrap_peers=tuple(peers))
+
+
+def node_config_from_manifest(
+    manifest: RunManifest, link: JoinLink, bootstrap: tuple[str, ...], directory: Path
+) -> JsonDict:
+    """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
+
+    Raises:
+        ConfigError: the manifest must not be followed.
+    """
+    check_manifest(manifest)
+    data: JsonDict = {
+        "dir": str(directory),
+        "run_id": manifest.run_id,
+        **{
+            section: getattr(manifest, section).model_dump(mode="json")
+            for section in ("model", "generator", "replay", "learner", "evaluation")
+        },
+        "environments": [env.model_dump(mode="json") for env in manifest.environments],
+        **({"follow": {"policy": manifest.trainer}} if manifest.trainer else {}),
+        "exchange": {"max_group_bytes": manifest.limits.max_group_bytes},
+        "directory": {
+            "kind": "dht" if bootstrap else "none",
+            "bootstrap": list(bootstrap),
+            "shards": manifest.limits.directory_shards,
+        },
+        "coordinator": {"address": ",".join(link.addresses), "fingerprint": link.fingerprint},
+    }
+    parse_config(NodeConfig, data, "manifest")
+    return data
+
+
+def write_toml(data: JsonDict, path: Path) -> None:
+    """Writes plain data as TOML, whole or not at all; null values are left out."""
+    import tomlkit
+
+    draft = path.with_name(f".{path.name}.draft")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text(tomlkit.dumps(_without_null(data)), encoding="utf-8")
+    draft.replace(path)
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_null(inner) for inner in value if inner is not None]
+    return value
