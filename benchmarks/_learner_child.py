@@ -50,7 +50,7 @@ def make_batch(lengths: list[int], vocab: int) -> Batch:
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.arange(count) // GROUP,
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.zeros(count, dtype=torch.bool),
+        is_external=torch.zeros(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), longest),

@@ -16,7 +16,7 @@ from swarm.errors import NotHeld, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
-from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, Wanted
+from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, StreamFilter
 from swarm.wire.envelopes import open_group
 
 MAX_GROUP_BYTES: Final = 4 * 2**20
@@ -87,7 +87,7 @@ class GrpcMesh:
 
     async def _read(self, peer: PeerClient) -> None:
         try:
-            async for item in peer.subscribe(Cursor(), Wanted()):
+            async for item in peer.subscribe(Cursor(), StreamFilter()):
                 sealed = item.sealed
                 if sealed is None:
                     sealed = await peer.fetch(item.digest, MAX_GROUP_BYTES, _DIAL_TIMEOUT_S)
@@ -114,7 +114,7 @@ class _Log:
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_followers >= count)
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         at = len(self._items)
         async with self._changed:
             self._num_followers += 1

@@ -17,10 +17,10 @@ from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyCodec, make_rollout
 from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
@@ -64,34 +64,34 @@ async def _measure(num_groups: int) -> list[Recheck]:
 
 
 async def _admit_all(name: str, verifier: Verifier, groups: list[SealedGroup]) -> Recheck:
-    door = _door(verifier)
+    admission = _admission(verifier)
     first, *rest = groups
-    await _admit(door, first)  # starts the confined process
+    await _admit(admission, first)  # starts the confined process
     began_s = time.monotonic()
-    await asyncio.gather(*(_admit(door, sealed) for sealed in rest))
+    await asyncio.gather(*(_admit(admission, sealed) for sealed in rest))
     seconds = time.monotonic() - began_s
     return Recheck(name, len(rest), float(np.mean([sealed.size_bytes for sealed in rest])), seconds)
 
 
-async def _admit(door: Door, sealed: SealedGroup) -> None:
-    result = await door.admit(sealed, via=sealed.producer)
+async def _admit(admission: Admission, sealed: SealedGroup) -> None:
+    result = await admission.admit(sealed, via=sealed.producer)
     if isinstance(result, Refused):
         raise RuntimeError(f"a genuine group was refused: {result.reason} {result.detail}")
 
 
-def _door(verifier: Verifier) -> Door:
+def _admission(verifier: Verifier) -> Admission:
     clock = SystemClock()
-    return Door(
+    return Admission(
         run_id=RUN_ID,
         node_id=Identity.create().node_id,
         codec=ToyCodec(),
         verifier=verifier,
         store=MemoryGroupStore(clock, max_bytes=2**30),
         clock=clock,
-        limits=DoorLimits(group_size=GROUP_SIZE, max_new_tokens=16),
+        limits=AdmissionLimits(group_size=GROUP_SIZE, max_new_tokens=16),
         head_of=lambda policy_id: PolicyVersion(policy_id=policy_id, step=1),
         environments=frozenset({_ENVIRONMENT.name}),
-        standing=Standing(clock, groups_per_minute=_MANY),
+        reputation=Reputation(clock, groups_per_minute=_MANY),
         offload=asyncio.to_thread,
     )
 

@@ -47,7 +47,7 @@ async def scored_groups(
                 group=group,
                 rewards=verdict.rewards,
                 correction=Correction.EXACT,
-                is_local=True,
+                is_made_here=True,
                 first_seen_s=group.created_at_s,
                 size_bytes=1,
             )

@@ -47,14 +47,14 @@ class Arm:
     num_generated: int  # own groups made
     num_local: int  # most own groups with signal that are learned from
     num_external: int  # most groups of others
-    foreign: Literal["all", "positive"] = "all"
+    external: Literal["all", "positive"] = "all"
 
 
 ARMS: Final = (
     Arm(name="4/0", num_generated=4, num_local=4, num_external=0),
     Arm(name="2/2", num_generated=2, num_local=2, num_external=2),
     Arm(name="1/3", num_generated=1, num_local=1, num_external=3),
-    Arm(name="2/2 positive", num_generated=2, num_local=2, num_external=2, foreign="positive"),
+    Arm(name="2/2 positive", num_generated=2, num_local=2, num_external=2, external="positive"),
     Arm(name="4/0 of 12", num_generated=12, num_local=4, num_external=0),
 )
 BASELINE: Final = ARMS[0].name
@@ -102,7 +102,7 @@ class Outcome:
     num_generated: int  # groups
     num_local: int  # groups learned from
     num_external: int
-    num_silent: int  # own groups without signal
+    num_zero_variance: int  # own groups without signal
     num_skipped: int  # rounds in which a node had nothing to learn from
     seconds: float
 
@@ -125,7 +125,7 @@ class _Counts:
     num_generated: int = 0
     num_local: int = 0
     num_external: int = 0
-    num_silent: int = 0
+    num_zero_variance: int = 0
     num_skipped: int = 0
 
 
@@ -199,7 +199,7 @@ class Swarm:
             codec,
             load_recipe("swarm_sampling"),
             LearnerConfig(learning_rate=LEARNING_RATE),
-            ReplayConfig(foreign=self.arm.foreign),
+            ReplayConfig(external=self.arm.external),
             name,
             folder / str(number),
         )
@@ -235,7 +235,7 @@ class Swarm:
             num_generated=sum(count.num_generated for count in counts),
             num_local=sum(count.num_local for count in counts),
             num_external=sum(count.num_external for count in counts),
-            num_silent=sum(count.num_silent for count in counts),
+            num_zero_variance=sum(count.num_zero_variance for count in counts),
             num_skipped=sum(count.num_skipped for count in counts),
             seconds=time.monotonic() - start_s,
         )
@@ -272,7 +272,7 @@ class Swarm:
         )
         node.counts.generated_tokens += sum(group.group.num_tokens for group in scored)
         node.counts.num_generated += len(scored)
-        node.counts.num_silent += sum(not group.has_signal for group in scored)
+        node.counts.num_zero_variance += sum(not group.has_signal for group in scored)
         node.counts.reward += float(np.mean([group.rewards.mean() for group in scored]))
         return scored
 
@@ -285,11 +285,11 @@ class Swarm:
             for digest, group in held.items()
         ]
         chosen = sample("uniform", candidates, self.arm.num_external, seed=node.seed, step=number, source_weights={})
-        groups = [*local, *(replace(held[candidate.digest], is_local=False) for candidate in chosen)]
+        groups = [*local, *(replace(held[candidate.digest], is_made_here=False) for candidate in chosen)]
         return Draw(
             step=number,
             groups=tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups),
-            num_silent=sum(not group.has_signal for group in own),
+            num_zero_variance=sum(not group.has_signal for group in own),
         )
 
     def accuracies(self) -> dict[str, float]:

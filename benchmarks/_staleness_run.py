@@ -190,7 +190,7 @@ class _Policy:
             codec,
             recipe,
             LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
-            ReplayConfig(foreign="all"),
+            ReplayConfig(external="all"),
             self.name,
             folder / name,
         )
@@ -226,7 +226,7 @@ class _Policy:
         drawn = tuple(DrawnGroup(scored=group, age_steps=age, use=1) for group in groups if group.has_signal)
         if not drawn:
             return None
-        report = self.learner.step(Draw(step=number, groups=drawn, num_silent=len(groups) - len(drawn)))
+        report = self.learner.step(Draw(step=number, groups=drawn, num_zero_variance=len(groups) - len(drawn)))
         self.generator.load(*self.learner.snapshot())
         return report
 
@@ -305,7 +305,7 @@ class StaleRun:
         if self.peer is None:
             return await self.policy.make(self.job.num_groups)
         half = self.job.num_groups // 2
-        others = [replace(group, is_local=False) for group in await self.peer.make(half)]
+        others = [replace(group, is_made_here=False) for group in await self.peer.make(half)]
         return (*await self.policy.make(half), *others)
 
     def accuracies(self) -> dict[str, float]:

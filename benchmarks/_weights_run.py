@@ -125,7 +125,7 @@ class _Run:
             if len(groups) >= GROUPS_PER_STEP:
                 break
         drawn = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups[:GROUPS_PER_STEP])
-        report = self.learner.step(Draw(step=number, groups=drawn, num_silent=0))
+        report = self.learner.step(Draw(step=number, groups=drawn, num_zero_variance=0))
         if report.was_skipped:
             raise RuntimeError(f"step {number} made no version")
         logger.info("step", extra={"step": number, "loss": report.loss, "grad_norm": report.grad_norm})

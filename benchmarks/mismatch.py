@@ -199,7 +199,7 @@ def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "n
                 group=group,
                 rewards=np.zeros(len(group.rollouts), np.float32),
                 correction=Correction.EXACT,
-                is_local=True,
+                is_made_here=True,
                 first_seen_s=0.0,
                 size_bytes=0,
             ),
@@ -208,7 +208,7 @@ def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "n
         )
         for index, group in enumerate(groups)
     ]
-    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_silent=0), model.codec)
+    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_zero_variance=0), model.codec)
     found: list[torch.Tensor] = []
     for packed in pack(batch, TOKEN_BUDGET):
         ours = score_tokens(model.network, packed).logprobs

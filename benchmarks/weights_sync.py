@@ -31,7 +31,17 @@ from swarm.flow import Signal
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.model import PublishedTensors, weights_digest
-from swarm.types import Cursor, Digest, FloatArray, Leave, NodeId, PolicyVersion, SealedGroup, SealedManifest, Wanted
+from swarm.types import (
+    Credit,
+    Cursor,
+    Digest,
+    FloatArray,
+    NodeId,
+    PolicyVersion,
+    SealedGroup,
+    SealedManifest,
+    StreamFilter,
+)
 from swarm.weights.full import full_bytes
 from swarm.weights.manifest import Limits, Manifest, open_manifest, seal_body
 from swarm.weights.publish import Held, stage
@@ -73,7 +83,7 @@ class Trainer:
         self._sealed += manifests
         self._changed.fire()
 
-    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Every manifest, then new ones."""
         number = 0
         while True:
@@ -88,7 +98,7 @@ class Trainer:
             raise NotHeld(digest.hex())
         return data
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """No groups here."""
         raise NotHeld("no groups")
         yield
@@ -136,14 +146,14 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
     return syncs
 
 
-async def _follow(peer: PeerClient, heard: Sequence[SealedManifest | Leave], held: Held) -> object:
+async def _follow(peer: PeerClient, heard: Sequence[SealedManifest | Credit], held: Held) -> object:
     """The version of the patch that starts from what is held, verified."""
     manifest = _patch(heard, held)
     chunks = [await peer.fetch_chunk(digest, CHUNK_TIMEOUT_S) for digest in manifest.chunks]
     return await asyncio.to_thread(stage, manifest, chunks, held)
 
 
-def _patch(heard: Sequence[SealedManifest | Leave], held: Held) -> Manifest:
+def _patch(heard: Sequence[SealedManifest | Credit], held: Held) -> Manifest:
     for sealed in heard:
         assert isinstance(sealed, SealedManifest)
         manifest = open_manifest(sealed, held.version.policy_id, Limits())
@@ -152,7 +162,7 @@ def _patch(heard: Sequence[SealedManifest | Leave], held: Held) -> Manifest:
     raise AssertionError("no patch from the version before")
 
 
-def _sync_of(heard: Sequence[SealedManifest | Leave], held: Held, wire_bytes: int, state: PublishedTensors) -> Sync:
+def _sync_of(heard: Sequence[SealedManifest | Credit], held: Held, wire_bytes: int, state: PublishedTensors) -> Sync:
     manifest = _patch(heard, held)
     return Sync(
         step=manifest.version.step,

@@ -43,7 +43,7 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     from swarm.environments.load import build_environments
     from swarm.generation.produce import evaluate
     from swarm.objectives.methods import recipes_of
-    from swarm.objectives.part import Need
+    from swarm.objectives.part import Requirement
 
     torch.set_num_threads(config.num_threads)
     recipes = recipes_of(config)
@@ -62,7 +62,7 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
         generator=engines.generator,
         produce=questions.produce,
         ask=_chooser(config, recipes.main, questions, exchange),
-        greedy=_greedy(config, engines, task_of) if Need.BASELINE_ROLLOUT in recipes.needs else None,
+        greedy=_greedy(config, engines, task_of) if Requirement.BASELINE_ROLLOUT in recipes.needs else None,
         evaluate=lambda tasks: evaluate(
             engines.evaluator or engines.generator, engines.codec, tasks, config.generator.max_new_tokens
         ),
@@ -116,7 +116,7 @@ def _questions(
 
 def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchange: LocalExchange) -> Ask | None:
     """Asks what the recipe chooses among the training sequence; None where it takes it as it comes."""
-    from swarm.environments.prompt_choice import ChosenQuestions
+    from swarm.environments.prompt_choice import AdaptiveCurriculum
 
     if recipe.prompts is None:
         return None
@@ -124,7 +124,7 @@ def _chooser(config: NodeConfig, recipe: "Recipe", questions: _Questions, exchan
     async def score(env: str, task_id: int, answers: Sequence[str]) -> Sequence[float]:
         return (await exchange.score(env, task_id, answers)).rewards.tolist()
 
-    return ChosenQuestions(
+    return AdaptiveCurriculum(
         chooser=recipe.prompts,
         candidates=questions.tasks,
         answer=questions.answer,

@@ -21,8 +21,8 @@ from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, SwarmError
-from swarm.exchange.admission import Door
-from swarm.exchange.admission_checks import DoorLimits
+from swarm.exchange.admission import Admission
+from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -31,14 +31,14 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, TextCodec
 from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.process import (
     Service,
-    begin_start,
+    defer_gc,
+    freeze_gc,
     load_or_create_identity,
     lock_directory,
     run_until_signal,
-    settle,
     write_json,
 )
 from swarm.telemetry import EventLog, Telemetry, make_sinks
@@ -133,17 +133,17 @@ class Daemon(Service):
         codec = await asyncio.to_thread(_load_codec, config)
         self._verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self._verifier.close)
-        door = Door(
+        admission = Admission(
             run_id=config.run_id,
             node_id=identity.node_id,
             codec=codec,
             verifier=self._verifier,
             store=store,
             clock=self.clock,
-            limits=DoorLimits.from_config(config),
+            limits=AdmissionLimits.from_config(config),
             head_of=lambda policy_id: self.agent.head_of(policy_id),
             environments=frozenset(env.name for env in config.environments),
-            standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
+            reputation=Reputation(self.clock, groups_per_minute=config.exchange.groups_per_minute),
             offload=asyncio.to_thread,
             usable=await asyncio.to_thread(_usable_corrections, config),
         )
@@ -152,7 +152,7 @@ class Daemon(Service):
             identity=identity,
             store=store,
             replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
-            door=door,
+            admission=admission,
             verifier=self._verifier,
             tokenizer_digest=codec.digest,
             clock=self.clock,
@@ -186,13 +186,13 @@ class Daemon(Service):
     async def _work(self) -> None:
         if self.config.worker == "inline":
             worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
-            settle()
+            freeze_gc()
             try:
                 await run_worker(worker)
             finally:
                 await asyncio.to_thread(worker.close)
         else:
-            settle()
+            freeze_gc()
             await self._work_in_a_process()
         self._is_finished = True
         self._emit("finished", {"step": self.agent.head.step})
@@ -320,12 +320,12 @@ async def run_daemon(config: NodeConfig) -> None:
         async with Daemon(config) as daemon:
             await daemon.run()
 
-    begin_start()
+    defer_gc()
     try:
         if await run_until_signal(run()):
             logger.info("node stopped")
     finally:
-        settle()  # also where it failed to start
+        freeze_gc()  # also where it failed to start
 
 
 def _weights_status(agent: Agent) -> JsonDict:
@@ -333,7 +333,7 @@ def _weights_status(agent: Agent) -> JsonDict:
     found: JsonDict = {"weights_sent_bytes": agent.holding.bytes_sent}
     if agent.publishing is not None:
         found["published_step"] = agent.holding.head_step(agent.node_id)
-        found["followers"] = agent.leaves.status()
+        found["followers"] = agent.credit_ledger.status()
     if agent.following is not None:
         found["following"] = agent.following.status()
     return found

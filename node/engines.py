@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarm.learn.guarded_learner import GuardedLearner
     from swarm.learn.learner import PolicyLearner
     from swarm.model import LoadedModel, PublishedTensors
-    from swarm.objectives.fallbacks import RecipesByKind
+    from swarm.objectives.fallbacks import RecipeSet
 
 BASE_MODEL: Final = "base model"  # lineage of what an engine starts with, until a manifest says whom it follows
 
@@ -47,7 +47,7 @@ class Engines:
 
 
 def load_engines(
-    config: NodeConfig, node_id: NodeId, recipes: "RecipesByKind", task_of: TaskOf, canaries: Sequence[Task]
+    config: NodeConfig, node_id: NodeId, recipes: "RecipeSet", task_of: TaskOf, canaries: Sequence[Task]
 ) -> Engines:
     """Loads the model and starts what the roles need (blocking, slow).
 
@@ -69,7 +69,7 @@ def _training(
     config: NodeConfig,
     node_id: NodeId,
     loaded: "LoadedModel",
-    recipes: "RecipesByKind",
+    recipes: "RecipeSet",
     task_of: TaskOf,
     canaries: Sequence[Task],
 ) -> Engines:

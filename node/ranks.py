@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import TaskOf
-from swarm.process import settle
+from swarm.process import freeze_gc
 from swarm.types import NodeId, Role, Task
 
 if TYPE_CHECKING:
     from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
     from swarm.model import LoadedModel
-    from swarm.objectives.fallbacks import RecipesByKind
+    from swarm.objectives.fallbacks import RecipeSet
 
 
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
@@ -68,7 +68,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    settle()
+    freeze_gc()
     # They meet through files: torch's TCP stores have no password and listen on every interface.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with tempfile.TemporaryDirectory(prefix="swarm-ranks-") as folder:
@@ -110,7 +110,7 @@ def open_policy(
     config: NodeConfig,
     node_id: NodeId,
     loaded: "LoadedModel",
-    recipes: "RecipesByKind",
+    recipes: "RecipeSet",
     task_of: TaskOf,
     ranks: "ShardedRanks | None",
 ) -> "PolicyLearner":
@@ -161,6 +161,6 @@ def follow_leader(config: NodeConfig) -> None:
     policy = open_policy(config, node_id, loaded, recipes_of(config), task_of, ranks)
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
-    settle()
+    freeze_gc()
     follow(policy, ranks, load_recipe(config.guard.safe_recipe))
     ranks.stop()

@@ -19,7 +19,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.loops import Worker, run_worker
-from swarm.process import begin_start, die_with, settle
+from swarm.process import defer_gc, die_with, freeze_gc
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     try:
         node_id = Identity.load(config.dir / "identity.key").node_id
         worker = await asyncio.to_thread(build_worker, config, node_id, client)
-        settle()
+        freeze_gc()
         await run_worker(worker)
         return True
     except asyncio.CancelledError:
@@ -60,7 +60,7 @@ async def work(config: NodeConfig, socket: Path) -> bool:
 
 def main() -> None:
     """Entry point of the worker process; started by the agent, not by people."""
-    begin_start()
+    defer_gc()
     from swarm.telemetry import setup_logging
 
     parser = argparse.ArgumentParser(description="The training and generating process of a node.")

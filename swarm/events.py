@@ -73,8 +73,8 @@ def draw_fields(draw: Draw, config: NodeConfig, policy_id: str) -> JsonDict:
     """
     return {
         "step": draw.step,
-        "num_silent": draw.num_silent,
-        "silent": [digest.hex() for digest in draw.silent],
+        "num_zero_variance": draw.num_zero_variance,
+        "silent": [digest.hex() for digest in draw.zero_variance],
         "groups": [
             {
                 **group_fields(drawn.scored),

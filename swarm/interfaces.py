@@ -13,15 +13,16 @@ from swarm.types import (
     Advice,
     ApplyReport,
     Canary,
+    Credit,
     Cursor,
     Digest,
     Draw,
     Evaluation,
     FloatArray,
-    Leave,
     LoadReport,
     NodeId,
     NodeReport,
+    PatchChain,
     PolicyVersion,
     Rollout,
     RolloutGroup,
@@ -30,9 +31,8 @@ from swarm.types import (
     SealedGroup,
     SealedManifest,
     StepReport,
+    StreamFilter,
     Task,
-    Wanted,
-    Way,
 )
 
 Result = TypeVar("Result")
@@ -243,7 +243,7 @@ class StreamItem:
 class ExchangeHandler(Protocol):
     """What a node serves to its peers. Every argument from a peer is hostile until checked."""
 
-    def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
 
         Raises Unavailable for a peer that is not welcome, also in the middle.
@@ -254,7 +254,7 @@ class ExchangeHandler(Protocol):
         """A held group. Raises NotHeld; Unavailable for a peer that is not welcome."""
         ...
 
-    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, oldest first, then each new one for as long as the peer reads.
 
         Where this node trains that lineage it also gives the peer leave to make groups, up to `window` that did not
@@ -276,7 +276,7 @@ class PeerClient(Protocol):
         """The peer that proved its identity."""
         ...
 
-    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`, as wanted; not reading holds it back. Raises Unavailable when it breaks."""
         ...
 
@@ -284,7 +284,7 @@ class PeerClient(Protocol):
         """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
         ...
 
-    def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Manifests that the peer holds of a lineage, then new ones, and leave to make groups where it trains it.
 
         Nothing in a manifest was checked. Raises NotHeld, Unavailable when it breaks.
@@ -332,7 +332,7 @@ class Discovery(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Leaves the directory."""
+        """CreditLedger the directory."""
         ...
 
 
@@ -468,7 +468,7 @@ class LocalExchange(Protocol):
         """
         ...
 
-    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """How to get from what the engine holds to the newest version of the followed lineage.
 
         Every manifest was checked and every chunk of it lies in the node's weight store.

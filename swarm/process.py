@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
-def begin_start() -> None:
+def defer_gc() -> None:
     """For the entry point of a process: no search for garbage until `settle`.
 
     Importing torch, transformers and hivemind makes hardly anything but what stays; searching it again and again took
@@ -36,7 +36,7 @@ def begin_start() -> None:
     gc.disable()
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """The process is built: what is there now is never searched for garbage, what comes is, as usual.
 
     Where garbage is searched for already nothing happens, so that what calls this may run inside another program.

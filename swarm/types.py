@@ -219,7 +219,7 @@ class ScoredGroup:
     group: RolloutGroup
     rewards: FloatArray  # [G], from the local verifier
     correction: Correction
-    is_local: bool  # made by this node; whose policy made it is `is_own_policy`
+    is_made_here: bool  # made by this node; whose policy made it is `is_own_policy`
     first_seen_s: float  # this node's wall clock
     size_bytes: int
 
@@ -233,7 +233,7 @@ class ScoredGroup:
         """True when the lineage `policy_id`, this node's own, generated it, on whatever machine.
 
         This is what a draw and an objective mean by local: exact ages, and a policy that is the learner's own. Who is
-        believed, held, served or counted as a producer is another question, and `is_local` answers it.
+        believed, held, served or counted as a producer is another question, and `is_made_here` answers it.
         """
         return self.group.policy_id == policy_id
 
@@ -261,14 +261,14 @@ class SealedManifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Credit:
     """Leave to make groups for a trainer, given to one watcher of its lineage: a total that only grows."""
 
     head_step: int  # of the trainer
     limit: int  # groups that this watcher may have begun since its watch began
 
 
-Way = tuple[SealedManifest, ...]
+PatchChain = tuple[SealedManifest, ...]
 """Manifests that lead from what an engine holds (or from nothing) to a version, in order."""
 
 
@@ -317,10 +317,10 @@ class RefusalReason(StrEnum):
     FALSE_REWARD = "false_reward"
     VERIFIER_FAILED = "verifier_failed"
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
-    LOW_STANDING = "low_standing"
+    LOW_REPUTATION = "low_reputation"
     OVER_QUOTA = "over_quota"
-    TOO_MUCH_TALK = "too_much_talk"  # more items on a neighbour's streams than anybody has to say
-    NO_LEAVE = "no_leave"  # of our own lineage, more than its producer was given leave for
+    TOO_MANY_ITEMS = "too_many_items"  # more items on a neighbour's streams than anybody has to say
+    NO_CREDIT = "no_credit"  # of our own lineage, more than its producer was given leave for
     NO_ROOM = "no_room"
 
 
@@ -344,11 +344,11 @@ class Cursor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class StreamFilter:
     """What a subscriber takes beside a holder's own groups that have signal."""
 
     relay: bool = False  # notices of groups that other nodes made
-    silent: bool = False  # groups whose rewards are all equal
+    zero_variance: bool = False  # groups whose rewards are all equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -436,9 +436,11 @@ class Draw:
 
     step: int  # the step it is for; draws of one node are numbered without gaps
     groups: tuple[DrawnGroup, ...]
-    num_silent: int  # local groups without signal that this draw used up
+    num_zero_variance: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
-    silent: tuple[Digest, ...] = ()  # those num_silent groups; journalled, so that a restart does not count them again
+    zero_variance: tuple[
+        Digest, ...
+    ] = ()  # those num_zero_variance groups; journalled, so that a restart does not count them again
     baselines: tuple[float, ...] = ()  # reward of the learner's greedy answer to each group's prompt, where wanted
 
 

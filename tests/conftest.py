@@ -2,13 +2,13 @@
 
 import pytest
 
-from swarm.process import begin_start, settle
+from swarm.process import defer_gc, freeze_gc
 
 
 def pytest_configure() -> None:
     """Collecting the tests imports every library there is: as a node does, without searching that for garbage."""
-    begin_start()
+    defer_gc()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    settle()
+    freeze_gc()

@@ -38,7 +38,7 @@ def bench(
 
 def _checkout() -> Path:
     """The folder that holds `benchmarks/`: of this package, or the working directory."""
-    for root in (Path(__file__).resolve().parents[1], Path.cwd()):
+    for root in (Path(__file__).resolve().parents[2], Path.cwd()):
         if (root / "benchmarks" / "staleness.py").is_file():
             return root
     raise ConfigError("bench: the benchmarks are not installed with the package; run this in a clone of the repository")

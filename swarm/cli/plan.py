@@ -216,7 +216,7 @@ def _leave(learner: LearnerFigures, generator: GeneratorFigures, number: int) ->
     room = (learner.max_age_steps + 1) * learner.groups_per_step
     begun = number * generator.groups_per_batch
     return Inequality(
-        name="leave",
+        name="credit",
         formula="N g <= (max_age + 1) b",
         numbers=f"{number} x {generator.groups_per_batch} = {begun} <= {learner.max_age_steps + 1} x"
         f" {figure(learner.groups_per_step)} = {figure(room)} groups",

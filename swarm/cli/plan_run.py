@@ -115,7 +115,7 @@ def _step_s(event: JsonDict) -> float:
 
 
 def _groups_used(event: JsonDict) -> int:
-    return sum(1 for group in event["groups"] if group["local"]) + event["num_silent"]
+    return sum(1 for group in event["groups"] if group["local"]) + event["num_zero_variance"]
 
 
 def _tokens_per_s(puts: Sequence[JsonDict]) -> float | None:

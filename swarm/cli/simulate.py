@@ -28,7 +28,7 @@ MinutesOption = Annotated[float | None, typer.Option(min=0, help="Stop after thi
 MixOption = Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")]
 RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes list`.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of tasks, sampling and draws.")]
-ForeignOption = Annotated[
+ExternalOption = Annotated[
     Literal["all", "positive"],
     typer.Option(help="positive: drop foreign rollouts with negative advantage; all: keep."),
 ]
@@ -76,7 +76,7 @@ def simulate(
     mix: MixOption = "",
     recipe: RecipeOption = "swarm_sampling",
     seed: SeedOption = 0,
-    foreign: ForeignOption = "positive",
+    external: ExternalOption = "positive",
     slow: SlowOption = None,
     kill: KillOption = None,
     stop: StopOption = None,
@@ -116,7 +116,7 @@ def simulate(
         latency_ms=latency_ms,
         barrier=barrier,
         deterministic=deterministic,
-        foreign=foreign,
+        external=external,
         mode=mode,
         overrides=tuple(set_ or ()),
         out=out,

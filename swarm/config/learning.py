@@ -29,9 +29,9 @@ class ReplayConfig(Model):
     """Buffer bound, bytes."""
     sampler: Literal["uniform", "fresh", "effective"] = "uniform"
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
-    foreign: Literal["all", "positive"] = "positive"
+    external: Literal["all", "positive"] = "positive"
     """`positive` drops members of foreign groups with negative advantage (after the advantage was computed)."""
-    keep_silent: bool = False
+    keep_zero_variance: bool = False
     """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
     barrier: bool = False
     """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""

@@ -34,7 +34,7 @@ class _State:
     memory: Mapping[str, Any]
 
 
-class ChosenQuestions:
+class AdaptiveCurriculum:
     """Asks rounds of questions.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.exchange.admission_checks import (
-    DoorLimits,
+    AdmissionLimits,
     Finding,
     check_form,
     check_freshness,
@@ -27,7 +27,7 @@ from swarm.exchange.admission_checks import (
 from swarm.exchange.version_history import Versions
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, TextCodec, Verdict, Verifier
-from swarm.peers.reputation import UNPROVEN, Standing
+from swarm.peers.reputation import UNPROVEN, Reputation
 from swarm.types import (
     Correction,
     Digest,
@@ -41,17 +41,17 @@ from swarm.types import (
     SealedGroup,
     short,
 )
-from swarm.weight_sync.credit import Leaves
+from swarm.weight_sync.credit import CreditLedger
 from swarm.wire.envelopes import open_group, seal_group
 
-__all__ = ["Door", "DoorLimits"]
+__all__ = ["Admission", "AdmissionLimits"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
 
 
-class Door:
+class Admission:
     """Admission of groups; one per node.
 
     Args:
@@ -78,10 +78,10 @@ class Door:
         verifier: Verifier,
         store: GroupStore,
         clock: Clock,
-        limits: DoorLimits,
+        limits: AdmissionLimits,
         head_of: Callable[[NodeId], PolicyVersion | None],
         environments: frozenset[str],
-        standing: Standing,
+        reputation: Reputation,
         offload: Offload,
         usable: frozenset[Correction] = frozenset(Correction),
     ) -> None:
@@ -94,11 +94,11 @@ class Door:
         self._limits = limits
         self._head_of = head_of
         self._environments = environments
-        self._standing = standing
+        self._reputation = reputation
         self._offload = offload
         self._usable = usable
         self.versions = Versions(node_id, clock)  # that existed, as far as this node knows; told by the agent
-        self.leaves: Leaves | None = None  # who may send groups of our own lineage; set by the agent
+        self.credit_ledger: CreditLedger | None = None  # who may send groups of our own lineage; set by the agent
         self._judged: Counter[NodeId] = Counter()  # such groups between that check and their end
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._in_flight: set[Digest] = set()
@@ -107,7 +107,7 @@ class Door:
 
     def is_open_to(self, peer: NodeId) -> bool:
         """False while the peer's standing is below the floor: nothing from it is worth any work."""
-        return not self._standing.is_low(peer)
+        return not self._reputation.is_low(peer)
 
     async def admit(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Judges, scores and stores one foreign group.
@@ -129,12 +129,12 @@ class Door:
             self._count(result, via, is_signed=True)
         else:
             self.num_admitted += 1
-            self._standing.record_good(result.group.producer)
+            self._reputation.record_good(result.group.producer)
         return result
 
-    def refuse_talk(self, via: NodeId) -> Refused:
+    def refuse_items(self, via: NodeId) -> Refused:
         """A neighbour said more than anybody has to say; it is charged."""
-        refused = Refused(reason=RefusalReason.TOO_MUCH_TALK, detail=f"{short(via)} said too much in a minute")
+        refused = Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=f"{short(via)} said too much in a minute")
         self._count(refused, via, is_signed=False)
         return refused
 
@@ -156,7 +156,7 @@ class Door:
         """Scores, seals and stores one of our groups; nothing is refused. Raises also StorageFull."""
         claimed, rewards = await self.score_own(group)
         sealed = await self._offload(seal_group, claimed, identity)
-        scored = self._scored(clamp_logprobs(claimed), sealed, rewards, is_local=True)
+        scored = self._scored(clamp_logprobs(claimed), sealed, rewards, is_made_here=True)
         await self._store.put(scored, sealed)
         return scored, sealed
 
@@ -165,9 +165,9 @@ class Door:
     def _refuse_at_the_step(self, sealed: SealedGroup, via: NodeId) -> Refused | None:
         """What can be said without looking at more than a length."""
         finding: Finding = None
-        if self._standing.is_low(via):
-            finding = RefusalReason.LOW_STANDING, f"sender {short(via)} is below the floor"
-        elif not self._standing.take(via):
+        if self._reputation.is_low(via):
+            finding = RefusalReason.LOW_REPUTATION, f"sender {short(via)} is below the floor"
+        elif not self._reputation.take(via):
             finding = RefusalReason.OVER_QUOTA, f"sender {short(via)} used up its quota"
         elif sealed.size_bytes > self._limits.max_group_bytes:
             bound = self._limits.max_group_bytes
@@ -236,9 +236,9 @@ class Door:
         producer = group.producer
         if producer == self._node_id:
             return RefusalReason.DUPLICATE, "our own group"
-        if self._standing.is_low(producer):
-            return RefusalReason.LOW_STANDING, f"producer {short(producer)} is below the floor"
-        if producer != via and not self._standing.take(producer):
+        if self._reputation.is_low(producer):
+            return RefusalReason.LOW_REPUTATION, f"producer {short(producer)} is below the floor"
+        if producer != via and not self._reputation.take(producer):
             return RefusalReason.OVER_QUOTA, f"producer {short(producer)} used up its quota"
         if group.run_id != self._run_id:
             return RefusalReason.WRONG_RUN, "a group of another run"
@@ -248,15 +248,15 @@ class Door:
             return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
         head = self._head_of(group.policy_id)
         finding = check_freshness(group, head, self._clock.now_s(), self._limits)
-        return finding or self.versions.check(group) or self._check_leave(group)
+        return finding or self.versions.check(group) or self._check_credit(group)
 
-    def _check_leave(self, group: RolloutGroup) -> Finding:
+    def _check_credit(self, group: RolloutGroup) -> Finding:
         """Of our own lineage only what we gave leave for: nobody crowds out the others with it."""
-        if self.leaves is None or group.policy_id != self._node_id:
+        if self.credit_ledger is None or group.policy_id != self._node_id:
             return None
-        if self.leaves.expects(group.producer, self._judged[group.producer]):
+        if self.credit_ledger.expects(group.producer, self._judged[group.producer]):
             return None
-        return RefusalReason.NO_LEAVE, "more than its producer was given leave for"
+        return RefusalReason.NO_CREDIT, "more than its producer was given leave for"
 
     async def _verdict(self, group: RolloutGroup) -> Verdict | tuple[RefusalReason, str]:
         """The sandbox's rewards, checked against the group; a crash is the producer's."""
@@ -270,7 +270,7 @@ class Door:
         return check_verdict(group, verdict, self._codec, self._limits) or verdict
 
     async def _keep(self, group: RolloutGroup, sealed: SealedGroup, verdict: Verdict) -> ScoredGroup | Refused:
-        scored = self._scored(clamp_logprobs(group), sealed, verdict.rewards, is_local=False)
+        scored = self._scored(clamp_logprobs(group), sealed, verdict.rewards, is_made_here=False)
         if scored.correction not in self._usable:
             detail = f"correction {scored.correction}, usable: {', '.join(sorted(self._usable))}"
             return _refused((RefusalReason.UNUSABLE_CORRECTION, detail), sealed)
@@ -283,20 +283,20 @@ class Door:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _scored(self, group: RolloutGroup, sealed: SealedGroup, rewards: FloatArray, is_local: bool) -> ScoredGroup:
+    def _scored(self, group: RolloutGroup, sealed: SealedGroup, rewards: FloatArray, is_made_here: bool) -> ScoredGroup:
         return ScoredGroup(
             digest=sealed.digest,
             group=group,
             rewards=rewards,
             correction=correction_of(group, self._codec),
-            is_local=is_local,
+            is_made_here=is_made_here,
             first_seen_s=self._clock.now_s(),
             size_bytes=sealed.size_bytes,
         )
 
     def _count(self, refused: Refused, via: NodeId, is_signed: bool) -> None:
         self.refusals[refused.reason] += 1
-        self._standing.record_refused(refused.reason, via, refused.producer if is_signed else None)
+        self._reputation.record_refused(refused.reason, via, refused.producer if is_signed else None)
 
 
 def _digest_of(body: bytes) -> Digest:

@@ -35,7 +35,7 @@ CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DoorLimits:
+class AdmissionLimits:
     """The bounds of admission."""
 
     max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
@@ -51,7 +51,7 @@ class DoorLimits:
     head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
 
     @classmethod
-    def from_config(cls, config: NodeConfig) -> "DoorLimits":
+    def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
         """The limits a node's configuration implies."""
         return cls(
             max_group_bytes=config.exchange.max_group_bytes,
@@ -65,7 +65,7 @@ class DoorLimits:
         )
 
 
-def check_form(group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+def check_form(group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
     """Everything that group, vocabulary and limits decide alone."""
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
@@ -82,7 +82,7 @@ def check_form(group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Fin
     return None
 
 
-def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
     if rollout.finish is FinishReason.ABORTED:
         return RefusalReason.BAD_SAMPLING, "an aborted rollout"
     finding = _check_sampling(rollout, limits)
@@ -104,7 +104,7 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limi
     return finding
 
 
-def _check_sampling(rollout: Rollout, limits: DoorLimits) -> Finding:
+def _check_sampling(rollout: Rollout, limits: AdmissionLimits) -> Finding:
     """Sampling is as the run has it: objectives weigh by length limits, and gradients grow as a temperature falls."""
     sampling = rollout.sampling
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
@@ -128,7 +128,7 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
     return None
 
 
-def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
     num_trained = int(np.count_nonzero(trace.action_mask))
     if not 1 <= num_trained <= limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"{num_trained} trained tokens, expected 1 to {limits.max_new_tokens}"
@@ -185,7 +185,7 @@ def _check_text(text: str, trace: TokenTrace, codec: TextCodec) -> Finding:
     return None
 
 
-def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: DoorLimits) -> Finding:
+def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: AdmissionLimits) -> Finding:
     """Age in steps and seconds, against the newest signed head known of the group's lineage, or its own newest token.
 
     Args:
@@ -214,7 +214,7 @@ def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: floa
     return None
 
 
-def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limits: DoorLimits) -> Finding:
+def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limits: AdmissionLimits) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says."""
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):

@@ -23,18 +23,18 @@ from swarm.events import (
     version_fields,
     versions_of,
 )
-from swarm.exchange.admission import Door
+from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import CLOCK_SKEW_S
-from swarm.exchange.capacity import Allowance
-from swarm.exchange.draw_journal import Drawing
-from swarm.exchange.group_ingest import Intake
-from swarm.exchange.group_stream import Serving
+from swarm.exchange.capacity import GenerationCapacity
+from swarm.exchange.draw_journal import DrawJournal
+from swarm.exchange.group_ingest import GroupIngest
+from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Signal
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, Verdict, Verifier
-from swarm.peers.coordinator_view import Coordination
-from swarm.peers.intake_quota import Appetite
+from swarm.peers.coordinator_view import CoordinatorView
+from swarm.peers.intake_quota import IntakeQuota
 from swarm.peers.peer_table import Peers
 from swarm.types import (
     Advert,
@@ -45,17 +45,17 @@ from swarm.types import (
     Evaluation,
     NodeId,
     NodeReport,
+    PatchChain,
     PolicyVersion,
     Role,
     RolloutGroup,
     StepReport,
-    Way,
     short,
 )
-from swarm.weight_sync.credit import Leaves
-from swarm.weight_sync.follower import Following
-from swarm.weight_sync.version_publisher import Publishing
-from swarm.weight_sync.weight_server import Holding
+from swarm.weight_sync.credit import CreditLedger
+from swarm.weight_sync.follower import WeightFollower
+from swarm.weight_sync.version_publisher import VersionPublisher
+from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Agent:
         identity: Identity,
         store: GroupStore,
         replay: ReplayBuffer,
-        door: Door,
+        admission: Admission,
         verifier: Verifier,
         tokenizer_digest: Digest,
         clock: Clock,
@@ -107,45 +107,51 @@ class Agent:
         self.num_failures = 0
         self.peers = Peers(self.node_id)
         self.head = PolicyVersion(policy_id=self.node_id, step=0)
-        self.coordination = Coordination(clock)
+        self.coordination = CoordinatorView(clock)
         self.endpoints: tuple[str, ...] = ()
         self.last_step_at_s = clock.now_s()
-        self._door = door
-        self.versions = door.versions
+        self._admission = admission
+        self.versions = admission.versions
         self._verifier = verifier
         self._tokenizer_digest = tokenizer_digest
         self._emit = emit
-        appetite = Appetite(config.replay, clock)
+        intake_quota = IntakeQuota(config.replay, clock)
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
         self._reward_mean = 0.0
         self._reward_std = 0.0
-        self.drawing = Drawing(config, store, replay, self.peers, self.coordination, emit, self._changed, appetite)
+        self.drawing = DrawJournal(
+            config, store, replay, self.peers, self.coordination, emit, self._changed, intake_quota
+        )
         window = WINDOW_STEPS * config.replay.local_groups
-        self.leaves = Leaves(clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting)
-        door.leaves = self.leaves
-        self._allowance = Allowance(config, replay, self.drawing, self.leaves, lambda: self.head.step)
-        self.holding = Holding(
+        self.credit_ledger = CreditLedger(
+            clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting
+        )
+        admission.credit_ledger = self.credit_ledger
+        self._allowance = GenerationCapacity(config, replay, self.drawing, self.credit_ledger, lambda: self.head.step)
+        self.holding = WeightServer(
             node_id=self.node_id,
             store=weights,
             publishes=config.weights.publish,
-            leaves=self.leaves,
+            credit_ledger=self.credit_ledger,
             room=self._allowance.for_followers,
             require_welcome=self.require_welcome,
             note=self.versions.note,
             changed=self._changed,
             offload=offload,
         )
-        self.serving = Serving(self.node_id, store, config.replay, self.head_of, self.require_welcome, self.holding)
+        self.serving = GroupStreams(
+            self.node_id, store, config.replay, self.head_of, self.require_welcome, self.holding
+        )
         self.publishing, self.following = self._weights_side(weights, offload)
-        self.intake = Intake(
+        self.intake = GroupIngest(
             node_id=self.node_id,
             config=config,
-            door=door,
-            appetite=appetite,
+            admission=admission,
+            intake_quota=intake_quota,
             peers=self.peers,
-            leaves=self.leaves,
+            credit_ledger=self.credit_ledger,
             replay=replay,
             serving=self.serving,
             changed=self._changed,
@@ -156,16 +162,16 @@ class Agent:
 
     def _weights_side(
         self, weights: WeightStore | None, offload: Offload
-    ) -> tuple[Publishing | None, Following | None]:
+    ) -> tuple[VersionPublisher | None, WeightFollower | None]:
         """Who publishes follows nobody; who has no trainer of its own follows one."""
         config = self.config
         if weights is None:
             return None, None
         if config.weights.publish:
-            return Publishing(self.identity, weights, self.holding, self._emit, offload), None
+            return VersionPublisher(self.identity, weights, self.holding, self._emit, offload), None
         if Role.TRAINER in config.roles or Role.GENERATOR not in config.roles:
             return None, None
-        following = Following(
+        following = WeightFollower(
             config=config,
             node_id=self.node_id,
             store=weights,
@@ -189,14 +195,14 @@ class Agent:
             self.replay.restore(await self.store.uses(), groups)
         await self.serving.restore(groups)
         for scored in groups:
-            if not scored.is_local:
+            if not scored.is_made_here:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
         doubtful_s = self.config.replay.max_age_s + CLOCK_SKEW_S
         self.versions.restore([scored.group for scored in groups], doubtful_s)
         self._num_asked = self.serving.log_head.sequence  # exact alone; groups of others only make it skip numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
-            held = [[scored.digest.hex(), scored.is_local] for scored in groups]
+            held = [[scored.digest.hex(), scored.is_made_here] for scored in groups]
             self._emit("restored", {"groups": len(groups), "draws": num_draws, "held": held})
 
     # --- own worker: LocalExchange ---------------------------------------------------------------
@@ -225,7 +231,7 @@ class Agent:
     async def _put(self, group: RolloutGroup) -> float:
         try:
             with self.serving.putting():
-                scored, _ = await self._door.own(group, self.identity)
+                scored, _ = await self._admission.own(group, self.identity)
                 await self.serving.read_head()
         except StorageFull as error:
             logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
@@ -242,7 +248,7 @@ class Agent:
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * std
         if self.following is not None:
-            self.following.leave.made()
+            self.following.credit.made()
             self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
         self.intake.add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
@@ -267,15 +273,15 @@ class Agent:
             await self.publishing.publish(version, manifests)
         self._changed.fire()
 
-    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """How an engine gets from what it holds to the newest version of the followed lineage, as far as it is here."""
         if self.following is None:
             raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
-        return await self.following.next_way(held, wait=wait)
+        return await self.following.next_update(held, wait=wait)
 
     async def applied(self, report: ApplyReport) -> None:
         """An engine took a version, or refused it."""
-        assert self.following is not None, "next_way gave no way"
+        assert self.following is not None, "next_update gave no way"
         await self.following.applied(report)
 
     async def report(self, report: StepReport) -> None:
@@ -346,16 +352,16 @@ class Agent:
 
     def is_welcome(self, peer: NodeId) -> bool:
         """False while the peer's standing is below the floor: we neither follow nor serve it until it has decayed."""
-        return self._door.is_open_to(peer)
+        return self._admission.is_open_to(peer)
 
     def require_welcome(self, peer: NodeId) -> None:
         """Raises Unavailable for a peer that is not welcome now."""
         if not self.is_welcome(peer):
             raise Unavailable(f"the standing of {short(peer)} is below the floor; it decays with time")
 
-    def write_off_leave(self) -> None:
+    def write_off_credit(self) -> None:
         """What followers did not deliver for too long is for others, and for our own generator."""
-        if self.leaves.write_off():
+        if self.credit_ledger.write_off():
             self._changed.fire()
 
     # --- what others may know about us ------------------------------------------------------------

@@ -7,13 +7,13 @@ the draws of one group's life can use, but for leave that was written off and fo
 from collections.abc import Callable
 
 from swarm.config import NodeConfig
-from swarm.exchange.draw_journal import Drawing
+from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.types import Role
-from swarm.weight_sync.credit import Leaves
+from swarm.weight_sync.credit import CreditLedger
 
 
-class Allowance:
+class GenerationCapacity:
     """Shares admission capacity between the own generator and the followers of a trainer.
 
     Args:
@@ -25,12 +25,17 @@ class Allowance:
     """
 
     def __init__(
-        self, config: NodeConfig, replay: ReplayBuffer, drawing: Drawing, leaves: Leaves, head_step: Callable[[], int]
+        self,
+        config: NodeConfig,
+        replay: ReplayBuffer,
+        drawing: DrawJournal,
+        credit_ledger: CreditLedger,
+        head_step: Callable[[], int],
     ) -> None:
         self._config = config
         self._replay = replay
         self._drawing = drawing
-        self._leaves = leaves
+        self._credit_ledger = credit_ledger
         self._head_step = head_step
         self._num_running = 0  # of the own generator, which asks anew when its batch is made
 
@@ -38,7 +43,7 @@ class Allowance:
         """Groups that the own generator may begin now."""
         if self._config.learner.deterministic and self._drawing.comes_first:
             return 0  # strictly in turn: the step comes first
-        return self._replay.capacity(self._head_step(), running=self._leaves.num_outstanding)
+        return self._replay.capacity(self._head_step(), running=self._credit_ledger.num_outstanding)
 
     def own_begins(self, count: int) -> int:
         """The own generator was told that it may begin so many; returns them."""
@@ -61,5 +66,5 @@ class Allowance:
         capacity = self._replay.capacity(self._head_step(), running=self._num_running)
         if Role.GENERATOR not in self._config.roles:
             return capacity
-        share = (capacity + self._num_running) // (len(self._leaves.followers) + 1)
+        share = (capacity + self._num_running) // (len(self._credit_ledger.followers) + 1)
         return max(0, capacity - max(0, share - self._num_running))

@@ -15,8 +15,8 @@ from swarm.events import Emit, draw_fields
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore
-from swarm.peers.coordinator_view import Coordination
-from swarm.peers.intake_quota import Appetite
+from swarm.peers.coordinator_view import CoordinatorView
+from swarm.peers.intake_quota import IntakeQuota
 from swarm.peers.peer_table import Peers
 from swarm.types import Digest, Draw, PolicyVersion, StepReport
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
 
 
-class Drawing:
+class DrawJournal:
     """The draws of one node, in order.
 
     Args:
@@ -45,10 +45,10 @@ class Drawing:
         store: GroupStore,
         replay: ReplayBuffer,
         peers: Peers,
-        coordination: Coordination,
+        coordination: CoordinatorView,
         emit: Emit,
         changed: Signal,
-        appetite: Appetite,
+        intake_quota: IntakeQuota,
     ) -> None:
         self._config = config
         self._store = store
@@ -57,7 +57,7 @@ class Drawing:
         self._coordination = coordination
         self._emit = emit
         self._changed = changed
-        self._appetite = appetite
+        self._intake_quota = intake_quota
         self._lock = asyncio.Lock()
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
@@ -114,11 +114,11 @@ class Drawing:
         await self._journal(draw)
         self._next = draw.step + 1
         num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
-        self.num_local += num_local + draw.num_silent
+        self.num_local += num_local + draw.num_zero_variance
         self.num_external += len(draw.groups) - num_local
         self._emit("draw", draw_fields(draw, self._config, head.policy_id))
         self._changed.fire()  # room for the generator
-        self._appetite.drew()
+        self._intake_quota.drew()
         return draw
 
     async def _journal(self, draw: Draw) -> None:

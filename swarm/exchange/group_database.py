@@ -96,7 +96,7 @@ class GroupDatabase:
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
         """Up to `limit` groups after a sequence, oldest first."""
         rows = self._rows(
-            f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.is_local IN (1, ?) AND g.sequence > ? "
+            f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
             "ORDER BY g.sequence LIMIT ?",
             (1 if own_only else 0, after, limit),
         )
@@ -121,19 +121,19 @@ class GroupDatabase:
             (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0)
             for position, drawn in enumerate(draw.groups)
         ]
-        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.silent)]
+        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.zero_variance)]
         weights = json.dumps(draw.source_weights)
         with self._transaction(len(weights) + 64 * len(rows)):
             self._connection.execute("DELETE FROM drawn WHERE step = ?", (draw.step,))
             self._connection.execute(
-                "INSERT OR REPLACE INTO draws VALUES (?, ?, ?)", (draw.step, draw.num_silent, weights)
+                "INSERT OR REPLACE INTO draws VALUES (?, ?, ?)", (draw.step, draw.num_zero_variance, weights)
             )
             self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Draws from a step on, in order: the groups that were handed out."""
         rows = self._rows(
-            "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_silent "
+            "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_zero_variance "
             "WHERE d.step >= ? ORDER BY d.step, w.position",
             (from_step,),
         )
@@ -145,20 +145,30 @@ class GroupDatabase:
     def draws(self, from_step: int) -> list[Draw]:
         """Draws from a step on, with their groups; ends before the first that lost one."""
         draws: list[Draw] = []
-        query = "SELECT step, num_silent, source_weights FROM draws WHERE step >= ? ORDER BY step"
-        for step, num_silent, weights in self._connection.execute(query, (from_step,)).fetchall():
+        query = "SELECT step, num_zero_variance, source_weights FROM draws WHERE step >= ? ORDER BY step"
+        for step, num_zero_variance, weights in self._connection.execute(query, (from_step,)).fetchall():
             entries = self._connection.execute(
-                "SELECT digest, age_steps, use, is_silent FROM drawn WHERE step = ? ORDER BY position", (step,)
+                "SELECT digest, age_steps, use, is_zero_variance FROM drawn WHERE step = ? ORDER BY position", (step,)
             ).fetchall()
-            loud = [(self._scored(digest), age, use) for digest, age, use, is_silent in entries if not is_silent]
-            groups = tuple(DrawnGroup(scored=s, age_steps=age, use=use) for s, age, use in loud if s is not None)
-            if len(groups) < len(loud):
+            with_signal = [
+                (self._scored(digest), age, use)
+                for digest, age, use, is_zero_variance in entries
+                if not is_zero_variance
+            ]
+            groups = tuple(DrawnGroup(scored=s, age_steps=age, use=use) for s, age, use in with_signal if s is not None)
+            if len(groups) < len(with_signal):
                 logger.warning("journalled draw lost a group", extra={"step": step})
                 break
-            silent = tuple(digest for digest, _, _, is_silent in entries if is_silent)
+            zero_variance = tuple(digest for digest, _, _, is_zero_variance in entries if is_zero_variance)
             source_weights = json.loads(weights)
             draws.append(
-                Draw(step=step, groups=groups, num_silent=num_silent, source_weights=source_weights, silent=silent)
+                Draw(
+                    step=step,
+                    groups=groups,
+                    num_zero_variance=num_zero_variance,
+                    source_weights=source_weights,
+                    zero_variance=zero_variance,
+                )
             )
         return draws
 
@@ -167,7 +177,7 @@ class GroupDatabase:
         steps = [(step,) for step in range(first_step, last_step + 1)]
         with self._transaction(64 * len(steps)):
             self._connection.execute(
-                "UPDATE drawn SET is_silent = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
+                "UPDATE drawn SET is_zero_variance = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
             )
             self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
 
@@ -275,7 +285,7 @@ class GroupDatabase:
 
     def _insert(self, scored: ScoredGroup, sealed: SealedGroup) -> int:
         inserted = self._connection.execute(
-            "INSERT INTO groups (digest, producer, public_key, signature, is_compressed, is_local, rewards,"
+            "INSERT INTO groups (digest, producer, public_key, signature, is_compressed, is_made_here, rewards,"
             " correction, first_seen_s, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 sealed.digest,
@@ -283,7 +293,7 @@ class GroupDatabase:
                 sealed.public_key,
                 sealed.signature,
                 sealed.is_compressed,
-                scored.is_local,
+                scored.is_made_here,
                 np.asarray(scored.rewards, "<f4").tobytes(),
                 str(scored.correction),
                 scored.first_seen_s,

@@ -12,28 +12,28 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
 from swarm.events import Emit, group_fields, versions_of
-from swarm.exchange.admission import Door
-from swarm.exchange.group_stream import Serving
+from swarm.exchange.admission import Admission
+from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Signal
-from swarm.peers.intake_quota import Appetite
+from swarm.peers.intake_quota import IntakeQuota
 from swarm.peers.peer_table import Peers, keep_newest
 from swarm.peers.reputation import UNPROVEN
-from swarm.peers.stream_quota import Talk
+from swarm.peers.stream_quota import StreamQuota
 from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
-from swarm.weight_sync.credit import Leaves
+from swarm.weight_sync.credit import CreditLedger
 
 logger = logging.getLogger(__name__)
 
-_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_LEAVE}  # another one of it was, or is not waited for
+_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # another one of it was, or is not waited for
 # of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
-_UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_STANDING, RefusalReason.OVER_QUOTA}
+_UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, RefusalReason.OVER_QUOTA}
 _NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
 
 STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
 
 
-class Intake:
+class GroupIngest:
     """The receiving half of an agent, as `Serving` is its giving half.
 
     Args:
@@ -56,12 +56,12 @@ class Intake:
         *,
         node_id: NodeId,
         config: NodeConfig,
-        door: Door,
-        appetite: Appetite,
+        admission: Admission,
+        intake_quota: IntakeQuota,
         peers: Peers,
-        leaves: Leaves,
+        credit_ledger: CreditLedger,
         replay: ReplayBuffer,
-        serving: Serving,
+        serving: GroupStreams,
         changed: Signal,
         emit: Emit,
         clock: Clock,
@@ -69,10 +69,10 @@ class Intake:
     ) -> None:
         self._node_id = node_id
         self._config = config
-        self._door = door
-        self._appetite = appetite
+        self._admission = admission
+        self._intake_quota = intake_quota
         self._peers = peers
-        self._leaves = leaves
+        self._credit_ledger = credit_ledger
         self._replay = replay
         self._serving = serving
         self._changed = changed
@@ -85,12 +85,12 @@ class Intake:
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s: dict[NodeId, float] = {}  # when a follower last brought what it had no leave for
-        self._talk = Talk(clock, config.exchange.groups_per_minute)
+        self._stream_quota = StreamQuota(clock, config.exchange.groups_per_minute)
 
     def hear(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
-        if not self._talk.take(peer):
-            refused = self._door.refuse_talk(peer)
+        if not self._stream_quota.take(peer):
+            refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)
             raise Unavailable(refused.detail)
 
@@ -103,13 +103,13 @@ class Intake:
             return True
         if not self._learns and Role.RELAY not in self._config.roles:
             return False
-        return self._appetite.take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
+        return self._intake_quota.take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
         self.bytes_received += sealed.size_bytes
         with self._serving.arriving(sealed.digest):
-            result = await self._door.admit(sealed, via)
+            result = await self._admission.admit(sealed, via)
             if isinstance(result, ScoredGroup):
                 await self._serving.read_head()
         if isinstance(result, Refused):
@@ -134,7 +134,7 @@ class Intake:
 
     def _may_bring_ours(self, peer: NodeId) -> bool:
         """Whether a group of it is probably of our lineage and waited for; which it is, only the door can see."""
-        if peer not in self._leaves.followers or not self._leaves.expects(peer, 0):
+        if peer not in self._credit_ledger.followers or not self._credit_ledger.expects(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
         return strayed_s is None or self._clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
@@ -146,7 +146,7 @@ class Intake:
         if scored.is_own_policy(self._node_id):
             # after it was added: room that it takes up is not given away
             self._arrived(scored.group.producer, is_admitted=True)
-        elif via in self._leaves.followers:
+        elif via in self._credit_ledger.followers:
             keep_newest(self._strayed_s, via, self._clock.monotonic_s())
         self._emit(
             "admitted",
@@ -164,14 +164,14 @@ class Intake:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         self._emit("refused", {"reason": str(reason), "producer": producer, "via": via})
         logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
-        if reason is not RefusalReason.LOW_STANDING:
+        if reason is not RefusalReason.LOW_REPUTATION:
             self._drop_unwelcome(via, producer)
         if self._is_arrival(refused, via):
             self._arrived(producer, is_admitted=False)
 
     def _drop_unwelcome(self, *peers: NodeId) -> None:
         """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
-        if not all(map(self._door.is_open_to, peers)):
+        if not all(map(self._admission.is_open_to, peers)):
             self._serving.wake()
             self._changed.fire()
 
@@ -180,9 +180,9 @@ class Intake:
         if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
             return False  # what others bring counts where it was signed by its producer
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
-        return made_at_s is None or not self._leaves.is_of_an_earlier_watch(refused.producer, made_at_s)
+        return made_at_s is None or not self._credit_ledger.is_of_an_earlier_watch(refused.producer, made_at_s)
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
         """A group that this follower had leave for came, and was admitted or refused."""
-        self._leaves.arrived(producer, is_admitted=is_admitted)
+        self._credit_ledger.arrived(producer, is_admitted=is_admitted)
         self._changed.fire()

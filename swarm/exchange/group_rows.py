@@ -26,31 +26,31 @@ CREATE TABLE groups (
     public_key BLOB NOT NULL,
     signature BLOB NOT NULL,
     is_compressed INTEGER NOT NULL,
-    is_local INTEGER NOT NULL,
+    is_made_here INTEGER NOT NULL,
     rewards BLOB NOT NULL,
     correction TEXT NOT NULL,
     first_seen_s REAL NOT NULL,
     size_bytes INTEGER NOT NULL
 );
-CREATE INDEX groups_own ON groups(is_local, sequence);
+CREATE INDEX groups_own ON groups(is_made_here, sequence);
 CREATE TABLE bodies (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE tombstones (digest BLOB PRIMARY KEY, deleted_s REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX tombstones_old ON tombstones(deleted_s);
-CREATE TABLE draws (step INTEGER PRIMARY KEY, num_silent INTEGER NOT NULL, source_weights TEXT NOT NULL);
+CREATE TABLE draws (step INTEGER PRIMARY KEY, num_zero_variance INTEGER NOT NULL, source_weights TEXT NOT NULL);
 CREATE TABLE drawn (
     step INTEGER NOT NULL,
     position INTEGER NOT NULL,
     digest BLOB NOT NULL,
     age_steps INTEGER NOT NULL,
     use INTEGER NOT NULL,
-    is_silent INTEGER NOT NULL,
+    is_zero_variance INTEGER NOT NULL,
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
 CREATE INDEX drawn_digest ON drawn(digest);
 """
 
 SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
-SCORED_COLUMNS: Final = f"{SEALED_COLUMNS}, g.is_local, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
+SCORED_COLUMNS: Final = f"{SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
 FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
@@ -74,13 +74,13 @@ def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
     if isinstance(group, Refused):
         logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
         return None
-    is_local, rewards, correction, first_seen_s, size_bytes = row[7:]
+    is_made_here, rewards, correction, first_seen_s, size_bytes = row[7:]
     return ScoredGroup(
         digest=sealed.digest,
         group=clamp_logprobs(group),
         rewards=np.frombuffer(rewards, "<f4").astype(np.float32),
         correction=Correction(correction),
-        is_local=bool(is_local),
+        is_made_here=bool(is_made_here),
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )

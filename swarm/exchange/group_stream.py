@@ -15,18 +15,18 @@ from swarm.errors import NotHeld
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore, StreamItem
 from swarm.types import (
+    Credit,
     Cursor,
     Digest,
-    Leave,
     NodeId,
     PolicyVersion,
     ScoredGroup,
     SealedGroup,
     SealedManifest,
-    Wanted,
+    StreamFilter,
     short,
 )
-from swarm.weight_sync.weight_server import Holding
+from swarm.weight_sync.weight_server import WeightServer
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Fresh:
     has_signal: bool
 
 
-class Serving:
+class GroupStreams:
     """Implements `ExchangeHandler` over a node's store.
 
     Args:
@@ -63,7 +63,7 @@ class Serving:
         config: ReplayConfig,
         head_of: Callable[[NodeId], PolicyVersion | None],
         require_welcome: Callable[[NodeId], None],
-        holding: Holding,
+        holding: WeightServer,
     ) -> None:
         self._node_id = node_id
         self._store = store
@@ -122,7 +122,7 @@ class Serving:
         """
         self._newest = self._remember(scored, via)
         self._grew.fire()
-        if scored.is_local:
+        if scored.is_made_here:
             self._own_grew.fire()
 
     def wake(self) -> None:
@@ -138,13 +138,15 @@ class Serving:
 
     # --- asked by peers: ExchangeHandler ---------------------------------------------------------
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Own groups after `cursor`, then live ones; notices of other nodes' groups where they are wanted.
 
         Raises:
             Unavailable: the peer's standing is below the floor; also in the middle of a stream.
         """
-        logger.debug("peer subscribed", extra={"peer": short(peer), "relay": wanted.relay, "silent": wanted.silent})
+        logger.debug(
+            "peer subscribed", extra={"peer": short(peer), "relay": wanted.relay, "silent": wanted.zero_variance}
+        )
         grew = self._grew if wanted.relay else self._own_grew
         while True:
             self._require_welcome(peer)
@@ -182,7 +184,7 @@ class Serving:
         self.bytes_sent += sealed.size_bytes
         return sealed
 
-    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, then new ones, and leave to make groups for ours: see `Holding.watch`."""
         return self._holding.watch(peer, policy_id, window)
 
@@ -209,11 +211,11 @@ class Serving:
             return False
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._arriving
 
-    def _is_news(self, peer: NodeId, wanted: Wanted) -> bool:
+    def _is_news(self, peer: NodeId, wanted: StreamFilter) -> bool:
         """Whether a stream that sent all it could has to look again; it is not woken for what its peer will not get."""
         return self._newest is None or self._is_worth_sending(self._newest, peer, wanted)
 
-    def _is_worth_sending(self, fresh: _Fresh, peer: NodeId, wanted: Wanted) -> bool:
+    def _is_worth_sending(self, fresh: _Fresh, peer: NodeId, wanted: StreamFilter) -> bool:
         """Not what the peer made or sent us itself, nor what is older than anyone may use, nor what nobody can learn
         from unless that is wanted.
 
@@ -223,7 +225,7 @@ class Serving:
             return False
         if peer == fresh.policy_id and fresh.producer == self._node_id:
             return True
-        if not (fresh.has_signal or wanted.silent):
+        if not (fresh.has_signal or wanted.zero_variance):
             return False
         head = self._head_of(fresh.policy_id)
         return head is None or head.step - fresh.oldest_step <= self._config.max_age_steps

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
-from swarm.types import NodeId, Wanted
+from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.chunk_slots import CHUNK_STALL_S, ChunkPlaces
 from swarm.wire.envelopes import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
 from swarm.wire.grpc_errors import Context, answering
@@ -45,7 +45,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             peer = self._sessions.require(context)
             cursor = cursor_from_message(request.cursor)
             async with self._one_stream(peer):
-                wanted = Wanted(relay=request.relay, silent=request.silent)
+                wanted = StreamFilter(relay=request.relay, zero_variance=request.zero_variance)
                 items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
                 async with aclosing(items):
                     async for item in items:

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Una
 from swarm.exchange.grpc_serving import FETCH_BYTES, STALL_TIMEOUT_S, ExchangeServicer
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
-from swarm.types import Cursor, Digest, Leave, NodeId, Refused, SealedGroup, SealedManifest, Wanted, short
+from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.envelopes import (
     MAX_ENVELOPE_BYTES,
     cursor_from_message,
@@ -125,14 +125,16 @@ class GrpcPeer:
         """The peer that proved its identity."""
         return self._channel.node_id
 
-    async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`, unopened: digest, signature and content are for admission to check.
 
         Raises:
             Unavailable: the stream ended, for whatever reason.
         """
         what = f"subscription to {short(self.node_id)}"
-        request = pb.SubscribeRequest(cursor=cursor_to_message(cursor), relay=wanted.relay, silent=wanted.silent)
+        request = pb.SubscribeRequest(
+            cursor=cursor_to_message(cursor), relay=wanted.relay, zero_variance=wanted.zero_variance
+        )
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
             with calling(what):
@@ -142,7 +144,7 @@ class GrpcPeer:
             call.cancel()
         raise Unavailable(f"{what}: the peer ended it")
 
-    async def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    async def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """What the peer holds of a lineage, then what is new; manifests are unopened.
 
         Raises:

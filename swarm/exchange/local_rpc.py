@@ -18,7 +18,16 @@ import grpc
 
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
-from swarm.types import ApplyReport, Draw, Evaluation, PolicyVersion, RolloutGroup, SealedManifest, StepReport, Way
+from swarm.types import (
+    ApplyReport,
+    Draw,
+    Evaluation,
+    PatchChain,
+    PolicyVersion,
+    RolloutGroup,
+    SealedManifest,
+    StepReport,
+)
 from swarm.wire.grpc_errors import Context, answering, error_of
 from swarm.wire.local import (
     MAX_LOCAL_MESSAGE_BYTES,
@@ -178,12 +187,14 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
             return pb.PublishResponse()
         raise AssertionError("answering() ends the call")
 
-    async def NextWay(self, request: pb.NextWayRequest, context: Context) -> None:
+    async def NextUpdate(self, request: pb.NextUpdateRequest, context: Context) -> None:
         """The way to a newer version, now or once there is one; a worker that is gone no longer waits."""
         async with answering(context):
             held = version_from_message(request.held) if request.HasField("held") else None
-            for sealed in await self._local.next_way(held, wait=request.wait) or ():
-                await context.write(pb.NextWayResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
+            for sealed in await self._local.next_update(held, wait=request.wait) or ():
+                await context.write(
+                    pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES))
+                )
 
     async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
         """An engine took a version, or refused it."""
@@ -271,16 +282,16 @@ class LocalClient:
         request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
         await self._call("Publish", request)
 
-    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """How to get to a newer version than `held`, now or once there is one."""
-        request = pb.NextWayRequest(held=None if held is None else version_to_message(held), wait=wait)
-        call = self._stub.NextWay(request, timeout=None if wait else CALL_TIMEOUT_S)
+        request = pb.NextUpdateRequest(held=None if held is None else version_to_message(held), wait=wait)
+        call = self._stub.NextUpdate(request, timeout=None if wait else CALL_TIMEOUT_S)
         way: list[SealedManifest] = []
         try:
             async for part in call:
                 way.append(manifest_from_message(part.manifest, MAX_LOCAL_MANIFEST_BYTES))
         except grpc.RpcError as error:
-            raise error_of(error, "agent, NextWay", is_local=True) from None
+            raise error_of(error, "agent, NextUpdate", is_made_here=True) from None
         finally:
             call.cancel()
         return tuple(way) or None
@@ -310,7 +321,7 @@ class LocalClient:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise error_of(error, f"agent, {method}", is_local=True) from None
+            raise error_of(error, f"agent, {method}", is_made_here=True) from None
 
     async def _draws(self, method: str, request: Any) -> AsyncGenerator[Draw, None]:
         """Whole draws of a stream of parts. Raises Unavailable when it ends within one."""
@@ -323,7 +334,7 @@ class LocalClient:
                     yield draw_from_parts(parts[0], parts[1:])
                     parts = []
         except grpc.RpcError as error:
-            raise error_of(error, f"agent, {method}", is_local=True) from None
+            raise error_of(error, f"agent, {method}", is_made_here=True) from None
         finally:
             call.cancel()
         if parts:

@@ -22,8 +22,8 @@ ByProducer = dict[NodeId, dict[Digest, "_Entry"]]  # each in order of arrival
 
 
 DROPS: Final = (
-    "silent_external",  # no signal, of another lineage
-    "silent_local",  # no signal, of the own lineage; used up by a draw
+    "zero_variance_external",  # no signal, of another lineage
+    "zero_variance_local",  # no signal, of the own lineage; used up by a draw
     "too_old",
     "no_lineage",  # made here with a policy of which nothing is known any more
     "evicted",  # for a newer group, by the bounds in groups and bytes
@@ -94,7 +94,7 @@ class ReplayBuffer:
         self._external: ByProducer = {}  # of other lineages
         self._all: dict[Digest, _Entry] = {}
         self._num_bytes = 0
-        self._silent: list[Digest] = []  # used up since the last draw
+        self._zero_variance: list[Digest] = []  # used up since the last draw
         self._dropped: Counter[str] = Counter()
         self._consumed_ages: Counter[int] = Counter()
 
@@ -113,7 +113,7 @@ class ReplayBuffer:
         """
         for scored in groups:
             count = uses.get(scored.digest, 0)
-            is_spent = count > 0 and not scored.has_signal and not self._config.keep_silent
+            is_spent = count > 0 and not scored.has_signal and not self._config.keep_zero_variance
             is_used_up = count >= self._config.max_reuse or is_spent
             if not is_used_up:
                 self._insert(self._entry(scored, count))
@@ -126,7 +126,7 @@ class ReplayBuffer:
                 entry.uses = max(entry.uses, drawn.use)
                 if entry.uses >= self._config.max_reuse:
                     self._remove(entry)
-        for digest in draw.silent:
+        for digest in draw.zero_variance:
             entry = self._all.get(digest)
             if entry is not None:
                 self._remove(entry)
@@ -196,19 +196,19 @@ class ReplayBuffer:
         external = self._choose_external(num_external, step, source_weights)
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
-            loud = [entry for entry in window if self._is_wanted(entry)]
+            with_signal = [entry for entry in window if self._is_wanted(entry)]
             for entry in window:
                 if not self._is_wanted(entry):
-                    self._silent.append(entry.scored.digest)
-                    self._drop(entry, "silent_local")
-            if loud or external:
-                return self._finish(step, loud + external, source_weights)
+                    self._zero_variance.append(entry.scored.digest)
+                    self._drop(entry, "zero_variance_local")
+            if with_signal or external:
+                return self._finish(step, with_signal + external, source_weights)
             if not window:
                 break
         return None
 
     def _is_wanted(self, entry: _Entry) -> bool:
-        return entry.has_signal or self._config.keep_silent
+        return entry.has_signal or self._config.keep_zero_variance
 
     def _choose_external(self, count: int, step: int, source_weights: Mapping[NodeId, float]) -> list[_Entry]:
         held = [entry for group in self._external.values() for entry in group.values()]
@@ -224,13 +224,13 @@ class ReplayBuffer:
             self._consumed_ages[age_steps] += 1
             if entry.uses >= self._config.max_reuse:
                 self._remove(entry)
-        silent, self._silent = tuple(self._silent), []
+        zero_variance, self._zero_variance = tuple(self._zero_variance), []
         return Draw(
             step=step,
             groups=tuple(groups),
-            num_silent=len(silent),
+            num_zero_variance=len(zero_variance),
             source_weights=dict(source_weights),
-            silent=silent,
+            zero_variance=zero_variance,
         )
 
     # --- age and capacity ----------------------------------------------------------------------
@@ -261,7 +261,7 @@ class ReplayBuffer:
         """Steps from the oldest token to the newest known head of its lineage; None without a lineage."""
         lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
         if lineage_head is None:
-            return None if entry.scored.is_local else entry.num_steps
+            return None if entry.scored.is_made_here else entry.num_steps
         return max(entry.num_steps, lineage_head.step - entry.oldest_step)
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
@@ -285,7 +285,7 @@ class ReplayBuffer:
         if scored.digest in self._all:
             return True
         if not entry.is_own_policy and not self._is_wanted(entry):
-            self._dropped["silent_external"] += 1
+            self._dropped["zero_variance_external"] += 1
             return False
         if scored.size_bytes > self._max_bytes:
             self._dropped["too_large"] += 1
@@ -341,7 +341,7 @@ class ReplayBuffer:
         """The table that counts a group by who made it; None for what this node made of its own lineage."""
         if not entry.is_own_policy:
             return self._external
-        return None if entry.scored.is_local else self._followers
+        return None if entry.scored.is_made_here else self._followers
 
     @property
     def fill(self) -> float:

@@ -22,8 +22,8 @@ class Existence(StrEnum):
     CURRENT = "current"  # of the branch that goes on
     ABANDONED = "abandoned"  # it existed, on a branch that does not go on
     FORGOTTEN = "forgotten"  # older than what is remembered, or from before a restart
-    UNHEARD = "unheard"  # newer than the newest one known
-    FALSE = "false"  # that step has other weights
+    UNKNOWN_NEWER = "unheard"  # newer than the newest one known
+    CONFLICT = "false"  # that step has other weights
 
 
 class Branch:
@@ -69,8 +69,8 @@ class Branch:
         if (version.step, version.digest) in self._abandoned:
             return Existence.ABANDONED
         if version.step > self._newest_step:
-            return Existence.UNHEARD
-        return Existence.FORGOTTEN if digest is None else Existence.FALSE
+            return Existence.UNKNOWN_NEWER
+        return Existence.FORGOTTEN if digest is None else Existence.CONFLICT
 
     def _set(self, version: PolicyVersion) -> None:
         self._steps.pop(version.step, None)
@@ -169,8 +169,8 @@ def _finding(branch: Branch, version: PolicyVersion, is_own: bool) -> tuple[Refu
             return (RefusalReason.TOO_OLD, f"{name} is of a branch that was abandoned") if is_own else None
         case Existence.FORGOTTEN:
             return RefusalReason.TOO_OLD, f"{name} is not remembered any more"
-        case Existence.UNHEARD:
+        case Existence.UNKNOWN_NEWER:
             reason = RefusalReason.BAD_VERSION if branch.is_published else RefusalReason.FROM_THE_FUTURE
             return reason, f"{name} is newer than all that is known"
-        case Existence.FALSE:
+        case Existence.CONFLICT:
             return RefusalReason.BAD_VERSION, f"{name} never existed"

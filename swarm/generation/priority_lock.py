@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
-class Turns:
+class PriorityLock:
     """Guards weights: taken for each token by a call that goes on for long, and `first` by who replaces them.
 
     Example:
@@ -17,17 +17,17 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._door = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
+        self._admission = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
         self._lock = threading.Lock()
 
     @contextmanager
     def taken(self, *, first: bool = False) -> Generator[None]:
         """Holds the lock (blocking)."""
         if first:
-            with self._door, self._lock:
+            with self._admission, self._lock:
                 yield
             return
-        with self._door:
+        with self._admission:
             self._lock.acquire()
         try:
             yield

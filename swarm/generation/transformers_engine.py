@@ -17,7 +17,7 @@ from torch import nn
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.continuous_batching import Decoding, Row
-from swarm.generation.priority_lock import Turns
+from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
 from swarm.generation.tolerances import tolerance_nats as tolerance_for
@@ -74,7 +74,7 @@ class TransformersGenerator:
         dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
-        self._weights = Turns()  # taken for each token of generate, and for the whole of everything else
+        self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
 
     @property

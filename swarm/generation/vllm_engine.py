@@ -25,7 +25,7 @@ from swarm.model import PublishedTensors, resolve_source, weights_digest
 from swarm.model.network import save_tensors
 from swarm.model.source import TINY
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, VersionSpan
-from swarm.wire.engine import EngineClient, Made, NewWeights, Wanted
+from swarm.wire.engine import EngineClient, GenerateRequest, Made, NewWeights
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class VllmGenerator:
             Unavailable: no engine can be started any more.
         """
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
-        wanted = Wanted(
+        wanted = GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
             sampling=sampling,
@@ -152,7 +152,9 @@ class VllmGenerator:
         """The greedy answer text for each prompt (blocking). Raises as `generate`."""
         sampling = Sampling(max_new_tokens=max_new_tokens)
         texts = [""] * len(prompts)
-        for made in self._make(Wanted(prompts=prompts, num_samples=1, sampling=sampling, seeds=(), greedy=True)):
+        for made in self._make(
+            GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, seeds=(), greedy=True)
+        ):
             texts[made.prompt] = self._finished(made.rollout, sampling).text
         return texts
 
@@ -222,7 +224,7 @@ class VllmGenerator:
             self._process.close()
             _delete_weights(self._directory)
 
-    def _make(self, wanted: Wanted) -> list[Made]:
+    def _make(self, wanted: GenerateRequest) -> list[Made]:
         return self._ask("generate", lambda client: list(client.generate(wanted)))
 
     def _finished(self, rollout: Rollout, sampling: Sampling) -> Rollout:

@@ -25,7 +25,7 @@ from swarm.generation.vllm_settings import EngineSettings
 from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
 from swarm.types import FloatArray, LoadReport, Rollout, TokenTrace, short
 from swarm.weights.tensors import PublishedDigest, TorchWeights
-from swarm.wire.engine import EngineState, Made, NewWeights, Wanted, serve_engine
+from swarm.wire.engine import EngineState, GenerateRequest, Made, NewWeights, serve_engine
 
 if TYPE_CHECKING:
     from swarm.generation.vllm_adapter import VllmAdapter
@@ -82,7 +82,7 @@ class Handler:
         """What it serves now."""
         return EngineState(name=self._name, version=self._engine.version, num_loads=self._engine.num_loads)
 
-    async def generate(self, wanted: Wanted) -> AsyncIterator[Made]:
+    async def generate(self, wanted: GenerateRequest) -> AsyncIterator[Made]:
         """Sequences as they end. Raises ConfigError."""
         self._check(wanted)
         ended = _Ended()
@@ -135,7 +135,7 @@ class Handler:
         )
         return await asyncio.wrap_future(done)
 
-    def _check(self, wanted: Wanted) -> None:
+    def _check(self, wanted: GenerateRequest) -> None:
         sampling = wanted.sampling
         if not wanted.greedy and sampling.temperature < LEAST_TEMPERATURE:
             raise ConfigError(

@@ -46,7 +46,7 @@ def step_diagnostics(
     mask = batch.mask
     figures = {
         "reward_mean": float(batch.rewards.mean()),
-        "silent_share": _silent_share(batch),
+        "zero_variance_share": _zero_variance_share(batch),
         "dropped_share": 1 - float(mask.any(dim=1).float().mean()),
         "age_mean_steps": float(batch.age_steps.float().mean()),
         "age_max_steps": float(batch.age_steps.max()),
@@ -60,10 +60,10 @@ def step_diagnostics(
         figures |= _shares(batch, bounded, factor)
     log_ratio = _log_ratio(batch, logprobs)
     is_known = mask & batch.has_logprobs[:, None]
-    foreign = batch.is_foreign[:, None]
+    external = batch.is_external[:, None]
     if bool(is_known.any()):
         figures |= _spread(log_ratio[is_known]) | _offness(log_ratio[is_known])
-    for name, part in (("_local", is_known & ~foreign), ("_foreign", is_known & foreign)):
+    for name, part in (("_local", is_known & ~external), ("_external", is_known & external)):
         if bool(part.any()):
             figures[f"ess_share{name}"] = ess_share(log_ratio[part])
     for first_age, is_of_age in _buckets(batch):
@@ -112,11 +112,11 @@ def _offness(log_ratio: Tensor) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offness:
+class OffPolicyStats:
     """How off policy the tokens of one source were, all of them or those of one age bucket."""
 
     source: str
-    is_local: bool  # made by this node, so that nobody can have made its log-probs up
+    is_made_here: bool  # made by this node, so that nobody can have made its log-probs up
     first_age: int | None  # of the bucket; None for all ages
     num_tokens: int
     ess_share: float
@@ -125,26 +125,26 @@ class Offness:
     is_follower: bool = False  # made by another node with our own policy
 
 
-def offness_by_source(batch: Batch, logprobs: Tensor) -> tuple[Offness, ...]:
+def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats, ...]:
     """Of every source with behaviour log-probs: as a whole, then by age bucket."""
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
-    found: list[Offness] = []
-    for source, is_local, members in _sources(batch):
+    found: list[OffPolicyStats] = []
+    for source, is_made_here, members in _sources(batch):
         for first_age, is_of_age in ((None, torch.ones_like(members)), *_buckets(batch)):
             known = log_ratio[is_known & (members & is_of_age)[:, None]]
             if known.numel():
                 figures = _offness(known)
                 found.append(
-                    Offness(
+                    OffPolicyStats(
                         source=source,
-                        is_local=is_local,
+                        is_made_here=is_made_here,
                         first_age=first_age,
                         num_tokens=known.numel(),
                         ess_share=figures["ess_share"],
                         mismatch_kl=figures["mismatch_kl_k3"],
                         log_ratio_m2=figures["log_ratio_m2"],
-                        is_follower=not is_local and not bool((batch.is_foreign & members).any()),
+                        is_follower=not is_made_here and not bool((batch.is_external & members).any()),
                     )
                 )
     return tuple(found)
@@ -155,15 +155,15 @@ def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
     for source in sorted(set(batch.sources)):
         groups = [index for index, name in enumerate(batch.sources) if name == source]
         is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
-        for is_local, members in ((True, is_its & ~batch.claimed), (False, is_its & batch.claimed)):
+        for is_made_here, members in ((True, is_its & ~batch.claimed), (False, is_its & batch.claimed)):
             if bool(members.any()):
-                yield source, is_local, members
+                yield source, is_made_here, members
 
 
 def _buckets(batch: Batch) -> Iterator[tuple[int, Tensor]]:
     """(first age, bool [N] rollouts of that age bucket)."""
     for first_age, next_age in zip(AGE_BUCKETS, (*AGE_BUCKETS[1:], None), strict=True):
-        is_young = batch.age_steps < next_age if next_age is not None else torch.ones_like(batch.is_foreign)
+        is_young = batch.age_steps < next_age if next_age is not None else torch.ones_like(batch.is_external)
         yield first_age, (batch.age_steps >= first_age) & is_young
 
 
@@ -172,9 +172,9 @@ def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
     reports: list[EdgeReport] = []
-    for source, is_local, members in _sources(batch):
+    for source, is_made_here, members in _sources(batch):
         known = log_ratio[is_known & members[:, None]]
-        if is_local or known.numel() == 0:
+        if is_made_here or known.numel() == 0:
             continue
         reports.append(
             EdgeReport(
@@ -217,10 +217,10 @@ def _log_ratio(batch: Batch, logprobs: Tensor) -> Tensor:
     return torch.where(is_known, difference, torch.zeros_like(difference)).clamp(-_BOUND, _BOUND)
 
 
-def _silent_share(batch: Batch) -> float:
+def _zero_variance_share(batch: Batch) -> float:
     """Share of groups whose rewards are all equal."""
-    silent = 0
+    zero_variance = 0
     for group in range(len(batch.sources)):
         rewards = batch.rewards[batch.group_index == group]
-        silent += int(rewards.numel() == 0 or bool(rewards.max() == rewards.min()))
-    return silent / max(1, len(batch.sources))
+        zero_variance += int(rewards.numel() == 0 or bool(rewards.max() == rewards.min()))
+    return zero_variance / max(1, len(batch.sources))

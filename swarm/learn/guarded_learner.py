@@ -74,7 +74,7 @@ class GuardedLearner:
     def _may_use(self, drawn: DrawnGroup) -> bool:
         if drawn.age_steps > self._state.max_age_steps:
             return False
-        return drawn.scored.is_local or not self._state.is_held(drawn.scored.group.producer)
+        return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """Version and published tensors that belong together."""

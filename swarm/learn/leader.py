@@ -20,7 +20,7 @@ _LENGTH = 4  # bytes of the header's length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class RankCommand:
     """One thing that all ranks do."""
 
     kind: Literal["step", "save", "stop"]
@@ -45,7 +45,7 @@ class Order:
         return b"".join([len(text).to_bytes(_LENGTH, "little"), text, *messages])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Order":
+    def from_bytes(cls, data: bytes) -> "RankCommand":
         """The order of `to_bytes`."""
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:end])
@@ -70,7 +70,9 @@ class LeadingLearner(PolicyLearner):
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
         """As `PolicyLearner.step`; `recipe` is None, or the safe one that the others have too."""
-        order = Order(kind="step", draw=draw, is_safe=recipe is not None, is_frozen=is_frozen, ratio_band=ratio_band)
+        order = RankCommand(
+            kind="step", draw=draw, is_safe=recipe is not None, is_frozen=is_frozen, ratio_band=ratio_band
+        )
         with self._line.together():
             self._line.say(order.to_bytes())
             return super().step(draw, recipe, is_frozen, ratio_band)
@@ -78,7 +80,7 @@ class LeadingLearner(PolicyLearner):
     def save(self) -> None:
         """As `PolicyLearner.save`: put together from all, written by this one."""
         with self._line.together():
-            self._line.say(Order(kind="save").to_bytes())
+            self._line.say(RankCommand(kind="save").to_bytes())
             super().save()
 
     def stop(self) -> None:
@@ -88,7 +90,7 @@ class LeadingLearner(PolicyLearner):
         """
         with self._line.together() as do_hear:
             if do_hear:
-                self._line.say(Order(kind="stop").to_bytes())
+                self._line.say(RankCommand(kind="stop").to_bytes())
 
     @property
     def _line(self) -> ShardedRanks:
@@ -103,7 +105,7 @@ def follow(learner: PolicyLearner, ranks: ShardedRanks, safe: Recipe) -> None:
         learner: with the same weights and configuration as the first rank's.
         safe: recipe of steps that the first rank's guard makes carefully.
     """
-    while (order := Order.from_bytes(ranks.hear())).kind != "stop":
+    while (order := RankCommand.from_bytes(ranks.hear())).kind != "stop":
         if order.kind == "save":
             learner.save()
         else:

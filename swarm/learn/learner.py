@@ -20,7 +20,7 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, TextCodec
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from swarm.learn.diagnostics import Offness, offness_by_source
+from swarm.learn.diagnostics import OffPolicyStats, off_policy_by_source
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.packing import PackedRows, pack
@@ -31,8 +31,8 @@ from swarm.learn.score import check_head
 from swarm.model import published_state, weights_digest
 from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.coefficients import scored, with_advantages
-from swarm.objectives.fallbacks import MAIN, RecipesByKind, Share, merged
-from swarm.objectives.part import Need, Scope
+from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged
+from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, PolicyVersion, StepReport
 
@@ -49,7 +49,7 @@ class PolicyLearner:
         self,
         network: nn.Module,
         codec: TextCodec,
-        recipe: Recipe | RecipesByKind,
+        recipe: Recipe | RecipeSet,
         config: LearnerConfig,
         replay: ReplayConfig,
         policy_id: str,
@@ -69,20 +69,20 @@ class PolicyLearner:
         self._ranks = ranks or OneProcess()
         check_head(self._network)
         self._codec = codec
-        self._recipes = recipe if isinstance(recipe, RecipesByKind) else RecipesByKind(main=recipe)
+        self._recipes = recipe if isinstance(recipe, RecipeSet) else RecipeSet(main=recipe)
         self._config = config
         self._replay = replay
         self._dir = dir
         self._clock = clock or SystemClock()
         self._task_of = task_of
-        has_reference = Need.REFERENCE_LOGPROBS in self._recipes.needs
+        has_reference = Requirement.REFERENCE_LOGPROBS in self._recipes.needs
         self._reference = ReferencePolicy(self._network, self._ranks) if has_reference else None
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
         self._ranks.adopt(self._network)
         self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
-        self.offness: tuple[Offness, ...] = ()
+        self.offness: tuple[OffPolicyStats, ...] = ()
         """How off policy each source was in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of whoever steers this learner; part of the checkpoint."""
@@ -183,7 +183,7 @@ class PolicyLearner:
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         batch = make_batch(draw, self._codec, self._ranks.device, self._task_of, self.version.policy_id)
         batch = replace(batch, ratio_band=ratio_band)
-        shares: list[Share] = []
+        shares: list[RecipeSlice] = []
         if not is_frozen:
             batch, shares = self._prepared(recipes, batch, seconds)
         found = Measured.empty(batch, self._network)
@@ -200,7 +200,7 @@ class PolicyLearner:
             self._published = self._publish(self.version.policy_id, self.version.step + 1)
             found.add_seconds("optimizer", self._clock.monotonic_s() - start)
         self._next_draw = draw.step + 1
-        self.offness = offness_by_source(batch, found.logprobs)
+        self.offness = off_policy_by_source(batch, found.logprobs)
         return step_report(self.version, draw, batch, found, updates)
 
     def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
@@ -209,11 +209,11 @@ class PolicyLearner:
         break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
         return pack(batch, self._config.token_budget, self._config.share_prompt, break_even, self._ranks.count)
 
-    def _prepared(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> tuple[Batch, list[Share]]:
+    def _prepared(self, recipes: RecipeSet, batch: Batch, seconds: dict[str, float]) -> tuple[Batch, list[RecipeSlice]]:
         """The draw with advantages, and by recipe."""
-        batch, foreign = self._with_other_policies(recipes, batch, seconds), self._replay.foreign
+        batch, external = self._with_other_policies(recipes, batch, seconds), self._replay.external
         shares = [
-            replace(share, batch=self._agreed(with_advantages(share.recipe, self._remembering(share), foreign)))
+            replace(share, batch=self._agreed(with_advantages(share.recipe, self._remembering(share), external)))
             for share in recipes.shares(batch)
         ]
         return merged(batch, shares), shares
@@ -222,10 +222,10 @@ class PolicyLearner:
         """The first rank's numbers: where sums of a GPU differ in the last bit, all still make the same passes."""
         return replace(batch, **{name: self._ranks.agreed(values) for name, values in batch.per_rollout.items()})
 
-    def _with_other_policies(self, recipes: RecipesByKind, batch: Batch, seconds: dict[str, float]) -> Batch:
+    def _with_other_policies(self, recipes: RecipeSet, batch: Batch, seconds: dict[str, float]) -> Batch:
         """The draw with log-probs of the reference and of the policy as it is now, where a recipe takes them."""
         needs_proximal = any(
-            Need.PROXIMAL_LOGPROBS in recipe.needs
+            Requirement.PROXIMAL_LOGPROBS in recipe.needs
             and (self._config.updates_per_step > 1 or recipe.needs_proximal_first)
             for recipe in recipes.used.values()
         )
@@ -243,11 +243,11 @@ class PolicyLearner:
             seconds["reference"] = self._clock.monotonic_s() - start
         return batch
 
-    def _remembering(self, share: Share) -> Batch:
+    def _remembering(self, share: RecipeSlice) -> Batch:
         """The share with what its recipe's parts remember."""
         return replace(share.batch, memory=self._memory if share.name == MAIN else self._memory.get(share.name, {}))
 
-    def _observe(self, share: Share, part: Measured, of: Literal["draw", "update"]) -> None:
+    def _observe(self, share: RecipeSlice, part: Measured, of: Literal["draw", "update"]) -> None:
         """Has the recipe's parts remember what was learned from."""
         seen = scored(share.recipe, share.batch, part.logprobs, part.entropy, part.probes)
         memory = plain_data(share.recipe.observe(seen, of))
@@ -260,9 +260,9 @@ class PolicyLearner:
         found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), measured)
         return Update()
 
-    def _update(self, recipes: RecipesByKind, batch: Batch, places: Tensor, found: Measured) -> Update:
+    def _update(self, recipes: RecipeSet, batch: Batch, places: Tensor, found: Measured) -> Update:
         """One optimizer update; what it measured goes to its places in `found`."""
-        loss, parts = 0.0, list[tuple[Share, Measured]]()
+        loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
         for share in recipes.shares(batch):
             share = replace(share, batch=self._remembering(share))
             plan = self._pack(share.batch, share.recipe.scope)

@@ -17,7 +17,7 @@ from statistics import median_high, median_low
 from typing import Any, cast
 
 from swarm.config import GuardConfig
-from swarm.learn.diagnostics import AGE_BUCKETS, Offness
+from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
+class Quarantine:
     """A source that looked bad."""
 
     until: int  # step of the guard from which on it is used again
@@ -52,7 +52,7 @@ class GuardState:
     calm_steps: int = 0  # good steps in a row
     frozen_steps: int = 0  # of the present freeze
     patience: int = 1  # factor on hold_steps: doubled by each tightening, 1 again once all is open and calm
-    held: Mapping[str, Hold] = field(default_factory=dict[str, Hold])  # by source, oldest first
+    held: Mapping[str, Quarantine] = field(default_factory=dict[str, Quarantine])  # by source, oldest first
 
     def is_held(self, source: str) -> bool:
         """True while groups of this source are set aside."""
@@ -67,12 +67,12 @@ class GuardState:
         }
 
 
-def decide(state: GuardState, seen: Sequence[Offness], config: GuardConfig, max_age_steps: int) -> GuardState:
+def decide(state: GuardState, seen: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int) -> GuardState:
     """The state for the next step.
 
     Args:
         state: of this step.
-        seen: `offness_by_source` of this step.
+        seen: `off_policy_by_source` of this step.
         config: thresholds.
         max_age_steps: the configured lag bound.
     """
@@ -102,13 +102,13 @@ def decide(state: GuardState, seen: Sequence[Offness], config: GuardConfig, max_
     return found
 
 
-def _own(whole: Sequence[Offness]) -> Offness | None:
+def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
     """What our own policy's groups say as a whole; None where none is told of.
 
     Only those made here are beyond doubt. Where nothing is, the nodes that follow us stand for them, and of each figure
     the better of the two in the middle counts: it takes more than half of them to move a level.
     """
-    made_here = next((each for each in whole if each.is_local), None)
+    made_here = next((each for each in whole if each.is_made_here), None)
     followers = [each for each in whole if each.is_follower]
     if made_here is not None or not followers:
         return made_here
@@ -122,7 +122,7 @@ def _own(whole: Sequence[Offness]) -> Offness | None:
     )
 
 
-def _level(state: GuardState, own: Offness | None, config: GuardConfig) -> tuple[Level, int, str]:
+def _level(state: GuardState, own: OffPolicyStats | None, config: GuardConfig) -> tuple[Level, int, str]:
     """(level, frozen steps, why) by our own groups; loosening is not decided here."""
     if own is None:
         return (Level.SAFE, 0, "nothing to measure") if state.level is Level.FROZEN else (state.level, 0, "")
@@ -139,7 +139,7 @@ def _level(state: GuardState, own: Offness | None, config: GuardConfig) -> tuple
 
 
 def _lag_bound(
-    state: GuardState, telling: Sequence[Offness], config: GuardConfig, max_age_steps: int
+    state: GuardState, telling: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int
 ) -> tuple[int, str]:
     """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do.
 
@@ -150,21 +150,21 @@ def _lag_bound(
     for first_age in AGE_BUCKETS[1:]:
         of_age = [each for each in telling if each.first_age == first_age]
         bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, config))]
-        is_own = any(each.is_local for each, _ in bad) or (not makes_own and _are_most_followers(bad, of_age))
+        is_own = any(each.is_made_here for each, _ in bad) or (not makes_own and _are_most_followers(bad, of_age))
         if first_age <= bound and bad and (is_own or (len(bad) > 1 and 2 * len(bad) > len(of_age))):
             return first_age - 1, f"age {first_age} and above, {len(bad)} of {len(of_age)} sources: {bad[0][1]}"
     return bound, ""
 
 
-def _makes_own(telling: Sequence[Offness]) -> bool:
-    return any(each.is_local for each in telling)
+def _makes_own(telling: Sequence[OffPolicyStats]) -> bool:
+    return any(each.is_made_here for each in telling)
 
 
-def _are_most_followers(bad: Sequence[tuple[Offness, str]], seen: Sequence[Offness]) -> bool:
+def _are_most_followers(bad: Sequence[tuple[OffPolicyStats, str]], seen: Sequence[OffPolicyStats]) -> bool:
     return 2 * sum(each.is_follower for each, _ in bad) > sum(each.is_follower for each in seen)
 
 
-def _held(state: GuardState, telling: Sequence[Offness], config: GuardConfig) -> dict[str, Hold]:
+def _held(state: GuardState, telling: Sequence[OffPolicyStats], config: GuardConfig) -> dict[str, Quarantine]:
     """Who is set aside next; the patience with a source that behaves for as long as it was held starts anew.
 
     Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
@@ -175,13 +175,15 @@ def _held(state: GuardState, telling: Sequence[Offness], config: GuardConfig) ->
         source: hold for source, hold in state.held.items() if step < hold.until + config.hold_steps * hold.patience
     }
     whole = [each for each in telling if each.first_age is None]
-    bad = [(each, trouble) for each in whole if not each.is_local and (trouble := _trouble(each, config))]
+    bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, config))]
     spares_followers = not _makes_own(telling) and _are_most_followers(bad, whole)
     for each, trouble in bad:
         if each.is_follower and spares_followers:
             continue
         patience = held.pop(each.source).patience if each.source in held else 1
-        held[each.source] = Hold(until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE))
+        held[each.source] = Quarantine(
+            until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE)
+        )
         logger.info("source set aside", extra={"source": each.source, "reason": trouble})
     while len(held) > MAX_HELD:
         del held[next(iter(held))]
@@ -195,7 +197,7 @@ def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool,
     return 1 if is_settled else state.patience
 
 
-def _trouble(seen: Offness, config: GuardConfig) -> str:
+def _trouble(seen: OffPolicyStats, config: GuardConfig) -> str:
     """Which figure is beyond its tight threshold; "" where none is."""
     return _first_of(
         _below("ess_share", seen.ess_share, config.tight_ess),
@@ -204,7 +206,7 @@ def _trouble(seen: Offness, config: GuardConfig) -> str:
     )
 
 
-def _is_calm(seen: Offness, config: GuardConfig) -> bool:
+def _is_calm(seen: OffPolicyStats, config: GuardConfig) -> bool:
     """Every figure is on the good side of its loose threshold."""
     return (
         seen.ess_share >= config.loose_ess
@@ -247,7 +249,7 @@ def from_plain(data: Mapping[str, Any], max_age_steps: int) -> GuardState:
     """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
     if not data:
         return opened(max_age_steps)
-    held = {source: Hold(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
+    held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
     return GuardState(
         level=Level(data["level"]),
         max_age_steps=min(int(data["max_age_steps"]), max_age_steps),

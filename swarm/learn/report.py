@@ -54,6 +54,6 @@ def step_report(
         ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
         num_local=len(local),
         num_external=len(draw.groups) - len(local),
-        num_from_followers=sum(not scored.is_local for scored in local),
+        num_from_followers=sum(not scored.is_made_here for scored in local),
         draw_step=draw.step,
     )

@@ -19,7 +19,7 @@ from swarm.loops.supervise import Backoff, supervise
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY_S = 30.0
-LEAVE_PAUSE_S = 1.0  # at least, between two looks
+CREDIT_PAUSE_S = 1.0  # at least, between two looks
 KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
 
 
@@ -52,7 +52,7 @@ async def run_agent(
         if following is not None and coordinator is not None:
             start("ledger", lambda: watch_ledger_loop(following, coordinator))
         if agent.config.weights.publish:
-            start("leave", lambda: leave_loop(agent))
+            start("credit", lambda: credit_loop(agent))
         start("tidy", lambda: tidy_loop(agent))
 
 
@@ -84,11 +84,11 @@ async def tidy_loop(agent: Agent) -> None:
         await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))
 
 
-async def leave_loop(agent: Agent) -> None:
+async def credit_loop(agent: Agent) -> None:
     """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
     while True:
-        await asyncio.sleep(max(LEAVE_PAUSE_S, agent.leaves.next_write_off_in_s))
-        agent.write_off_leave()
+        await asyncio.sleep(max(CREDIT_PAUSE_S, agent.credit_ledger.next_write_off_in_s))
+        agent.write_off_credit()
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:

@@ -17,9 +17,9 @@ from swarm.errors import Forged, NotHeld, StorageFull, Unauthenticated, Unavaila
 from swarm.exchange.agent import Agent
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
 from swarm.loops.supervise import Backoff, supervise
-from swarm.types import Advert, Digest, Leave, NodeId, SealedManifest, short
-from swarm.weight_sync.follower import Following
-from swarm.weight_sync.patch_graph import Heard
+from swarm.types import Advert, Credit, Digest, NodeId, SealedManifest, short
+from swarm.weight_sync.follower import WeightFollower
+from swarm.weight_sync.patch_graph import NewsKind
 from swarm.weights.refuse import Unusable
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ MAX_IDLE_TALK: Final = 4096  # manifests without news that a holder may send on 
 
 
 async def follow_loop(
-    agent: Agent, following: Following, transport: Transport, directory: Discovery, rng: random.Random
+    agent: Agent, following: WeightFollower, transport: Transport, directory: Discovery, rng: random.Random
 ) -> None:
     """Finds the trainer and other holders, watches them, and fetches from them."""
     pause_s = agent.config.exchange.lookup_every_s
@@ -72,7 +72,7 @@ async def _look(directory: Discovery) -> list[Advert]:
         return []
 
 
-def whom_to_watch(agent: Agent, following: Following, adverts: Sequence[Advert]) -> set[PeerAddress]:
+def whom_to_watch(agent: Agent, following: WeightFollower, adverts: Sequence[Advert]) -> set[PeerAddress]:
     """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice.
 
     Those that served well come first, so that new identities do not take their places.
@@ -96,7 +96,7 @@ class Watcher:
     def __init__(
         self,
         agent: Agent,
-        following: Following,
+        following: WeightFollower,
         transport: Transport,
         address: PeerAddress,
         clients: dict[NodeId, PeerClient],
@@ -159,17 +159,17 @@ class Watcher:
             self._following.disconnected(peer)
             await client.close()
 
-    async def _take(self, item: SealedManifest | Leave) -> bool:
+    async def _take(self, item: SealedManifest | Credit) -> bool:
         """True where it was news."""
         peer = self._address.node_id
-        if isinstance(item, Leave):
-            await self._following.take_leave(peer, item)
+        if isinstance(item, Credit):
+            await self._following.take_credit(peer, item)
             return True
         heard = await self._following.take(peer, item)
         if isinstance(heard, Unusable):
             self._following.holders.forged(peer)
             raise Unavailable(f"a manifest from {short(peer)} is unusable: {heard.reason}, {heard.detail}")
-        return heard is Heard.NEW
+        return heard is NewsKind.NEW
 
     @property
     def _window(self) -> int:
@@ -183,7 +183,7 @@ class Watcher:
 class Fetcher:
     """Gets one missing chunk after the other, each from the holder that is best for it now."""
 
-    def __init__(self, following: Following, clients: dict[NodeId, PeerClient]) -> None:
+    def __init__(self, following: WeightFollower, clients: dict[NodeId, PeerClient]) -> None:
         self._following = following
         self._clients = clients
 
@@ -289,7 +289,7 @@ class _Asked:
     answer: asyncio.Future[bytes]
 
 
-async def watch_ledger_loop(following: Following, coordinator: CoordinatorClient) -> None:
+async def watch_ledger_loop(following: WeightFollower, coordinator: CoordinatorClient) -> None:
     """Hears from the coordinator how far the lineage has come. A run goes on without it."""
     await following.changed.until(lambda: bool(following.policy_id))
     async for version in coordinator.watch_versions(following.policy_id):

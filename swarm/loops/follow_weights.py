@@ -15,7 +15,7 @@ import random
 from swarm.loops.generate_loop import generate
 from swarm.loops.supervise import Backoff
 from swarm.loops.worker import Worker
-from swarm.types import PolicyVersion, Way
+from swarm.types import PatchChain, PolicyVersion
 from swarm.weights.apply import Applier
 
 logger = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class Following:
 
     async def _take_newest(self, *, wait: bool) -> None:
         """Becomes the newest known version; with `wait`, once there is one that can be had."""
-        while (way := await self._worker.exchange.next_way(self._applier.version, wait=wait)) is not None:
+        while (way := await self._worker.exchange.next_update(self._applier.version, wait=wait)) is not None:
             if await self._take(way):
                 return
 
     async def _take_each(self) -> None:
         while True:
-            way = await self._worker.exchange.next_way(self._applier.version, wait=True)
+            way = await self._worker.exchange.next_update(self._applier.version, wait=True)
             assert way is not None
             self._give_up_what_is_hopeless(self._applier.target(way))
             if self._worker.config.follow.in_flight:
@@ -91,7 +91,7 @@ class Following:
             watching = tasks.create_task(self._watch_the_batch())
             async with self._turn:
                 watching.cancel()
-                way = await self._worker.exchange.next_way(self._applier.version, wait=False)
+                way = await self._worker.exchange.next_update(self._applier.version, wait=False)
                 if way is not None:
                     await self._take(way)
 
@@ -99,11 +99,11 @@ class Following:
         """Only while no version is taken: a report is of the way that was handed out last."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            way = await self._worker.exchange.next_way(self._applier.version, wait=False)
+            way = await self._worker.exchange.next_update(self._applier.version, wait=False)
             if way is not None:
                 self._give_up_what_is_hopeless(self._applier.target(way))
 
-    async def _take(self, way: Way) -> bool:
+    async def _take(self, way: PatchChain) -> bool:
         """False where the engine serves what it served before; then some time has passed, too."""
         report = await self._worker.offload(self._applier.apply, way)
         await self._worker.exchange.applied(report)

@@ -17,7 +17,7 @@ from swarm.loops.supervise import Backoff, supervise
 from swarm.peers.peer_table import keep_newest
 from swarm.peers.reputation import UNPROVEN
 from swarm.peers.topology import choose_neighbours, rank
-from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, Wanted, short
+from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, StreamFilter, short
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAdd
     limit = agent.config.exchange.max_neighbours
     welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
     relay = len(adverts) - 1 > limit
-    others = [a for a in welcome if a.node_id not in agent.leaves.followers]
+    others = [a for a in welcome if a.node_id not in agent.credit_ledger.followers]
     stations = [a for a in others if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else others
     chosen = {(_address_of(a), relay) for a in choose_neighbours(agent.node_id, stations, limit)}
     return chosen | {(_address_of(a), False) for a in choose_followers(agent, welcome)}
@@ -70,13 +70,13 @@ def choose_followers(agent: Agent, welcome: Sequence[Advert]) -> list[Advert]:
 
     What they hand on of others is not asked for: of them we take, whatever our appetite, what we gave leave for.
     """
-    config, status, delivered = agent.config, agent.leaves.status(), agent.peers.delivered_steps
+    config, status, delivered = agent.config, agent.credit_ledger.status(), agent.peers.delivered_steps
     most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
     followers = [a for a in welcome if a.node_id in status and a.endpoints]
 
     def order(advert: Advert) -> tuple[bool, bytes]:
-        leave = status[advert.node_id]
-        return leave["limit"] <= leave["arrived"], rank(agent.node_id, advert.node_id)
+        credit = status[advert.node_id]
+        return credit["limit"] <= credit["arrived"], rank(agent.node_id, advert.node_id)
 
     known = [a for a in followers if a.node_id in delivered]
     new = [a for a in followers if a.node_id not in delivered]
@@ -91,7 +91,7 @@ def missed(
     return {
         (address, relay)
         for address, relay in followed
-        if address.node_id in agent.leaves.followers - found and agent.is_welcome(address.node_id)
+        if address.node_id in agent.credit_ledger.followers - found and agent.is_welcome(address.node_id)
     }
 
 
@@ -116,7 +116,7 @@ class Follow:
         self._address = address
         replay = agent.config.replay
         # where a step waits for everybody's groups of its round, those without signal are waited for too
-        self._wanted = Wanted(relay=relay, silent=replay.keep_silent or replay.barrier)
+        self._wanted = StreamFilter(relay=relay, zero_variance=replay.keep_zero_variance or replay.barrier)
         self._cursors = cursors
         self._rng = rng
         self._backoff = Backoff(rng)

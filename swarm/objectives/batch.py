@@ -41,7 +41,7 @@ class Batch:
     turn_ids: Tensor  # int64 [N, L]
     group_index: Tensor  # int64 [N], into the M groups
     age_steps: Tensor  # int64 [N]
-    is_foreign: Tensor  # bool [N], of another lineage than our own
+    is_external: Tensor  # bool [N], of another lineage than our own
     temperature: Tensor  # float32 [N], > 0
     length: Tensor  # int64 [N], trained tokens before any member was dropped
     max_new_tokens: Tensor  # int64 [N], what the generator was allowed
@@ -54,7 +54,7 @@ class Batch:
     step_tokens: int  # trained tokens of the whole step, before any member was dropped
     step_rollouts: int
     step_groups: int
-    is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_foreign
+    is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_external
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
@@ -77,7 +77,7 @@ class Batch:
             assert getattr(self, name).shape == shape, name
         for name in ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs"):
             assert getattr(self, name) is None or getattr(self, name).shape == shape, name
-        for name in ("rewards", "group_index", "age_steps", "is_foreign", "temperature", "length", "max_new_tokens"):
+        for name in ("rewards", "group_index", "age_steps", "is_external", "temperature", "length", "max_new_tokens"):
             assert getattr(self, name).shape == shape[:1], name
         assert self.is_truncated.shape == shape[:1] and len(self.texts) == len(self.corrections) == shape[0]
         assert len(self.prompts) == len(self.sources) == len(self.task_keys)
@@ -93,7 +93,7 @@ class Batch:
     @property
     def claimed(self) -> Tensor:
         """bool [N]: rollouts of which only another node knows how they were made."""
-        return self.is_foreign if self.is_claimed is None else self.is_claimed
+        return self.is_external if self.is_claimed is None else self.is_claimed
 
     @property
     def num_tokens(self) -> int:
@@ -200,8 +200,8 @@ def make_batch(
         responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
-    is_claimed = [not drawn.scored.is_local for drawn in draw.groups]
-    is_foreign = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
+    is_claimed = [not drawn.scored.is_made_here for drawn in draw.groups]
+    is_external = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
@@ -220,7 +220,7 @@ def make_batch(
         turn_ids=tensor(_padded([r.turn_ids for r in responses], length, np.int64)),
         group_index=tensor(np.array(group_index, dtype=np.int64)),
         age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
-        is_foreign=tensor(_per_rollout(draw.groups, is_foreign, np.bool_)),
+        is_external=tensor(_per_rollout(draw.groups, is_external, np.bool_)),
         is_claimed=tensor(_per_rollout(draw.groups, is_claimed, np.bool_)),
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),

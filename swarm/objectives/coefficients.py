@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Need, Scored
+from swarm.objectives.part import Requirement, Scored
 from swarm.objectives.recipe import Recipe
 
 
@@ -59,7 +59,7 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
             )
 
 
-def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "positive"]) -> Batch:
+def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "positive"]) -> Batch:
     """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
 
     A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics
@@ -77,8 +77,8 @@ def with_advantages(recipe: Recipe, batch: Batch, foreign: Literal["all", "posit
     if advantages.dim() == 1:
         advantages = advantages[:, None].expand(batch.mask.shape)
     mask = batch.mask & ~torch.isnan(advantages)
-    if foreign == "positive":
-        mask = mask & ~(batch.is_foreign[:, None] & (advantages < 0))
+    if external == "positive":
+        mask = mask & ~(batch.is_external[:, None] & (advantages < 0))
     return _masked(replace(batch, advantages=advantages), mask)
 
 
@@ -122,7 +122,7 @@ def scored(
 
 def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
     """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
-    if Need.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
+    if Requirement.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
         return None
     is_claimed = batch.claimed & batch.has_logprobs
     return is_claimed if bool(is_claimed.any()) else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Need
+from swarm.objectives.part import Requirement
 from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
@@ -25,7 +25,7 @@ KEYS = {Correction.NO_LOGPROBS: "recipe_without_logprobs", Correction.TEXT_ONLY:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class RecipeSlice:
     """The groups of a batch that one recipe learns from."""
 
     name: str  # MAIN, or the kind whose fallback it is; what its parts remember is kept under this name
@@ -35,11 +35,11 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecipesByKind:
+class RecipeSet:
     """The learner's recipe, and those that stand in for it where rollouts lack what it needs.
 
     Example:
-        RecipesByKind(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("swarm_sampling")})
+        RecipeSet(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("swarm_sampling")})
     """
 
     main: Recipe
@@ -70,16 +70,16 @@ class RecipesByKind:
         return frozenset(kind for kind in Correction if self.of(kind))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         """What a run must supply."""
-        return frozenset[Need]().union(*(recipe.needs for recipe in self.used.values()))
+        return frozenset[Requirement]().union(*(recipe.needs for recipe in self.used.values()))
 
-    def with_main(self, recipe: Recipe) -> "RecipesByKind":
+    def with_main(self, recipe: Recipe) -> "RecipeSet":
         """The same with another recipe for what it accepts; what only the old one accepts stays with the old one."""
         kept = {kind: self.main for kind in KEYS if self.main.accepts(kind) and not recipe.accepts(kind)}
-        return RecipesByKind(main=recipe, fallbacks={**self.fallbacks, **kept})
+        return RecipeSet(main=recipe, fallbacks={**self.fallbacks, **kept})
 
-    def shares(self, batch: Batch) -> list[Share]:
+    def shares(self, batch: Batch) -> list[RecipeSlice]:
         """The batch by recipe, the main one first; one share is the batch itself.
 
         Raises:
@@ -99,11 +99,11 @@ class RecipesByKind:
         if len(groups) == 1:
             (name,) = groups
             places = torch.arange(batch.num_rollouts, device=batch.mask.device)
-            return [Share(name=name, recipe=recipes[name], places=places, batch=batch)]
+            return [RecipeSlice(name=name, recipe=recipes[name], places=places, batch=batch)]
         return [_share(name, recipes[name], batch, groups[name]) for name in sorted(groups)]
 
 
-def merged(batch: Batch, shares: Sequence[Share]) -> Batch:
+def merged(batch: Batch, shares: Sequence[RecipeSlice]) -> Batch:
     """The batch with every number of every rollout as the shares have it."""
     if len(shares) == 1:
         return shares[0].batch
@@ -112,19 +112,19 @@ def merged(batch: Batch, shares: Sequence[Share]) -> Batch:
     return replace(batch, **{name: _joined([values[name] for values in found], shares) for name in names})
 
 
-def _joined(values: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
+def _joined(values: Sequence[Tensor], shares: Sequence[RecipeSlice]) -> Tensor:
     whole = torch.cat(list(values))
     joined = torch.empty_like(whole)
     joined[torch.cat([share.places for share in shares])] = whole
     return joined
 
 
-def _share(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> Share:
+def _share(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> RecipeSlice:
     places, part = batch.of_groups(groups)
     part = replace(
         part, step_tokens=batch.step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups
     )
-    return Share(name=name, recipe=recipe, places=places, batch=part)
+    return RecipeSlice(name=name, recipe=recipe, places=places, batch=part)
 
 
 def _kinds(batch: Batch) -> dict[int, Correction]:

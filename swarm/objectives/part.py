@@ -34,7 +34,7 @@ class Scope(StrEnum):
         return tuple(Scope).index(self)
 
 
-class Need(StrEnum):
+class Requirement(StrEnum):
     """What a part takes besides text, tokens, rewards and groups; a run that cannot supply it is refused."""
 
     BEHAVIOR_LOGPROBS = "behavior_logprobs"  # of the generator, at its temperature: every rollout is EXACT
@@ -42,7 +42,7 @@ class Need(StrEnum):
     REFERENCE_LOGPROBS = "reference_logprobs"  # of the frozen initial policy
     REFERENCE_REWARDS = "reference_rewards"  # of that policy's own responses to each prompt
     BASELINE_ROLLOUT = "baseline_rollout"  # one greedy response to each prompt
-    SILENT_GROUPS = "silent_groups"  # groups whose rewards are all equal
+    ZERO_VARIANCE_GROUPS = "zero_variance_groups"  # groups whose rewards are all equal
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
     TURNS = "turns"  # turn boundaries
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
@@ -121,7 +121,7 @@ class Part(ABC):
     scope: ClassVar[Scope] = Scope.TOKEN
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         """What the run must supply."""
         return frozenset()
 

@@ -16,11 +16,11 @@ from swarm.objectives.part import (
     AggregatePart,
     CorrectionPart,
     Memory,
-    Need,
     Part,
     Probe,
     PromptPart,
     RatioPart,
+    Requirement,
     RewardPart,
     Scope,
     Scored,
@@ -80,9 +80,9 @@ class Recipe:
         return max((part.scope for _, part in self._addressed(_SCORED_SLOTS)), key=lambda scope: scope.reach)
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         """What a run must supply."""
-        return frozenset[Need]().union(*(part.needs for _, part in self.parts))
+        return frozenset[Requirement]().union(*(part.needs for _, part in self.parts))
 
     @property
     def probes(self) -> dict[str, Probe]:
@@ -92,7 +92,7 @@ class Recipe:
     @property
     def needs_proximal_first(self) -> bool:
         """True where rewards or advantages take the proximal log-probs, which then are scored before anything else."""
-        return any(Need.PROXIMAL_LOGPROBS in part.needs for _, part in self._addressed(_STEP_SLOTS))
+        return any(Requirement.PROXIMAL_LOGPROBS in part.needs for _, part in self._addressed(_STEP_SLOTS))
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Recipe:
 
     def accepts(self, correction: Correction) -> bool:
         """True where this recipe may learn from rollouts of that correction."""
-        return correction is Correction.EXACT or Need.BEHAVIOR_LOGPROBS not in self.needs
+        return correction is Correction.EXACT or Requirement.BEHAVIOR_LOGPROBS not in self.needs
 
     def with_params(self, overrides: Mapping[str, Any]) -> "Recipe":
         """The recipe with some constants replaced.

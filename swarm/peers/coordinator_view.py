@@ -13,7 +13,7 @@ from swarm.wire.reports import MAX_EDGES
 MAX_PENDING_VERSIONS = 10_000  # kept for a coordinator that is away
 
 
-class Coordination:
+class CoordinatorView:
     """A node's side of the control plane.
 
     Example:

@@ -67,7 +67,7 @@ class DhtPeer:
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
         listen = config.listen
-        is_local = listen.startswith(("/ip4/127.", "/ip6/::1/"))
+        is_made_here = listen.startswith(("/ip4/127.", "/ip6/::1/"))
         shelves = Shelves(run_id, config.shards, clock)
         await _wait_for_port(listen)
         async with _key_file(identity, run_id) as key_path:
@@ -86,9 +86,9 @@ class DhtPeer:
                     announce_maddrs=list(config.announce) or None,
                     identity_path=str(key_path),
                     check_if_identity_free=False,
-                    nat_port_map=not is_local,
-                    auto_nat=not is_local,
-                    use_relay=not is_local,
+                    nat_port_map=not is_made_here,
+                    auto_nat=not is_made_here,
+                    use_relay=not is_made_here,
                 )
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error

@@ -161,7 +161,7 @@ class HivemindDirectory:
                 await self._announce(self._own)
 
     async def stop(self) -> None:
-        """Leaves: no daemon and no socket file remain."""
+        """CreditLedger: no daemon and no socket file remain."""
         self._is_stopped = True
         async with self._repairing:
             peer, self._peer = self._peer, None

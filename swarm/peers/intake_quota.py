@@ -24,7 +24,7 @@ class _Share:
     at_s: float  # monotonic time up to which `groups` was filled
 
 
-class Appetite:
+class IntakeQuota:
     """Says of each group that a neighbour offers whether this node takes it in: one token bucket per neighbour.
 
     A draw takes up to J external groups, so a node of N that took in every group of every other would check N * I of

@@ -50,7 +50,7 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
         RefusalReason.BAD_VERSION: 2.0,
         RefusalReason.FALSE_REWARD: 4.0,
         RefusalReason.VERIFIER_FAILED: 2.0,
-        RefusalReason.TOO_MUCH_TALK: 4.0,
+        RefusalReason.TOO_MANY_ITEMS: 4.0,
     }
 )
 
@@ -72,7 +72,7 @@ class _Peer:
     at_s: float  # monotonic time of both
 
 
-class Standing:
+class Reputation:
     """Score and quota of the peers seen lately.
 
     Example:

@@ -21,7 +21,7 @@ class _Said:
     num_items: int = 0
 
 
-class Talk:
+class StreamQuota:
     """Counts the items of each neighbour's streams. The clock is asked only when the limit is reached.
 
     Example:

@@ -53,8 +53,8 @@ class Invariants:
             self._put[node].add(fields["digest"])
             self._note_versions(node, kind, fields)
         elif kind == "restored":
-            for digest, is_local in fields["held"]:
-                (self._put if is_local else self._admitted)[node].add(digest)
+            for digest, is_made_here in fields["held"]:
+                (self._put if is_made_here else self._admitted)[node].add(digest)
         elif kind == "admitted":
             self._admitted[node].add(fields["digest"])
             self._note_versions(node, kind, fields)

@@ -79,7 +79,7 @@ class SimulationOptions:
     latency_ms: float = 0.0
     barrier: bool = False
     deterministic: bool = False
-    foreign: Literal["all", "positive"] = "positive"
+    external: Literal["all", "positive"] = "positive"
     mode: Mode = "push"  # of the generators that follow a trainer
     has_vllm: bool = False  # else its generators use transformers, too
     colocated: bool = False  # the trainer of an echo preset generates for itself, alone
@@ -249,7 +249,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             local_groups=local,
             external_groups=external,
             max_age_steps=0 if is_synchronous else preset.max_age_steps,  # rounds are strictly on-policy
-            foreign=options.foreign,
+            external=options.external,
             barrier=is_synchronous,
         ),
         learner=LearnerConfig(

@@ -141,7 +141,7 @@ class Telemetry:
         if following is None:
             return
         self.total("weights/fetched_bytes_total", following["bytes_fetched"])
-        self.gauge("weights/leave_groups", following["leave"])
+        self.gauge("weights/credit_groups", following["credit"])
         if following["served_step"] is not None:
             self.gauge("weights/served_step", following["served_step"])
             self.gauge("weights/behind_steps", max(0, following["head_step"] - following["served_step"]))
@@ -204,7 +204,7 @@ class Telemetry:
         return found
 
     def _on_draw(self, fields: JsonDict) -> None:
-        self.count("learn/silent_groups_total", fields["num_silent"])
+        self.count("learn/zero_variance_groups_total", fields["num_zero_variance"])
         for group in fields["groups"]:
             self.count("learn/groups_total", origin=origin_of(group))
             self.observe("learn/reuse", group["use"])

@@ -224,7 +224,7 @@ def make_scored(
     *,
     digest: Digest | None = None,
     rewards: Sequence[float] | None = None,
-    is_local: bool = True,
+    is_made_here: bool = True,
     first_seen_s: float = TOY_NOW_S,
     size_bytes: int = 1000,
     correction: Correction = Correction.EXACT,
@@ -238,7 +238,7 @@ def make_scored(
         group=group,
         rewards=np.array(values, np.float32),
         correction=correction,
-        is_local=is_local,
+        is_made_here=is_made_here,
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )

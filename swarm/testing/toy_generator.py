@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
-from swarm.generation.priority_lock import Turns
+from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import TextCodec
 from swarm.types import (
@@ -66,7 +66,7 @@ class ToyGenerator:
         self._version = version
         self._content = _content(weights)
         self._seeds = SampleSeeds(seed)
-        self._weights = Turns()
+        self._weights = PriorityLock()
         self._on_token = on_token
         self._is_cancelled = False
 

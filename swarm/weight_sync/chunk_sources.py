@@ -51,7 +51,7 @@ class _Connected:
     num_asked: int = 0  # under way
 
 
-class Holders:
+class ChunkSources:
     """The holders of one lineage that are connected, and what each of them was like.
 
     Example:
@@ -95,7 +95,7 @@ class Holders:
 
     @property
     def connected(self) -> frozenset[NodeId]:
-        """Holders that can be asked now."""
+        """ChunkSources that can be asked now."""
         return frozenset(self._connected)
 
     def status(self) -> JsonDict:

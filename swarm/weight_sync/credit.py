@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.peers.peer_table import keep_newest
-from swarm.types import JsonDict, Leave, NodeId
+from swarm.types import Credit, JsonDict, NodeId
 
 PATIENCE_SHARE: Final = 0.5  # of a group's life: leave that is older was lost, or its group comes too late to matter
 TURN_SHARE: Final = 0.05  # of a group's life: a trial that is older is not waited for where others wait for theirs
@@ -67,7 +67,7 @@ class Watch:
         return self.limit - len(self.given_s)
 
 
-class Leaves:
+class CreditLedger:
     """What a trainer gave leave for, to whom.
 
     Fair among followers: whoever has least outstanding and waiting for a draw gets the next one, so a slow follower
@@ -262,23 +262,23 @@ class Leaves:
 
 
 @dataclass(slots=True)
-class LeaveLeft:
+class CreditBalance:
     """The follower's side: what its trainer allows, less what was made of it.
 
     A group that could not be scored or stored never travels, so it does not count: another one takes its place.
     """
 
-    _leave: Leave | None = field(default=None, init=False)
+    _credit: Credit | None = field(default=None, init=False)
     _num_made: int = field(default=0, init=False)
 
     def restart(self) -> None:
         """A new watch began, or the old one broke: nothing is allowed until the trainer says so."""
-        self._leave, self._num_made = None, 0
+        self._credit, self._num_made = None, 0
 
-    def take(self, leave: Leave) -> None:
+    def take(self, credit: Credit) -> None:
         """The trainer's newest word."""
-        limit = leave.limit if self._leave is None else max(leave.limit, self._leave.limit)
-        self._leave = Leave(head_step=leave.head_step, limit=limit)
+        limit = credit.limit if self._credit is None else max(credit.limit, self._credit.limit)
+        self._credit = Credit(head_step=credit.head_step, limit=limit)
 
     def made(self) -> None:
         """One more group was stored, to be sent."""
@@ -287,9 +287,9 @@ class LeaveLeft:
     @property
     def num_left(self) -> int:
         """Groups that may be begun now."""
-        return 0 if self._leave is None else max(0, self._leave.limit - self._num_made)
+        return 0 if self._credit is None else max(0, self._credit.limit - self._num_made)
 
     @property
     def head_step(self) -> int | None:
         """Newest published step of the trainer as it last said; None while it is not connected."""
-        return None if self._leave is None else self._leave.head_step
+        return None if self._credit is None else self._credit.head_step

@@ -18,21 +18,21 @@ from swarm.interfaces import Offload
 from swarm.types import (
     Advert,
     ApplyReport,
+    Credit,
     Digest,
     JsonDict,
-    Leave,
     NodeId,
+    PatchChain,
     PolicyVersion,
     SealedManifest,
-    Way,
     short,
 )
 from swarm.weight_sync.choose_trainer import Trainers
-from swarm.weight_sync.chunk_sources import Holders
-from swarm.weight_sync.credit import LeaveLeft
-from swarm.weight_sync.patch_graph import Heard, Leg, Lineage
-from swarm.weight_sync.update_planner import Ways
-from swarm.weight_sync.weight_server import Holding
+from swarm.weight_sync.chunk_sources import ChunkSources
+from swarm.weight_sync.credit import CreditBalance
+from swarm.weight_sync.patch_graph import Lineage, NewsKind, Patch
+from swarm.weight_sync.update_planner import UpdatePlanner
+from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.store import WeightStore
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 60.0  # for chunks that no manifest names: here each one is named before it is fetched
 
 
-class Following:
+class WeightFollower:
     """What a node without a trainer of its own knows of the lineage that it generates with.
 
     Args:
@@ -57,7 +57,7 @@ class Following:
     Example:
         await following.hear(await directory.lookup())
         await following.take(peer, sealed)
-        way = await following.next_way(held, wait=True)
+        way = await following.next_update(held, wait=True)
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Following:
         config: NodeConfig,
         node_id: NodeId,
         store: WeightStore,
-        holding: Holding,
+        holding: WeightServer,
         changed: Signal,
         emit: Emit,
         clock: Clock,
@@ -79,13 +79,13 @@ class Following:
         self._emit = emit
         self._offload = offload
         self._trainers = Trainers(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
-        self._ways: Ways | None = None  # None until it is known whom to follow
+        self._ways: UpdatePlanner | None = None  # None until it is known whom to follow
         self._asked: list[PolicyVersion | None] = []  # what the engine holds, once the worker said it
-        self._handed: tuple[Leg, ...] = ()  # the way that was handed out last
+        self._handed: tuple[Patch, ...] = ()  # the way that was handed out last
         self._fetching: set[Digest] = set()
         self.changed = changed
-        self.holders = Holders(clock)
-        self.leave = LeaveLeft()
+        self.holders = ChunkSources(clock)
+        self.credit = CreditBalance()
         self.served: PolicyVersion | None = None  # what the engine took
         self.known_head_step = 0  # newest step that the trainer's advert or the ledger told of
         self.bytes_fetched = 0  # chunks, since the process started
@@ -120,15 +120,15 @@ class Following:
             if advert.node_id == self.policy_id:
                 self.note_head(advert.head)
 
-    async def _resume(self, policy_id: NodeId) -> Ways:
+    async def _resume(self, policy_id: NodeId) -> UpdatePlanner:
         """What the disk has of the lineage, after a restart."""
-        ways = Ways(Lineage(policy_id), self._store.max_bytes)
+        ways = UpdatePlanner(Lineage(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._holding.restore(policy_id):
-            leg = Leg(manifest=manifest, sealed=sealed)
-            heard, gone = ways.lineage.add(leg, is_from_owner=False)
-            ways.lacks(leg, await self._offload(self._store.missing, manifest.chunks))
-            await self._drop([*gone, *([] if heard is Heard.NEW else [leg])])
-        logger.info("following a trainer", extra={"trainer": short(policy_id), "manifests": len(ways.lineage.legs)})
+            patch = Patch(manifest=manifest, sealed=sealed)
+            heard, gone = ways.lineage.add(patch, is_from_owner=False)
+            ways.lacks(patch, await self._offload(self._store.missing, manifest.chunks))
+            await self._drop([*gone, *([] if heard is NewsKind.NEW else [patch])])
+        logger.info("following a trainer", extra={"trainer": short(policy_id), "manifests": len(ways.lineage.patches)})
         return ways
 
     def note_head(self, head: PolicyVersion) -> None:
@@ -143,7 +143,7 @@ class Following:
         """A watch of a peer began."""
         self.holders.connect(peer, is_origin=peer == self.policy_id)
         if peer == self.policy_id:
-            self.leave.restart()
+            self.credit.restart()
         if self._ways is not None:
             self._ways.found()
             self._ways.queue.look_again()
@@ -153,10 +153,10 @@ class Following:
         """It ended."""
         self.holders.disconnect(peer)
         if peer == self.policy_id:
-            self.leave.restart()
+            self.credit.restart()
         self.changed.fire()
 
-    async def take(self, peer: NodeId, sealed: SealedManifest) -> Heard | Unusable:
+    async def take(self, peer: NodeId, sealed: SealedManifest) -> NewsKind | Unusable:
         """A manifest came on the watch of a peer.
 
         While the trainer itself is connected, only its own word adds versions; of others it counts what they hold.
@@ -173,45 +173,45 @@ class Following:
         ways.found(manifest.chunks)
         ways.queue.look_again()
         is_from_owner = peer == ways.lineage.policy_id
-        heard, gone = Heard.KNOWN, list[Leg]()
-        leg = Leg(manifest=manifest, sealed=sealed)
-        if is_from_owner or self.leave.head_step is None:
-            heard, gone = ways.lineage.add(leg, is_from_owner=is_from_owner)
+        heard, gone = NewsKind.KNOWN, list[Patch]()
+        patch = Patch(manifest=manifest, sealed=sealed)
+        if is_from_owner or self.credit.head_step is None:
+            heard, gone = ways.lineage.add(patch, is_from_owner=is_from_owner)
         await self._drop(gone)
-        if heard is Heard.NEW:
-            await self._keep(ways, leg)
-        if gone or heard is Heard.NEW:
+        if heard is NewsKind.NEW:
+            await self._keep(ways, patch)
+        if gone or heard is NewsKind.NEW:
             ways.replan()
         self.changed.fire()
         return heard
 
-    async def take_leave(self, peer: NodeId, leave: Leave) -> None:
+    async def take_credit(self, peer: NodeId, credit: Credit) -> None:
         """The trainer gives leave, and says where its head is: what is known beyond that is no more."""
         ways = self._require()
         if peer != ways.lineage.policy_id:
             return
-        self.leave.take(leave)
-        gone = ways.lineage.rewind(leave.head_step)
+        self.credit.take(credit)
+        gone = ways.lineage.rewind(credit.head_step)
         if gone:
-            logger.warning("the trainer went back", extra={"step": leave.head_step, "manifests": len(gone)})
-            self.known_head_step = leave.head_step
+            logger.warning("the trainer went back", extra={"step": credit.head_step, "manifests": len(gone)})
+            self.known_head_step = credit.head_step
             await self._drop(gone)
             ways.replan()
         self.changed.fire()
 
-    async def _keep(self, ways: Ways, leg: Leg) -> None:
+    async def _keep(self, ways: UpdatePlanner, patch: Patch) -> None:
         """On the disk before anything is fetched for it, so that a restart goes on where this process ended."""
         try:
-            await self._offload(self._store.add_manifest, leg.sealed)
+            await self._offload(self._store.add_manifest, patch.sealed)
         except StorageFull as error:
             self._storage_full(error)  # known all the same, and written when there is room
         await self._offload(self._trainers.followed, ways.lineage.policy_id)
-        if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
-            self._holding.offer(leg.manifest, leg.sealed)
+        if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
+            self._holding.offer(patch.manifest, patch.sealed)
 
-    async def _drop(self, gone: Sequence[Leg]) -> None:
+    async def _drop(self, gone: Sequence[Patch]) -> None:
         if gone:
-            digests = [leg.digest for leg in gone]
+            digests = [patch.digest for patch in gone]
             self._holding.withdraw(digests)
             await self._offload(self._store.drop_manifests, digests)
 
@@ -250,8 +250,8 @@ class Following:
             self._storage_full(error)
             raise
         self.bytes_fetched += len(data)
-        for leg in self._require().came(digest):
-            self._holding.offer(leg.manifest, leg.sealed)
+        for patch in self._require().came(digest):
+            self._holding.offer(patch.manifest, patch.sealed)
 
     def lacked(self, digest: Digest) -> None:
         """A holder lacks it; where nobody connected can have it, another way is looked for."""
@@ -268,39 +268,39 @@ class Following:
         kept = await self._on_disk(lineage)
         lineage.forget(before - kept)  # not what is known and still to be written
         self._holding.withdraw(before - kept)
-        await self._write_down([leg for leg in lineage.legs if leg.digest not in kept])
-        self.holders.keep_only({chunk for leg in lineage.legs for chunk in leg.manifest.chunks})
+        await self._write_down([patch for patch in lineage.patches if patch.digest not in kept])
+        self.holders.keep_only({chunk for patch in lineage.patches for chunk in patch.manifest.chunks})
         await self._look_again(self._ways)
 
     async def _on_disk(self, lineage: Lineage) -> set[Digest]:
         return {sealed.digest for _, sealed in await self._offload(self._store.manifests, lineage.policy_id)}
 
-    async def _write_down(self, legs: Sequence[Leg]) -> None:
+    async def _write_down(self, patches: Sequence[Patch]) -> None:
         """Manifests for which there was no room: chunks that no manifest names would be deleted after a while."""
-        for leg in legs:
+        for patch in patches:
             try:
-                await self._offload(self._store.add_manifest, leg.sealed)
+                await self._offload(self._store.add_manifest, patch.sealed)
             except StorageFull:
                 return  # told when the manifest came
-            if not self._require().lineage.knows(leg.digest):  # gone meanwhile
-                await self._drop([leg])
+            if not self._require().lineage.knows(patch.digest):  # gone meanwhile
+                await self._drop([patch])
 
-    async def _look_again(self, ways: Ways) -> None:
+    async def _look_again(self, ways: UpdatePlanner) -> None:
         """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
-        await self._look_at(ways, list(ways.lineage.legs))
+        await self._look_at(ways, list(ways.lineage.patches))
         ways.replan()
         self.changed.fire()
 
-    async def _look_at(self, ways: Ways, legs: Sequence[Leg]) -> None:
-        for leg in legs:
-            if ways.lacks(leg, await self._offload(self._store.missing, leg.manifest.chunks)):
-                self._holding.offer(leg.manifest, leg.sealed)
+    async def _look_at(self, ways: UpdatePlanner, patches: Sequence[Patch]) -> None:
+        for patch in patches:
+            if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
+                self._holding.offer(patch.manifest, patch.sealed)
             else:
-                self._holding.withdraw([leg.digest])
+                self._holding.withdraw([patch.digest])
 
     # --- own worker --------------------------------------------------------------------------------------
 
-    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """The manifests that lead from what the engine holds as far as the disk goes."""
         if held != self.served:
             self.served = None  # another engine than the one that took it
@@ -310,7 +310,7 @@ class Following:
         if wait:
             await self.changed.until(lambda: bool(self._ready()))
         self._handed = self._ready()
-        return tuple(leg.sealed for leg in self._handed) or None
+        return tuple(patch.sealed for patch in self._handed) or None
 
     async def applied(self, report: ApplyReport) -> None:
         """The engine took the version of the way that was handed out last, or it did not."""
@@ -324,14 +324,16 @@ class Following:
         self.num_applied += 1
         self.last_error = ""
         self.served, self._asked = report.version, [report.version]
-        await self._look_at(ways, [leg for leg in ways.lineage.legs if leg.version == report.version])
+        await self._look_at(ways, [patch for patch in ways.lineage.patches if patch.version == report.version])
         ways.taken(report.version)
         self._emit("applied", fields)
         self.changed.fire()
         if self._store.bytes_held > self._config.weights.store_bytes:
             await self.tidy()
 
-    async def _apply_failed(self, ways: Ways, target: PolicyVersion, report: ApplyReport, fields: JsonDict) -> None:
+    async def _apply_failed(
+        self, ways: UpdatePlanner, target: PolicyVersion, report: ApplyReport, fields: JsonDict
+    ) -> None:
         self.num_apply_failed += 1
         self.last_error = f"step {target.step}: {report.error}"
         await self._look_again(ways)
@@ -353,11 +355,11 @@ class Following:
             return 0
         if self._config.follow.mode == "pull" and not self._has_newest_at_hand(self._ways):
             return 0
-        return self.leave.num_left
+        return self.credit.num_left
 
-    def _has_newest_at_hand(self, ways: Ways) -> bool:
+    def _has_newest_at_hand(self, ways: UpdatePlanner) -> bool:
         newest = ways.lineage.head
-        return newest is not None and newest.step >= (self.leave.head_step or 0) and ways.is_at_hand
+        return newest is not None and newest.step >= (self.credit.head_step or 0) and ways.is_at_hand
 
     @property
     def head(self) -> PolicyVersion:
@@ -380,7 +382,7 @@ class Following:
             "holders": self.holders.status(),
             "bytes_fetched": self.bytes_fetched,
             "bytes_held": self._store.bytes_held,
-            "leave": self.leave.num_left,
+            "credit": self.credit.num_left,
             "num_applied": self.num_applied,
             "num_apply_failed": self.num_apply_failed,
             "last_error": self.last_error,
@@ -391,12 +393,12 @@ class Following:
     @property
     def _is_told(self) -> bool:
         """False while the trainer still lists what it holds, oldest first: the best way may come last."""
-        return self.leave.head_step is not None or self.policy_id not in self.holders.connected
+        return self.credit.head_step is not None or self.policy_id not in self.holders.connected
 
-    def _ready(self) -> tuple[Leg, ...]:
+    def _ready(self) -> tuple[Patch, ...]:
         return self._ways.ready() if self._ways is not None and self._is_told else ()
 
-    def _require(self) -> Ways:
+    def _require(self) -> UpdatePlanner:
         assert self._ways is not None, "nobody is watched, fetched from or applied before the trainer is known"
         return self._ways
 

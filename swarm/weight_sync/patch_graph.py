@@ -18,7 +18,7 @@ MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are for
 MAX_MANIFESTS: Final = 4096
 
 
-class Heard(StrEnum):
+class NewsKind(StrEnum):
     """What a manifest turned out to be."""
 
     NEW = "new"
@@ -28,7 +28,7 @@ class Heard(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leg:
+class Patch:
     """One manifest of the lineage, opened."""
 
     manifest: Manifest
@@ -45,7 +45,7 @@ class Leg:
         return self.manifest.version
 
 
-Cost = Callable[[Leg], int | None]
+Cost = Callable[[Patch], int | None]
 """Bytes that a leg costs now; None where it cannot be had."""
 
 _Ends = tuple[Digest, Digest | None]  # weights that a leg gives, and those it starts from
@@ -62,45 +62,45 @@ class Lineage:
 
     def __init__(self, policy_id: NodeId) -> None:
         self.policy_id = policy_id
-        self._legs: dict[Digest, Leg] = {}  # by digest of the manifest, in order of arrival
+        self._patches: dict[Digest, Patch] = {}  # by digest of the manifest, in order of arrival
         self._steps: dict[int, PolicyVersion] = {}
         self._num_bytes = 0
 
-    def add(self, leg: Leg, *, is_from_owner: bool) -> tuple[Heard, list[Leg]]:
+    def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[NewsKind, list[Patch]]:
         """Takes an opened manifest of this lineage.
 
         Returns:
             What it is, and the legs that are forgotten for it: of a branch that is no more, or too old.
         """
-        assert leg.version.policy_id == self.policy_id
-        if leg.digest in self._legs:
-            return Heard.KNOWN, []
-        named = [leg.version] if leg.manifest.base is None else [leg.manifest.base, leg.version]
+        assert patch.version.policy_id == self.policy_id
+        if patch.digest in self._patches:
+            return NewsKind.KNOWN, []
+        named = [patch.version] if patch.manifest.base is None else [patch.manifest.base, patch.version]
         conflicts = [version.step for version in named if self._steps.get(version.step, version) != version]
         if conflicts and not is_from_owner:
-            return Heard.ANOTHER_BRANCH, []
+            return NewsKind.ANOTHER_BRANCH, []
         forgotten = self._forget(lambda step: step >= min(conflicts)) if conflicts else []
-        self._legs[leg.digest] = leg
-        self._steps[leg.version.step] = leg.version
-        self._num_bytes += len(leg.sealed.body)
+        self._patches[patch.digest] = patch
+        self._steps[patch.version.step] = patch.version
+        self._num_bytes += len(patch.sealed.body)
         forgotten += self._forget_oldest()
-        return (Heard.NEW if leg.digest in self._legs else Heard.TOO_OLD), forgotten
+        return (NewsKind.NEW if patch.digest in self._patches else NewsKind.TOO_OLD), forgotten
 
-    def rewind(self, head_step: int) -> list[Leg]:
+    def rewind(self, head_step: int) -> list[Patch]:
         """The owner says that its newest version is this one: what was beyond it is no more. Returns what went."""
         return self._forget(lambda step: step > head_step)
 
     def forget(self, digests: Collection[Digest]) -> None:
         """Forgets these manifests, as the store did."""
-        self._remove([leg for digest, leg in self._legs.items() if digest in digests])
+        self._remove([patch for digest, patch in self._patches.items() if digest in digests])
 
-    def get(self, digest: Digest) -> Leg | None:
+    def get(self, digest: Digest) -> Patch | None:
         """A known manifest."""
-        return self._legs.get(digest)
+        return self._patches.get(digest)
 
     def knows(self, digest: Digest) -> bool:
         """Whether a manifest is known."""
-        return digest in self._legs
+        return digest in self._patches
 
     @property
     def head(self) -> PolicyVersion | None:
@@ -108,11 +108,11 @@ class Lineage:
         return self._steps[max(self._steps)] if self._steps else None
 
     @property
-    def legs(self) -> Collection[Leg]:
+    def patches(self) -> Collection[Patch]:
         """Every manifest known."""
-        return self._legs.values()
+        return self._patches.values()
 
-    def ways(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Leg, ...]]:
+    def ways(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """The cheapest legs from what is held, or from nothing, to each newer version that can be had, newest first.
 
         Args:
@@ -126,18 +126,18 @@ class Lineage:
             for (to, base), (num_bytes, _) in cheapest.items()
         ]
         routes = Routes(offers, [] if held is None or held.digest not in numbers else [numbers[held.digest]])
-        legs = {offer: leg for offer, (_, leg) in zip(offers, cheapest.values(), strict=True)}
+        patches = {offer: patch for offer, (_, patch) in zip(offers, cheapest.values(), strict=True)}
         leads_back = self._leads_back(held)
         for step in sorted(self._steps, reverse=True):
             target = self._steps[step]
             if target == held or leads_back(step):
                 return
             if held is not None and held.digest == target.digest:  # under another name: any leg says so
-                yield next((leg,) for leg in self._legs.values() if leg.version == target)
+                yield next((patch,) for patch in self._patches.values() if patch.version == target)
                 continue
             route = routes.to(numbers[target.digest]) if target.digest in numbers else None
             if route is not None:
-                yield tuple(legs[offer] for offer in route)
+                yield tuple(patches[offer] for offer in route)
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
         """True for a step before what is held, unless the owner went back or what is held is of a branch that is no
@@ -150,35 +150,35 @@ class Lineage:
         is_in_force = max(self._steps, default=-1) >= held.step and self._steps.get(held.step, held) == held
         return lambda step: is_in_force and step <= held.step
 
-    def _cheapest(self, cost: Cost) -> "dict[_Ends, tuple[int, Leg]]":
+    def _cheapest(self, cost: Cost) -> "dict[_Ends, tuple[int, Patch]]":
         """Of the legs with the same ends the one that costs least, and what it costs."""
-        cheapest: dict[_Ends, tuple[int, Leg]] = {}
-        for leg in self._legs.values():
-            num_bytes = cost(leg)
-            ends = leg.version.digest, None if leg.manifest.base is None else leg.manifest.base.digest
+        cheapest: dict[_Ends, tuple[int, Patch]] = {}
+        for patch in self._patches.values():
+            num_bytes = cost(patch)
+            ends = patch.version.digest, None if patch.manifest.base is None else patch.manifest.base.digest
             if num_bytes is not None and (ends not in cheapest or num_bytes < cheapest[ends][0]):
-                cheapest[ends] = num_bytes, leg
+                cheapest[ends] = num_bytes, patch
         return cheapest
 
     # --- forgetting --------------------------------------------------------------------------------
 
-    def _forget(self, is_gone: Callable[[int], bool]) -> list[Leg]:
-        gone = [leg for leg in self._legs.values() if is_gone(leg.version.step)]
+    def _forget(self, is_gone: Callable[[int], bool]) -> list[Patch]:
+        gone = [patch for patch in self._patches.values() if is_gone(patch.version.step)]
         return self._remove(gone)
 
-    def _forget_oldest(self) -> list[Leg]:
-        gone: list[Leg] = []
-        while (len(self._legs) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._steps) > 1:
+    def _forget_oldest(self) -> list[Patch]:
+        gone: list[Patch] = []
+        while (len(self._patches) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._steps) > 1:
             oldest = min(self._steps)
             gone += self._forget(lambda step: step == oldest)  # noqa: B023 - called at once
         return gone
 
-    def _remove(self, gone: list[Leg]) -> list[Leg]:
-        for leg in gone:
-            del self._legs[leg.digest]
-            self._num_bytes -= len(leg.sealed.body)
-        steps = {leg.version.step for leg in self._legs.values()}
-        for step in {leg.version.step for leg in gone} - steps:
+    def _remove(self, gone: list[Patch]) -> list[Patch]:
+        for patch in gone:
+            del self._patches[patch.digest]
+            self._num_bytes -= len(patch.sealed.body)
+        steps = {patch.version.step for patch in self._patches.values()}
+        for step in {patch.version.step for patch in gone} - steps:
             del self._steps[step]
         return gone
 

@@ -10,14 +10,14 @@ from typing import Final
 
 from swarm.types import Digest, PolicyVersion
 from swarm.weight_sync.chunk_queue import ChunkQueue
-from swarm.weight_sync.patch_graph import Cost, Leg, Lineage
+from swarm.weight_sync.patch_graph import Cost, Lineage, Patch
 
 MAX_REFUSALS: Final = 2  # attempts of an engine at one version
 _DECODE_SHARE: Final = 64  # decoding so many bytes is as dear as fetching one: docs/measurements/weights.md
 _UNKNOWN: Final = frozenset({b""})  # chunks that a manifest lacks while nobody has looked
 
 
-class Ways:
+class UpdatePlanner:
     """What is planned for one engine that follows a lineage.
 
     Args:
@@ -26,7 +26,7 @@ class Ways:
             version needs more, an older one is made for first.
 
     Example:
-        ways = Ways(lineage, max_bytes=2**33)
+        ways = UpdatePlanner(lineage, max_bytes=2**33)
         ways.starts_from(held)
         for digest in ways.wanted(): ...
     """
@@ -34,7 +34,7 @@ class Ways:
     def __init__(self, lineage: Lineage, max_bytes: int) -> None:
         self.lineage = lineage
         self._max_bytes = max_bytes
-        self.plan: tuple[Leg, ...] | None = None  # empty: the engine has the newest; None: no way is known
+        self.plan: tuple[Patch, ...] | None = None  # empty: the engine has the newest; None: no way is known
         self.held: PolicyVersion | None = None  # what the engine serves
         self._is_asked = False  # the worker said what the engine holds
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
@@ -53,23 +53,23 @@ class Ways:
         self.replan()
         return True
 
-    def lacks(self, leg: Leg, chunks: Collection[Digest]) -> bool:
+    def lacks(self, patch: Patch, chunks: Collection[Digest]) -> bool:
         """These chunks of a manifest are not on the disk. True where none is missing."""
-        if self.lineage.knows(leg.digest):
-            self._missing[leg.digest] = set(chunks)
+        if self.lineage.knows(patch.digest):
+            self._missing[patch.digest] = set(chunks)
             self._queue = None
-        return not chunks and self.lineage.knows(leg.digest)
+        return not chunks and self.lineage.knows(patch.digest)
 
-    def came(self, chunk: Digest) -> list[Leg]:
+    def came(self, chunk: Digest) -> list[Patch]:
         """A chunk is on the disk now. Returns the manifests of which it was the last."""
         if self._queue is not None:
             self._queue.came(chunk)
-        whole: list[Leg] = []
-        for leg in self.lineage.legs:
-            missing = self._missing.get(leg.digest)
+        whole: list[Patch] = []
+        for patch in self.lineage.patches:
+            missing = self._missing.get(patch.digest)
             if missing and chunk in missing:
                 missing.discard(chunk)
-                whole += [] if missing else [leg]
+                whole += [] if missing else [patch]
         return whole
 
     def lost(self, chunk: Digest) -> None:
@@ -108,7 +108,7 @@ class Ways:
         self.plan = self._way() if self._is_asked else None
         self._queue = None
 
-    def _way(self) -> tuple[Leg, ...] | None:
+    def _way(self) -> tuple[Patch, ...] | None:
         newest = next(self._ways(self._cost), None)
         if newest is not None and self._has_room(newest):
             return newest
@@ -116,7 +116,7 @@ class Ways:
         nothing = () if self.held is not None and self.held.policy_id == self.lineage.policy_id else None
         return next(filter(self._has_room, smaller), nothing)
 
-    def _ways(self, cost: Cost) -> Iterator[tuple[Leg, ...]]:
+    def _ways(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """To versions that the engine may take, newest first. One that it refused may lie on the way: it is staged
         there, not loaded, and what kept the engine from taking it may have passed."""
         ways = self.lineage.ways(self.held, cost)
@@ -125,17 +125,17 @@ class Ways:
     def _is_refused(self, version: PolicyVersion) -> bool:
         return self._refusals[version.digest] >= MAX_REFUSALS
 
-    def _has_room(self, way: tuple[Leg, ...]) -> bool:
-        return sum(leg.manifest.payload_bytes for leg in way) <= self._max_bytes
+    def _has_room(self, way: tuple[Patch, ...]) -> bool:
+        return sum(patch.manifest.payload_bytes for patch in way) <= self._max_bytes
 
     # --- what follows from it --------------------------------------------------------------------------
 
     def wanted(self) -> Iterator[Digest]:
         """Chunks of the plan that are missing, in the order in which it needs them."""
-        for leg in self.plan or ():
-            missing = self._missing.get(leg.digest)
+        for patch in self.plan or ():
+            missing = self._missing.get(patch.digest)
             if missing:
-                yield from (digest for digest in leg.manifest.chunks if digest in missing)
+                yield from (digest for digest in patch.manifest.chunks if digest in missing)
 
     @property
     def queue(self) -> ChunkQueue:
@@ -144,7 +144,7 @@ class Ways:
             self._queue = ChunkQueue(self.wanted())
         return self._queue
 
-    def ready(self) -> tuple[Leg, ...]:
+    def ready(self) -> tuple[Patch, ...]:
         """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back.
 
         They never end at a version that the engine refused: it is only staged on the way to the next one.
@@ -152,28 +152,28 @@ class Ways:
         plan = self.plan or ()
         if len(plan) == 1 and self.held is not None and plan[0].version.digest == self.held.digest:
             return plan  # the engine has these weights: only their name is new
-        num_ready = next((at for at, leg in enumerate(plan) if not self.are_whole([leg])), len(plan))
+        num_ready = next((at for at, patch in enumerate(plan) if not self.are_whole([patch])), len(plan))
         while num_ready and self._is_refused(plan[num_ready - 1].version):
             num_ready -= 1
         ready = plan[:num_ready]
         return ready if not ready or not self.lineage.is_behind(ready[-1].version.step, self.held) else ()
 
-    def are_whole(self, legs: Collection[Leg]) -> bool:
+    def are_whole(self, patches: Collection[Patch]) -> bool:
         """Whether every chunk of these is on the disk."""
-        return not any(self._missing.get(leg.digest, _UNKNOWN) for leg in legs)
+        return not any(self._missing.get(patch.digest, _UNKNOWN) for patch in patches)
 
     @property
     def is_at_hand(self) -> bool:
         """Whether everything that can be had is held, or on the disk."""
         return len(self.ready()) == len(self.plan or ())
 
-    def _cost(self, leg: Leg) -> int | None:
-        missing = self._missing.get(leg.digest)
-        if missing is None or not missing.isdisjoint(self._lost) or leg.version.digest in self._unusable:
+    def _cost(self, patch: Patch) -> int | None:
+        missing = self._missing.get(patch.digest)
+        if missing is None or not missing.isdisjoint(self._lost) or patch.version.digest in self._unusable:
             return None
-        manifest = leg.manifest
+        manifest = patch.manifest
         to_fetch = manifest.payload_bytes * len(missing) // max(1, len(manifest.chunks))
         return to_fetch + manifest.payload_bytes // _DECODE_SHARE
 
-    def _size(self, leg: Leg) -> int | None:
-        return None if self._cost(leg) is None else leg.manifest.payload_bytes
+    def _size(self, patch: Patch) -> int | None:
+        return None if self._cost(patch) is None else patch.manifest.payload_bytes

@@ -13,7 +13,7 @@ from swarm.events import Emit
 from swarm.identity import Identity
 from swarm.interfaces import Offload
 from swarm.types import PolicyVersion, SealedManifest
-from swarm.weight_sync.weight_server import Holding
+from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.manifest import Manifest, seal_body
 from swarm.weights.refuse import Unusable
 from swarm.weights.store import GRACE_S, WeightStore
@@ -21,14 +21,16 @@ from swarm.weights.store import GRACE_S, WeightStore
 logger = logging.getLogger(__name__)
 
 
-class Publishing:
+class VersionPublisher:
     """The publishing side of a node's own lineage, in its agent.
 
     Example:
         await publishing.publish(version, bodies)
     """
 
-    def __init__(self, identity: Identity, store: WeightStore, holding: Holding, emit: Emit, offload: Offload) -> None:
+    def __init__(
+        self, identity: Identity, store: WeightStore, holding: WeightServer, emit: Emit, offload: Offload
+    ) -> None:
         self._identity = identity
         self._store = store
         self._holding = holding

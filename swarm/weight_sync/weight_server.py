@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from swarm.errors import NotHeld, Unavailable
 from swarm.flow import Signal
 from swarm.interfaces import Offload
-from swarm.types import Digest, Leave, NodeId, PolicyVersion, SealedManifest, short
-from swarm.weight_sync.credit import Leaves, Watch
+from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
+from swarm.weight_sync.credit import CreditLedger, Watch
 from swarm.weights.manifest import Manifest
 from swarm.weights.store import WeightStore
 
@@ -26,7 +26,7 @@ class _Held:
     sealed: SealedManifest
 
 
-class Holding:
+class WeightServer:
     """The part of `ExchangeHandler` that is about weights.
 
     Args:
@@ -47,7 +47,7 @@ class Holding:
         node_id: NodeId,
         store: WeightStore | None,
         publishes: bool,
-        leaves: Leaves,
+        credit_ledger: CreditLedger,
         room: Callable[[], int],
         require_welcome: Callable[[NodeId], None],
         note: Callable[[PolicyVersion], None],
@@ -57,7 +57,7 @@ class Holding:
         self._node_id = node_id
         self._store = store
         self._publishes = publishes and store is not None
-        self._leaves = leaves
+        self._credit_ledger = credit_ledger
         self._room = room
         self._require_welcome = require_welcome
         self._note = note
@@ -104,7 +104,7 @@ class Holding:
 
     # --- asked by peers --------------------------------------------------------------------------------
 
-    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, oldest first, then each new one; leave for those who follow our own.
 
         Leave comes after the manifests that were held when it was given, so `head_step` is never behind them.
@@ -118,15 +118,15 @@ class Holding:
         if not is_own and not self._held.get(policy_id):
             raise NotHeld(f"nothing is held of lineage {short(policy_id)}")
         logger.debug("peer watches", extra={"peer": short(peer), "lineage": short(policy_id), "window": window})
-        watch = self._leaves.begin(peer, window if is_own else 0)
+        watch = self._credit_ledger.begin(peer, window if is_own else 0)
         try:
             async for item in self._watched(watch, policy_id):
                 yield item
         finally:
-            self._leaves.end(watch)
+            self._credit_ledger.end(watch)
             self._changed.fire()  # what it had outstanding is for others
 
-    async def _watched(self, watch: Watch, policy_id: str) -> AsyncIterator[SealedManifest | Leave]:
+    async def _watched(self, watch: Watch, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
         number, said = 0, None
         while True:
             self._require_welcome(watch.peer)
@@ -138,10 +138,10 @@ class Holding:
                 yield held.sealed
             if news:
                 continue  # leave says that everything was listed: the cheapest way may come last
-            leave = self._leave(watch, policy_id)
-            if leave is not None and leave != said:
-                said = leave
-                yield leave
+            credit = self._credit(watch, policy_id)
+            if credit is not None and credit != said:
+                said = credit
+                yield credit
                 continue
             await self._changed.until(lambda: self._has_news(watch, policy_id, number, said))  # noqa: B023
 
@@ -149,23 +149,23 @@ class Holding:
         """What came after, oldest first; only the next few, since what is held may change while they are sent."""
         return sorted((h for h in self._held.get(policy_id, {}).values() if h.number > number), key=_number_of)[:8]
 
-    def _leave(self, watch: Watch, policy_id: str) -> Leave | None:
+    def _credit(self, watch: Watch, policy_id: str) -> Credit | None:
         """The newest word to a follower; None where it gets no leave, or nothing was published yet."""
         head_step = self.head_step(policy_id)
         if not watch.window or head_step is None:
             return None
-        self._leaves.give(self._room())
-        return Leave(head_step=head_step, limit=watch.limit)
+        self._credit_ledger.give(self._room())
+        return Credit(head_step=head_step, limit=watch.limit)
 
-    def _has_news(self, watch: Watch, policy_id: str, number: int, said: Leave | None) -> bool:
+    def _has_news(self, watch: Watch, policy_id: str, number: int, said: Credit | None) -> bool:
         if watch.is_over or any(held.number > number for held in self._held.get(policy_id, {}).values()):
             return True
         try:
             self._require_welcome(watch.peer)
         except Unavailable:
             return True
-        leave = self._leave(watch, policy_id)
-        return leave is not None and leave != said
+        credit = self._credit(watch, policy_id)
+        return credit is not None and credit != said
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
         """A held chunk. Raises NotHeld; Unavailable for a peer that is not welcome."""

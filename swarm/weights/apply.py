@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.identity import node_id_of
 from swarm.interfaces import Generator
-from swarm.types import ApplyReport, Digest, PolicyVersion, Way
+from swarm.types import ApplyReport, Digest, PatchChain, PolicyVersion
 from swarm.weights.manifest import Limits, Manifest, open_manifest
 from swarm.weights.publish import Held, stage
 from swarm.weights.refuse import Unusable
@@ -42,7 +42,7 @@ class Applier:
         keep: told of other weights that the engine took (blocking); raises nothing.
 
     Example:
-        report = applier.apply(await exchange.next_way(applier.version, wait=True))
+        report = applier.apply(await exchange.next_update(applier.version, wait=True))
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Applier:
         """What the engine serves."""
         return self._held.version
 
-    def target(self, way: Way) -> PolicyVersion:
+    def target(self, way: PatchChain) -> PolicyVersion:
         """Where a way leads; the version served now where its last manifest cannot be read."""
         manifest = open_manifest(way[-1], node_id_of(way[-1].public_key), self._limits)
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
-    def apply(self, way: Way) -> ApplyReport:
+    def apply(self, way: PatchChain) -> ApplyReport:
         """Stages the last version of a way and has the engine take it (blocking).
 
         Args:
-            way: manifests from what is held, or from nothing, to a version; from `LocalExchange.next_way`.
+            way: manifests from what is held, or from nothing, to a version; from `LocalExchange.next_update`.
 
         Returns:
             A report with an error where anything was wrong: then the engine serves what it served before.
@@ -90,7 +90,7 @@ class Applier:
             logger.exception("a version could not be taken", extra={"step": target.step})
             return ApplyReport(version=target, error=f"{type(error).__name__}: {error}")
 
-    def _apply(self, way: Way) -> ApplyReport:
+    def _apply(self, way: PatchChain) -> ApplyReport:
         began_s = time.monotonic()
         staged = self._stage(way)
         staged_s = time.monotonic()
@@ -107,7 +107,7 @@ class Applier:
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
         )
 
-    def _stage(self, way: Way) -> "_Staged | Unusable":
+    def _stage(self, way: PatchChain) -> "_Staged | Unusable":
         """Follows the legs, verifying each; what the engine runs on is not touched."""
         held, manifest, num_bytes = self._held, None, 0
         for sealed in way:

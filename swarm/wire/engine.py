@@ -40,7 +40,7 @@ _STOP_GRACE_S: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class GenerateRequest:
     """A call of generate."""
 
     prompts: Sequence[Sequence[int]]
@@ -87,7 +87,7 @@ class EngineHandler(Protocol):
         """What it serves now."""
         ...
 
-    def generate(self, wanted: Wanted) -> AsyncIterator[Made]:
+    def generate(self, wanted: GenerateRequest) -> AsyncIterator[Made]:
         """Sequences as they end; those still in the making end when the iterator is closed. Raises ConfigError."""
         ...
 
@@ -137,7 +137,7 @@ class _EngineServicer(pb_grpc.EngineServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Sequences as they end."""
         async with answering(context):
-            wanted = Wanted(
+            wanted = GenerateRequest(
                 prompts=[list(prompt.token_ids) for prompt in request.prompts],
                 num_samples=request.num_samples,
                 sampling=sampling_from_message(request.sampling),
@@ -207,7 +207,7 @@ class EngineClient:
             version = version_from_message(response.version)
             return EngineState(name=response.name, version=version, num_loads=response.num_loads)
 
-    def generate(self, wanted: Wanted) -> Iterator[Made]:
+    def generate(self, wanted: GenerateRequest) -> Iterator[Made]:
         """Sequences as they end. Raises ConfigError."""
         request = pb.GenerateRequest(
             prompts=[pb.TokenSequence(token_ids=prompt) for prompt in wanted.prompts],
@@ -254,7 +254,7 @@ class EngineClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise error_of(error, what, is_local=True) from None
+            raise error_of(error, what, is_made_here=True) from None
         except ValueError:  # of gRPC where the channel is closed
             if self._is_closed:
                 raise Unavailable(f"{what}: the connection was closed") from None

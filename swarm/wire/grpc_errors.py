@@ -56,18 +56,18 @@ def status_of(error: Exception) -> grpc.StatusCode:
     return next((code for kind, code in _TABLE if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
 
 
-def error_of(error: grpc.RpcError, what: str, *, is_local: bool = False) -> SwarmError:
+def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> SwarmError:
     """The error that a failed call means.
 
     Args:
         error: what the call raised.
         what: the call and its other end, for the message.
-        is_local: the other end is our own agent, whose every error is passed on.
+        is_made_here: the other end is our own agent, whose every error is passed on.
     """
     call = error if isinstance(error, (grpc.aio.AioRpcError, grpc.Call)) else None
     code = grpc.StatusCode.UNKNOWN if call is None else call.code()
     details = "" if call is None else (call.details() or "")[:_MAX_DETAIL_CHARS]
-    kind = (_BACK_LOCAL if is_local else _BACK).get(code, Unavailable)
+    kind = (_BACK_LOCAL if is_made_here else _BACK).get(code, Unavailable)
     return kind(f"{what}: {code.name.lower()}: {details!a}")
 
 

@@ -50,7 +50,7 @@ def draw_to_fields(draw: Draw) -> list[dict[str, Any]]:
     """A draw as the fields of its messages: a header, then one message per group."""
     header: dict[str, Any] = {
         "step": draw.step,
-        "num_silent": draw.num_silent,
+        "num_zero_variance": draw.num_zero_variance,
         "num_groups": len(draw.groups),
         "source_weights": draw.source_weights,
     }
@@ -62,7 +62,7 @@ def draw_from_parts(header: Part, groups: Sequence[Part]) -> Draw:
     return Draw(
         step=header.step,
         groups=tuple(_drawn_from_message(part.group) for part in groups),
-        num_silent=header.num_silent,
+        num_zero_variance=header.num_zero_variance,
         source_weights=dict(header.source_weights),
     )
 
@@ -75,7 +75,7 @@ def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
         body=group_to_body(scored.group),
         rewards=_floats_to_bytes(scored.rewards),
         correction=scored.correction.value,
-        is_local=scored.is_local,
+        is_made_here=scored.is_made_here,
         first_seen_s=scored.first_seen_s,
         size_bytes=scored.size_bytes,
         age_steps=drawn.age_steps,
@@ -89,7 +89,7 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
         group=body_to_group(message.body, message.producer),
         rewards=_floats_from_bytes(message.rewards),
         correction=Correction(message.correction),
-        is_local=message.is_local,
+        is_made_here=message.is_made_here,
         first_seen_s=message.first_seen_s,
         size_bytes=message.size_bytes,
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm.errors import TooLarge
 from swarm.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
-from swarm.types import Canary, Digest, Leave, RefusalReason, SealedManifest
+from swarm.types import Canary, Credit, Digest, RefusalReason, SealedManifest
 from swarm.wire.rollout_groups import MAX_ID, MAX_NAME_CHARS, MAX_STEP, Malformed
 from swarm.wire.v1 import engine_service_pb2, policy_pb2
 from swarm.wire.v1 import exchange_service_pb2 as pb
@@ -83,24 +83,24 @@ def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
     return message.policy_id, message.window
 
 
-def watched_to_message(item: SealedManifest | Leave) -> pb.WatchResponse:
+def watched_to_message(item: SealedManifest | Credit) -> pb.WatchResponse:
     """An item of a watch as a message. Raises TooLarge."""
-    if isinstance(item, Leave):
-        return pb.WatchResponse(leave=pb.Leave(head_step=item.head_step, limit=item.limit))
+    if isinstance(item, Credit):
+        return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, limit=item.limit))
     return pb.WatchResponse(manifest=manifest_to_message(item))
 
 
-def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Leave:
+def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
     """The item of a watch in a message, unopened. Raises Malformed."""
     kind = message.WhichOneof("item")
     if kind == "manifest":
         return manifest_from_message(message.manifest)
-    if kind != "leave":
+    if kind != "credit":
         raise _malformed("neither a manifest nor leave")
-    leave = message.leave
-    if max(leave.head_step, leave.limit) >= MAX_STEP:
+    credit = message.credit
+    if max(credit.head_step, credit.limit) >= MAX_STEP:
         raise _malformed(f"leave beyond {MAX_STEP}")
-    return Leave(head_step=leave.head_step, limit=leave.limit)
+    return Credit(head_step=credit.head_step, limit=credit.limit)
 
 
 # --- chunks ------------------------------------------------------------------------------------

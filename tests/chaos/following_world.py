@@ -14,13 +14,13 @@ import numpy as np
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import WeightsRefused
-from swarm.exchange.admission import Door
-from swarm.exchange.admission_checks import DoorLimits
+from swarm.exchange.admission import Admission
+from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
 from swarm.model import weights_digest
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -146,17 +146,17 @@ class Node:
         world, config = self.world, self.config
         groups = world.disks.setdefault(self.node_id, MemoryGroupStore(world.clock, 2**26))
         verifier = ScriptedVerifier()
-        door = Door(
+        admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=self.node_id,
             codec=ToyCodec(),
             verifier=verifier,
             store=groups,
             clock=world.clock,
-            limits=DoorLimits.from_config(config),
+            limits=AdmissionLimits.from_config(config),
             head_of=lambda policy_id: self.agent.head_of(policy_id),
             environments=frozenset({TOY_ENV}),
-            standing=Standing(world.clock, groups_per_minute=6000),
+            reputation=Reputation(world.clock, groups_per_minute=6000),
             offload=inline,
         )
         self.agent = Agent(
@@ -164,7 +164,7 @@ class Node:
             identity=self.identity,
             store=groups,
             replay=ReplayBuffer(config.replay, self.node_id, 0, world.clock),
-            door=door,
+            admission=admission,
             verifier=verifier,
             tokenizer_digest=ToyCodec().digest,
             clock=world.clock,
@@ -279,7 +279,7 @@ class Generator(Node):
             await asyncio.sleep(0.05)
 
     async def _take(self, wait: bool) -> None:
-        way = await self.agent.next_way(self.applier.version, wait=wait)
+        way = await self.agent.next_update(self.applier.version, wait=wait)
         if way is not None:
             report = self.applier.apply(way)
             await self.agent.applied(report)

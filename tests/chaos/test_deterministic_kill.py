@@ -18,12 +18,12 @@ from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, L
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import Worker, run_worker
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.testing.builders import ToyCodec, make_identity, make_rollout
 from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
@@ -102,7 +102,7 @@ class HashLearner:
             )
             for d in draw.groups
         ]
-        digest = digest_of(self.version.digest, draw.step, draw.num_silent, seen)
+        digest = digest_of(self.version.digest, draw.step, draw.num_zero_variance, seen)
         was_skipped = digest[0] % 4 == 0
         if not was_skipped:
             self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=self.version.step + 1, digest=digest)
@@ -180,17 +180,17 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
     clock = ManualClock()
     store = await SqliteGroupStore.open(machine.path, clock, 2**24, before_write=machine.write)
     verifier = InlineVerifier(ENVIRONMENTS)
-    door = Door(
+    admission = Admission(
         run_id="local",
         node_id=IDENTITY.node_id,
         codec=ToyCodec(),
         verifier=verifier,
         store=store,
         clock=clock,
-        limits=DoorLimits.from_config(CONFIG),
+        limits=AdmissionLimits.from_config(CONFIG),
         head_of=lambda _: None,
         environments=frozenset(ENVIRONMENTS),
-        standing=Standing(clock, 6000),
+        reputation=Reputation(clock, 6000),
         offload=inline,
     )
     agent = Agent(
@@ -198,7 +198,7 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
         identity=IDENTITY,
         store=store,
         replay=ReplayBuffer(CONFIG.replay, IDENTITY.node_id, 0, clock),
-        door=door,
+        admission=admission,
         verifier=verifier,
         tokenizer_digest=ToyCodec().digest,
         clock=clock,
@@ -267,8 +267,8 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
     assert [row[1] for row in rows if not row[4]] == list(range(1, NUM_STEPS + 1))
     assert any(row[4] for row in rows), "no step was skipped"
     assert evaluations(whole).keys() == {0, 3, 6}
-    silent = sum(event["num_silent"] for event in whole.of("draw"))
-    assert silent > 0
+    zero_variance = sum(event["num_zero_variance"] for event in whole.of("draw"))
+    assert zero_variance > 0
     assert len(whole.of("put")) > LOCAL_GROUPS * len(rows), "no draw found nothing but groups without signal"
     assert whole.saved == [2, 4, 6], "every second step, and none twice: the last is one of them"
 

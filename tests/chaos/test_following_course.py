@@ -44,7 +44,7 @@ def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_versi
         refused = [fields["reason"] for fields in trainer.told("refused")]  # only the slow one is overtaken at times
         assert set(refused) <= {"too_old"} and len(refused) <= 0.15 * sum(drawn.values())
         most = (trainer.config.replay.max_age_steps + 1) * trainer.config.replay.local_groups
-        assert trainer.agent.leaves.num_outstanding + trainer.agent.replay.num_local <= most
+        assert trainer.agent.credit_ledger.num_outstanding + trainer.agent.replay.num_local <= most
         assert not any(node.agent.num_failures for node in (trainer, *generators))
 
     play(tmp_path, scene)
@@ -105,22 +105,22 @@ def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay
 def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
-        leaves = trainer.agent.leaves
-        await until(lambda: any(watch["limit"] for watch in leaves.status().values()), "it has leave")
-        given = leaves.status()[generator.node_id]["limit"]
+        credit_ledger = trainer.agent.credit_ledger
+        await until(lambda: any(watch["limit"] for watch in credit_ledger.status().values()), "it has leave")
+        given = credit_ledger.status()[generator.node_id]["limit"]
         stranger = make_identity(300)
         forged = seal_group(made_by(generator, trainer.version, task_id=5), generator.identity)
         await trainer.agent.intake.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
-        assert leaves.status()[generator.node_id]["arrived"] == 0
+        assert credit_ledger.status()[generator.node_id]["arrived"] == 0
         old = replace(trainer.version, digest=bytes(32))  # never existed
         refused = await trainer.agent.intake.receive(
             seal_group(made_by(generator, old, task_id=6), generator.identity), via=generator.node_id
         )
-        assert isinstance(refused, Refused) and leaves.status()[generator.node_id]["arrived"] == 1
+        assert isinstance(refused, Refused) and credit_ledger.status()[generator.node_id]["arrived"] == 1
         await trainer.agent.intake.receive(forged, via=stranger.node_id)  # the true one, handed on
         again = await trainer.agent.intake.receive(forged, via=generator.node_id)
-        assert isinstance(again, Refused) and leaves.status()[generator.node_id]["arrived"] == 2
-        await until(lambda: leaves.status()[generator.node_id]["limit"] > given, "it gets more")
+        assert isinstance(again, Refused) and credit_ledger.status()[generator.node_id]["arrived"] == 2
+        await until(lambda: credit_ledger.status()[generator.node_id]["limit"] > given, "it gets more")
 
     play(tmp_path, scene)
 

@@ -135,7 +135,7 @@ def test_a_trainer_that_is_away_stops_generation_and_its_return_starts_it_again(
         await asyncio.sleep(1.0)
         assert await generator.agent.capacity() == 0
         status = following_of(generator).status()
-        assert not status["is_trainer_connected"] and status["leave"] == 0
+        assert not status["is_trainer_connected"] and status["credit"] == 0
         num_made = generator.num_made
         await asyncio.sleep(10.0)
         assert generator.num_made <= num_made + generator.config.generator.groups_per_batch
@@ -216,14 +216,14 @@ def test_a_generator_that_vanishes_leaves_its_leave_to_the_others(tmp_path: Path
         await trainer.publish()
         await dies.start()
         await until(
-            lambda: dies.agent.following is not None and dies.agent.following.leave.num_left > 0, "it has leave"
+            lambda: dies.agent.following is not None and dies.agent.following.credit.num_left > 0, "it has leave"
         )
         await lives.start()
         await trainer.learn(2)
-        assert trainer.agent.leaves.followers == {lives.node_id, dies.node_id}
+        assert trainer.agent.credit_ledger.followers == {lives.node_id, dies.node_id}
         await dies.kill()
         await asyncio.sleep(1.0)
-        assert trainer.agent.leaves.followers == {lives.node_id}
+        assert trainer.agent.credit_ledger.followers == {lives.node_id}
         await trainer.learn(3)
 
     play(tmp_path, scene)

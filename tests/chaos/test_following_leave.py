@@ -117,7 +117,7 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
         world.directory.adverts = {k: advert for k, advert in world.directory.adverts.items() if k[1] == other.node_id}
         world.directory.put = lambda run_id, advert: None  # type: ignore[method-assign]
         await asyncio.sleep(5.0)
-        assert ended == [] and following_of(generator).leave.num_left > 0
+        assert ended == [] and following_of(generator).credit.num_left > 0
 
     play(tmp_path, scene)
 
@@ -125,7 +125,7 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
 def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
-        await until(lambda: following_of(generator).leave.num_left > 0, "it has leave")
+        await until(lambda: following_of(generator).credit.num_left > 0, "it has leave")
         ended = list[str]()
         watch_ends(generator, ended)
         trainer.weights = stepped_far(trainer.weights)
@@ -166,8 +166,8 @@ def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_pa
         await until(lambda: following_of(generator).capacity() > 0, "it may begin")
         trainer.weights = stepped_far(trainer.weights)
         await trainer.learn(1, from_groups=False)
-        await until(lambda: following_of(generator).leave.head_step == 1, "it heard of it")
-        assert following_of(generator).capacity() == 0 and following_of(generator).leave.num_left > 0
+        await until(lambda: following_of(generator).credit.head_step == 1, "it heard of it")
+        assert following_of(generator).capacity() == 0 and following_of(generator).credit.num_left > 0
         await serves(generator, trainer)
         assert following_of(generator).capacity() > 0
 
@@ -187,7 +187,7 @@ def test_with_a_barrier_everybody_makes_an_equal_share_of_each_round_with_its_ve
         await trainer.publish()
         for generator in generators:
             await generator.start()
-        await until(lambda: len(trainer.agent.leaves.followers) == 2, "both are there")
+        await until(lambda: len(trainer.agent.credit_ledger.followers) == 2, "both are there")
         await trainer.learn(1)
         before = [generator.num_made for generator in generators]
         await trainer.learn(5)

@@ -1,4 +1,4 @@
-"""Holders that lie or stall: nothing of theirs is loaded, and the version comes from others."""
+"""ChunkSources that lie or stall: nothing of theirs is loaded, and the version comes from others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,15 +12,15 @@ from swarm.loops.fetch_weights import whom_to_watch
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import TOY_RUN_ID, make_advert, make_identity
 from swarm.types import (
+    Credit,
     Cursor,
     Digest,
-    Leave,
     NodeId,
     PolicyVersion,
     Role,
     SealedGroup,
     SealedManifest,
-    Wanted,
+    StreamFilter,
 )
 from swarm.weight_sync.chunk_sources import MAX_FAILURES
 
@@ -49,18 +49,18 @@ class Liar:
         )
         await self.world.directory.view(self.identity, TOY_RUN_ID, self.world.clock).announce(advert)
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         raise AssertionError("nobody asks")
 
-    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         self.num_watched += 1
         for sealed in self.manifests():
             yield sealed
-        yield Leave(head_step=10**6, limit=10**6)  # only the trainer can give leave
+        yield Credit(head_step=10**6, limit=10**6)  # only the trainer can give leave
         while self.talks_for_ever:
             await asyncio.sleep(0)
             yield self.manifests()[0]
@@ -130,7 +130,7 @@ def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(
         await serves(generator, trainer)
         await asyncio.sleep(60.0)
         assert (liar.num_asked, liar.num_watched) == (asked, watched)
-        assert following_of(generator).leave.head_step == trainer.version.step
+        assert following_of(generator).credit.head_step == trainer.version.step
         assert generator.agent.num_failures == 0
 
     play(tmp_path, scene)

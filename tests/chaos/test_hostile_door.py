@@ -13,9 +13,9 @@ import pytest
 import zstandard
 
 from swarm.clock import ManualClock
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.identity import DOMAIN_GROUP, Identity
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import (
     TOY_ENV,
@@ -66,19 +66,19 @@ class Gate:
         self.verifier = ScriptedVerifier(held_out=frozenset({1234}), crashes_on="CRASH", num_tasks=10_000)
         self.disk_error: int | None = None
         self.store = MemoryGroupStore(self.clock, 10**8, self._before_write)
-        self.standing = Standing(self.clock, groups_per_minute)
+        self.reputation = Reputation(self.clock, groups_per_minute)
         self.codec = ToyCodec()
-        self.door = Door(
+        self.admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=OURSELVES.node_id,
             codec=self.codec,
             verifier=self.verifier,
             store=self.store,
             clock=self.clock,
-            limits=DoorLimits(max_group_bytes=MAX_BYTES, temperature=temperature),
+            limits=AdmissionLimits(max_group_bytes=MAX_BYTES, temperature=temperature),
             head_of=self.heads.get,
             environments=frozenset({TOY_ENV}),
-            standing=self.standing,
+            reputation=self.reputation,
             offload=offload,  # type: ignore[arg-type]
         )
 
@@ -88,17 +88,19 @@ class Gate:
 
     async def expect(self, sealed: SealedGroup, reason: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
         """The group is refused for that reason, counted, and an honest group right after is admitted."""
-        before = self.door.refusals[reason]
-        result = await self.door.admit(sealed, via)
+        before = self.admission.refusals[reason]
+        result = await self.admission.admit(sealed, via)
         assert isinstance(result, Refused), "a hostile group was admitted"
         assert result.reason is reason, (result.reason, result.detail)
-        assert self.door.refusals[reason] == before + 1
+        assert self.admission.refusals[reason] == before + 1
         await self.expect_good()
         return result
 
     async def expect_good(self) -> ScoredGroup:
-        task_id = self.door.num_admitted
-        good = await self.door.admit(make_sealed(make_group(HONEST.node_id, task_id=task_id), HONEST), HONEST.node_id)
+        task_id = self.admission.num_admitted
+        good = await self.admission.admit(
+            make_sealed(make_group(HONEST.node_id, task_id=task_id), HONEST), HONEST.node_id
+        )
         assert isinstance(good, ScoredGroup), good
         return good
 
@@ -162,30 +164,30 @@ async def test_a_wrong_signature() -> None:
 async def test_a_forged_producer() -> None:
     gate = Gate()
     await gate.expect(replace(hostile(), producer=HONEST.node_id), RefusalReason.FORGED_PRODUCER)
-    assert gate.standing.score(HONEST.node_id) > 0 > gate.standing.score(HOSTILE.node_id)
+    assert gate.reputation.score(HONEST.node_id) > 0 > gate.reputation.score(HOSTILE.node_id)
 
 
 async def test_another_key_under_a_known_name() -> None:
     gate = Gate()
     forged = replace(hostile(), producer=HONEST.node_id, public_key=HONEST.public_key)
     await gate.expect(forged, RefusalReason.WRONG_SIGNATURE)
-    assert gate.standing.score(HONEST.node_id) > 0
+    assert gate.reputation.score(HONEST.node_id) > 0
 
 
 async def test_a_replayed_group_also_after_it_was_deleted() -> None:
     gate = Gate()
     sealed = hostile()
-    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(sealed, HOSTILE.node_id), ScoredGroup)
     await gate.expect(sealed, RefusalReason.DUPLICATE)
     await gate.store.forget(before_s=TOY_NOW_S + 1, max_bytes=0)
     await gate.expect(sealed, RefusalReason.DUPLICATE)
-    assert gate.standing.score(HOSTILE.node_id) > 0
+    assert gate.reputation.score(HOSTILE.node_id) > 0
 
 
 async def test_the_same_group_from_many_peers_at_once_is_admitted_once() -> None:
     gate = Gate(offload=asyncio.to_thread)
     sealed = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
-    results = await asyncio.gather(*(gate.door.admit(sealed, f"{i:064x}") for i in range(40)))
+    results = await asyncio.gather(*(gate.admission.admit(sealed, f"{i:064x}") for i in range(40)))
     refused = [r for r in results if isinstance(r, Refused)]
     assert len(refused) == 39 and {r.reason for r in refused} == {RefusalReason.DUPLICATE}
     assert gate.verifier.num_scored == 1
@@ -204,8 +206,8 @@ async def test_a_copy_that_is_slow_to_open_is_a_duplicate_of_the_one_that_came_t
     gate = Gate(offload=slow_second)
     gate.store.contains = _never_sooner_than_a_turn(gate.store.contains)  # type: ignore[method-assign]
     sealed = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
-    first = asyncio.create_task(gate.door.admit(sealed, HONEST.node_id))
-    second = asyncio.create_task(gate.door.admit(sealed, HOSTILE.node_id))
+    first = asyncio.create_task(gate.admission.admit(sealed, HONEST.node_id))
+    second = asyncio.create_task(gate.admission.admit(sealed, HOSTILE.node_id))
     assert isinstance(await first, ScoredGroup)
     first_is_done.set()
     result = await second
@@ -224,8 +226,8 @@ def _never_sooner_than_a_turn(contains: Callable[[bytes], Awaitable[bool]]) -> C
 async def test_a_forged_copy_on_its_way_does_not_displace_the_genuine_group() -> None:
     gate = Gate(offload=asyncio.to_thread)
     genuine = make_sealed(make_group(HONEST.node_id, task_id=77), HONEST)
-    forged = [gate.door.admit(replace(genuine, signature=bytes(64)), HOSTILE.node_id) for _ in range(3)]
-    results = await asyncio.gather(*forged, gate.door.admit(genuine, HONEST.node_id))
+    forged = [gate.admission.admit(replace(genuine, signature=bytes(64)), HOSTILE.node_id) for _ in range(3)]
+    results = await asyncio.gather(*forged, gate.admission.admit(genuine, HONEST.node_id))
     assert isinstance(results[-1], ScoredGroup)
 
 
@@ -281,7 +283,7 @@ async def test_a_foreign_task_id() -> None:
 async def test_an_environment_we_do_not_have() -> None:
     gate = Gate()
     await gate.expect(hostile(env="lottery"), RefusalReason.UNKNOWN_ENVIRONMENT)
-    assert gate.standing.score(HOSTILE.node_id) == 0.0
+    assert gate.reputation.score(HOSTILE.node_id) == 0.0
 
 
 async def test_a_held_out_problem() -> None:
@@ -301,7 +303,7 @@ async def test_text_that_differs_from_the_token_ids() -> None:
         hostile(lambda g: replace(g, rollouts=(replace(wrong, text="7"), *g.rollouts[1:]))),
         RefusalReason.TEXT_MISMATCH,
     )
-    assert gate.standing.score(HOSTILE.node_id) < 0
+    assert gate.reputation.score(HOSTILE.node_id) < 0
 
 
 async def test_tokens_that_the_text_hides() -> None:
@@ -334,7 +336,7 @@ async def test_another_verifiers_rewards_are_replaced_by_ours() -> None:
         rollouts = tuple(replace(r, claimed_reward=1.0) for r in group.rollouts)
         return replace(group, verifier="digits/2", rollouts=rollouts)
 
-    result = await gate.door.admit(hostile(lie), HOSTILE.node_id)
+    result = await gate.admission.admit(hostile(lie), HOSTILE.node_id)
     assert isinstance(result, ScoredGroup) and result.rewards.tolist() == [1.0] * 4 + [0.0] * 4
 
 
@@ -344,7 +346,7 @@ async def test_impossible_log_probs(value: float) -> None:
 
 
 async def test_a_log_prob_above_zero_by_rounding_is_clamped() -> None:
-    result = await Gate().door.admit(hostile(logprob=5e-5), HOSTILE.node_id)
+    result = await Gate().admission.admit(hostile(logprob=5e-5), HOSTILE.node_id)
     assert isinstance(result, ScoredGroup)
     for rollout in result.group.rollouts:
         assert rollout.trace is not None and rollout.trace.logprobs is not None
@@ -392,7 +394,7 @@ async def test_more_tokens_than_anyone_may_generate() -> None:
 async def test_an_answer_that_is_python_code_is_only_ever_text() -> None:
     gate = Gate()
     code = "exit(1)"
-    result = await gate.door.admit(hostile(texts=[code, "7"] * 4), HOSTILE.node_id)
+    result = await gate.admission.admit(hostile(texts=[code, "7"] * 4), HOSTILE.node_id)
     assert isinstance(result, ScoredGroup) and result.rewards.tolist() == [0.0, 1.0] * 4
     await gate.expect_good()
 
@@ -400,7 +402,7 @@ async def test_an_answer_that_is_python_code_is_only_ever_text() -> None:
 async def test_an_answer_that_crashes_the_verifier() -> None:
     gate = Gate()
     await gate.expect(hostile(texts=["CRASH"] * 8), RefusalReason.VERIFIER_FAILED)
-    assert gate.standing.score(HOSTILE.node_id) < 0
+    assert gate.reputation.score(HOSTILE.node_id) < 0
 
 
 @pytest.mark.parametrize(
@@ -433,7 +435,7 @@ async def test_another_temperature_than_the_runs_at_which_gradients_differ(tempe
 async def test_a_temperature_that_travelled_in_single_precision_is_the_runs() -> None:
     gate = Gate(temperature=0.7)
     sampling = Sampling(temperature=float(np.float32(0.7)), max_new_tokens=8)
-    assert isinstance(await gate.door.admit(hostile(sampling=sampling), HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(hostile(sampling=sampling), HOSTILE.node_id), ScoredGroup)
 
 
 async def test_an_aborted_rollout() -> None:
@@ -446,13 +448,13 @@ async def test_an_aborted_rollout() -> None:
 async def test_a_clock_a_year_off() -> None:
     await Gate().expect(hostile(created_at_s=TOY_NOW_S + YEAR_S), RefusalReason.FROM_THE_FUTURE)
     await Gate().expect(hostile(created_at_s=TOY_NOW_S - YEAR_S), RefusalReason.TOO_OLD)
-    result = await Gate().door.admit(hostile(created_at_s=float("nan")), HOSTILE.node_id)
+    result = await Gate().admission.admit(hostile(created_at_s=float("nan")), HOSTILE.node_id)
     assert isinstance(result, Refused) and result.reason is RefusalReason.MALFORMED
 
 
 async def test_a_clock_off_by_less_than_the_allowed_skew_is_no_crime() -> None:
     for skew_s in (-100.0, 100.0):
-        result = await Gate().door.admit(hostile(created_at_s=TOY_NOW_S + skew_s), HOSTILE.node_id)
+        result = await Gate().admission.admit(hostile(created_at_s=TOY_NOW_S + skew_s), HOSTILE.node_id)
         assert isinstance(result, ScoredGroup)
 
 
@@ -460,7 +462,7 @@ async def test_a_group_older_than_its_producers_head_allows() -> None:
     gate = Gate()
     gate.heads[HOSTILE.node_id] = PolicyVersion(policy_id=HOSTILE.node_id, step=15)
     await gate.expect(hostile(step=10), RefusalReason.TOO_OLD)
-    assert isinstance(await gate.door.admit(hostile(step=11), HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(hostile(step=11), HOSTILE.node_id), ScoredGroup)
 
 
 async def test_one_old_token_makes_the_group_old() -> None:
@@ -475,7 +477,7 @@ async def test_one_old_token_makes_the_group_old() -> None:
 async def test_steps_far_beyond_the_signed_head() -> None:
     gate = Gate()
     gate.heads[HOSTILE.node_id] = PolicyVersion(policy_id=HOSTILE.node_id, step=3)
-    assert isinstance(await gate.door.admit(hostile(step=40), HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(hostile(step=40), HOSTILE.node_id), ScoredGroup)
     await gate.expect(hostile(step=2**40), RefusalReason.BAD_VERSION)
 
 
@@ -484,12 +486,12 @@ async def test_a_lineage_that_is_not_the_producers() -> None:
     other = replace(make_group(HONEST.node_id, task_id=5), producer=HOSTILE.node_id)
     await gate.expect(make_sealed(other, HOSTILE), RefusalReason.BAD_VERSION)
     gate.heads[HONEST.node_id] = PolicyVersion(policy_id=HONEST.node_id, step=0)
-    assert isinstance(await gate.door.admit(make_sealed(other, HOSTILE), HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(make_sealed(other, HOSTILE), HOSTILE.node_id), ScoredGroup)
 
 
 async def test_spans_of_another_lineage_than_the_groups() -> None:
-    foreign = (VersionSpan(start=0, version=PolicyVersion(policy_id="elsewhere", step=0)),)
-    await Gate().expect(hostile(on_first_trace(spans=foreign)), RefusalReason.BAD_VERSION)
+    external = (VersionSpan(start=0, version=PolicyVersion(policy_id="elsewhere", step=0)),)
+    await Gate().expect(hostile(on_first_trace(spans=external)), RefusalReason.BAD_VERSION)
 
 
 # --- corrections ---------------------------------------------------------------------------------
@@ -512,7 +514,7 @@ async def test_what_ratios_are_legal_follows_from_the_group_and_not_from_a_claim
         ),
     ]
     for sealed, correction in cases:
-        result = await Gate().door.admit(sealed, HOSTILE.node_id)
+        result = await Gate().admission.admit(sealed, HOSTILE.node_id)
         assert isinstance(result, ScoredGroup) and result.correction is correction
 
 
@@ -535,27 +537,27 @@ async def test_a_full_disk_refuses_and_recovers(code: int) -> None:
     gate = Gate()
     gate.disk_error = code
     sealed = hostile()
-    result = await gate.door.admit(sealed, HOSTILE.node_id)
+    result = await gate.admission.admit(sealed, HOSTILE.node_id)
     assert isinstance(result, Refused) and result.reason is RefusalReason.NO_ROOM
-    assert gate.standing.score(HOSTILE.node_id) == 0.0
+    assert gate.reputation.score(HOSTILE.node_id) == 0.0
     gate.disk_error = None
-    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(sealed, HOSTILE.node_id), ScoredGroup)
 
 
 async def test_a_liar_is_soon_refused_without_work_and_forgiven_in_time() -> None:
     gate = Gate()
     for task_id in range(3):
-        await gate.door.admit(hostile(on_first_rollout(claimed_reward=0.3), task_id=task_id), HOSTILE.node_id)
+        await gate.admission.admit(hostile(on_first_rollout(claimed_reward=0.3), task_id=task_id), HOSTILE.node_id)
     scored = gate.verifier.num_scored
     for task_id in range(3, 50):
-        result = await gate.door.admit(hostile(task_id=task_id), HOSTILE.node_id)
-        assert isinstance(result, Refused) and result.reason is RefusalReason.LOW_STANDING
+        result = await gate.admission.admit(hostile(task_id=task_id), HOSTILE.node_id)
+        assert isinstance(result, Refused) and result.reason is RefusalReason.LOW_REPUTATION
     assert gate.verifier.num_scored == scored
-    through_a_relay = await gate.door.admit(hostile(task_id=60), HONEST.node_id)
-    assert isinstance(through_a_relay, Refused) and through_a_relay.reason is RefusalReason.LOW_STANDING
+    through_a_relay = await gate.admission.admit(hostile(task_id=60), HONEST.node_id)
+    assert isinstance(through_a_relay, Refused) and through_a_relay.reason is RefusalReason.LOW_REPUTATION
     gate.clock.advance(400.0)
     fresh = hostile(task_id=61, created_at_s=gate.clock.now_s())
-    assert isinstance(await gate.door.admit(fresh, HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(fresh, HOSTILE.node_id), ScoredGroup)
 
 
 async def test_a_relay_cannot_burn_an_honest_producer() -> None:
@@ -563,9 +565,9 @@ async def test_a_relay_cannot_burn_an_honest_producer() -> None:
     genuine = make_sealed(make_group(HONEST.node_id, task_id=900), HONEST)
     for number in range(20):
         broken = replace(genuine, body=genuine.body + bytes([number]))
-        await gate.door.admit(broken, HOSTILE.node_id)
-    assert gate.standing.is_low(HOSTILE.node_id) and gate.standing.score(HONEST.node_id) == 0.0
-    assert isinstance(await gate.door.admit(genuine, HONEST.node_id), ScoredGroup)
+        await gate.admission.admit(broken, HOSTILE.node_id)
+    assert gate.reputation.is_low(HOSTILE.node_id) and gate.reputation.score(HONEST.node_id) == 0.0
+    assert isinstance(await gate.admission.admit(genuine, HONEST.node_id), ScoredGroup)
 
 
 async def test_a_sender_of_liars_with_fresh_identities_is_found_out() -> None:
@@ -573,8 +575,8 @@ async def test_a_sender_of_liars_with_fresh_identities_is_found_out() -> None:
     for number in range(30):
         liar = make_identity(1000 + number)
         group = on_first_rollout(claimed_reward=0.3)(make_group(liar.node_id, task_id=number))
-        await gate.door.admit(make_sealed(group, liar), HOSTILE.node_id)
-    assert gate.standing.is_low(HOSTILE.node_id)
+        await gate.admission.admit(make_sealed(group, liar), HOSTILE.node_id)
+    assert gate.reputation.is_low(HOSTILE.node_id)
     assert gate.verifier.num_scored < 15
     await gate.expect_good()
 
@@ -583,7 +585,7 @@ async def test_a_flood_is_cut_off_by_the_quota_of_its_sender_alone() -> None:
     gate = Gate(groups_per_minute=50)
     sealed = hostile()
     started_s = time.perf_counter()
-    reasons = [await gate.door.admit(sealed, HOSTILE.node_id) for _ in range(20_000)]
+    reasons = [await gate.admission.admit(sealed, HOSTILE.node_id) for _ in range(20_000)]
     assert time.perf_counter() - started_s < 5.0
     over = [r for r in reasons if isinstance(r, Refused) and r.reason is RefusalReason.OVER_QUOTA]
     assert len(over) == 20_000 - 50
@@ -592,7 +594,7 @@ async def test_a_flood_is_cut_off_by_the_quota_of_its_sender_alone() -> None:
 
 async def test_a_producer_has_one_quota_over_all_relays() -> None:
     gate = Gate(groups_per_minute=10)
-    results = [await gate.door.admit(hostile(task_id=i), f"{i:064x}") for i in range(30)]
+    results = [await gate.admission.admit(hostile(task_id=i), f"{i:064x}") for i in range(30)]
     assert sum(isinstance(r, ScoredGroup) for r in results) == 10
     assert {r.reason for r in results if isinstance(r, Refused)} == {RefusalReason.OVER_QUOTA}
 
@@ -600,15 +602,15 @@ async def test_a_producer_has_one_quota_over_all_relays() -> None:
 async def test_a_cancelled_admission_leaves_the_door_open_for_the_same_group() -> None:
     gate = Gate(offload=asyncio.to_thread)
     sealed = hostile()
-    admission = asyncio.create_task(gate.door.admit(sealed, HOSTILE.node_id))
+    admission = asyncio.create_task(gate.admission.admit(sealed, HOSTILE.node_id))
     await asyncio.sleep(0)
     admission.cancel()
     await asyncio.gather(admission, return_exceptions=True)
-    assert isinstance(await gate.door.admit(sealed, HOSTILE.node_id), ScoredGroup)
+    assert isinstance(await gate.admission.admit(sealed, HOSTILE.node_id), ScoredGroup)
 
 
 async def test_refusals_never_repeat_a_peers_text() -> None:
     secret = "zq7zq7zq"
     for sealed in (hostile(texts=[secret] * 3), hostile(on_first_rollout(text=secret))):
-        result = await Gate().door.admit(sealed, HOSTILE.node_id)
+        result = await Gate().admission.admit(sealed, HOSTILE.node_id)
         assert isinstance(result, Refused) and secret not in result.detail

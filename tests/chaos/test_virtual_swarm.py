@@ -14,7 +14,7 @@ from rich.console import Console
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.admission import Door
+from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import Verdict
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
@@ -85,7 +85,7 @@ def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
     run = run_seed(4, 4, 6, FaultPlan(num_hostile=1))
     assert run.invariants.hold, run.invariants.violations
     assert {"false_reward", "too_old"} <= set(run.refusals)
-    assert not run.refusals.get("low_standing"), "its streams end before anything has to be refused unseen"
+    assert not run.refusals.get("low_reputation"), "its streams end before anything has to be refused unseen"
     alone = run_seed(4, 4, 6, FaultPlan())
     assert sum(run.steps.values()) >= 0.9 * sum(alone.steps.values())
 
@@ -118,7 +118,7 @@ def test_a_large_swarm_with_a_node_that_cannot_finish_says_so() -> None:
 # --- the invariants can fail: each broken part turns its own red --------------------------------------
 
 
-class CarelessDoor(Door):
+class CarelessDoor(Admission):
     """Lets in whatever can be parsed."""
 
     async def _open(self, sealed: SealedGroup) -> RolloutGroup | Refused:
@@ -168,7 +168,7 @@ PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozens
     [
         (Parts(replay=_ignoring(max_reuse=1000)), FaultPlan(), REUSE),
         (Parts(replay=_ignoring(max_age_steps=1000)), PARTED, AGE),
-        (Parts(door=CarelessDoor), FaultPlan(num_hostile=1), ADMITTED),
+        (Parts(admission=CarelessDoor), FaultPlan(num_hostile=1), ADMITTED),
         (Parts(store=ForgetfulStore), CRASH, ONCE),
         (Parts(store=ForgetfulStore), CRASH, REUSE),
         (Parts(store=ForgetfulStore), CRASH, REPEAT),

@@ -51,7 +51,7 @@ class Response:
     limit: int  # most new tokens
     truncated: bool
     age: int
-    foreign: bool
+    external: bool
     text: str
     parts: dict[str, float]  # named rewards
     budget: int  # tokens it was asked to keep to
@@ -180,7 +180,7 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         turn_ids=torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH).contiguous(),
         group_index=group_index,
         age_steps=torch.tensor([0, 1, 64, 4])[torch.randint(0, 4, (count,), generator=generator)],
-        is_foreign=group_index == 2,
+        is_external=group_index == 2,
         temperature=torch.ones(count),
         length=length,
         max_new_tokens=torch.full((count,), LENGTH),
@@ -276,7 +276,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             limit=int(batch.max_new_tokens[i]),
             truncated=bool(batch.is_truncated[i]),
             age=int(batch.age_steps[i]),
-            foreign=bool(batch.is_foreign[i]),
+            external=bool(batch.is_external[i]),
             text=batch.texts[i],
             budget=LENGTH if batch.budgets is None else int(batch.budgets[i]),
             replayed=batch.replayed is not None and bool(batch.replayed[i]),

@@ -108,7 +108,7 @@ def test_positive_drops_the_foreign_tokens_of_negative_advantage_and_changes_no_
         batch = with_proximal(compared.recipe, batch, logprobs)
         every = with_advantages(compared.recipe, batch, "all")
         kept = with_advantages(compared.recipe, batch, "positive")
-        dropped = every.mask & batch.is_foreign[:, None] & (every.advantages < 0)
+        dropped = every.mask & batch.is_external[:, None] & (every.advantages < 0)
         assert torch.equal(kept.mask, every.mask & ~dropped), label
         found = gradients(compared.recipe, kept, logprobs, entropy)
         wanted = torch.where(dropped, 0.0, expected.logprobs)

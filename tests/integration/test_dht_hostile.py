@@ -105,7 +105,7 @@ async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage:
     forged = bytearray(good)
     forged[-1] ^= 1
     long_lived = seal_advert(advert_of(me, ttl_s=10_000), me)
-    foreign = seal_advert(advert_of(me, run_id="other-run"), me)
+    external = seal_advert(advert_of(me, run_id="other-run"), me)
     late = time.time() + 10_000
     wrong: dict[str, tuple[object, bytes, float]] = {
         "forged": (me.public_key, bytes(forged), until_s),
@@ -118,7 +118,7 @@ async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage:
         "past expiry": (me.public_key, good, time.time() - 5),
         "long expiry": (me.public_key, long_lived, late),
         "oversize": (me.public_key, good + bytes(2000), until_s),
-        "another run": (me.public_key, foreign, until_s),
+        "another run": (me.public_key, external, until_s),
         "a megabyte": (me.public_key, bytes(2**20), until_s),
         "no sub-key": (None, good, until_s),
     }

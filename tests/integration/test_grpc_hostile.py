@@ -19,7 +19,7 @@ from swarm.exchange.grpc_serving import STREAMS_PER_PEER
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
-from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
+from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 from swarm.wire.envelopes import sealed_to_bytes
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
@@ -52,7 +52,7 @@ class Endless:
         self.num_open = 0
         self.num_sent = 0
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         self.num_open += 1
         try:
             while True:
@@ -308,11 +308,11 @@ async def test_server_in_the_middle_is_unauthenticated(node: Node):
 
 
 async def test_server_that_never_answers_costs_the_timeout():
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def zero_variance(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    server = await asyncio.start_server(zero_variance, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=r"within 0\.3 s"):
         await open_channel(f"127.0.0.1:{port}", "ab" * 32, Identity.create(), RUN, 0.3)
@@ -390,7 +390,7 @@ async def test_lying_fetch_is_refused(responses: list[Any], error: type[Exceptio
 async def test_lying_subscription_ends(response: pb.SubscribeResponse):
     server, client, peer = await connect_to(response)
     with pytest.raises(Unavailable):
-        async for _ in peer.subscribe(Cursor(), Wanted()):
+        async for _ in peer.subscribe(Cursor(), StreamFilter()):
             raise AssertionError("an item came through")
     await client.stop()
     await server.stop(0)

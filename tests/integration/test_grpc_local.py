@@ -22,6 +22,7 @@ from swarm.types import (
     Evaluation,
     FinishReason,
     Message,
+    PatchChain,
     PolicyVersion,
     Rollout,
     RolloutGroup,
@@ -32,7 +33,6 @@ from swarm.types import (
     Task,
     TokenTrace,
     VersionSpan,
-    Way,
 )
 from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.v1 import local_service_pb2 as pb
@@ -72,12 +72,12 @@ def make_draw(step: int, num_groups: int = 3) -> Draw:
         group=make_group(),
         rewards=np.array([1.0, 0.0], dtype=np.float32),
         correction=Correction.EXACT,
-        is_local=False,
+        is_made_here=False,
         first_seen_s=4.5,
         size_bytes=321,
     )
     groups = tuple(DrawnGroup(scored=scored, age_steps=i, use=1) for i in range(num_groups))
-    return Draw(step=step, groups=groups, num_silent=2, source_weights={"cd" * 32: 0.5})
+    return Draw(step=step, groups=groups, num_zero_variance=2, source_weights={"cd" * 32: 0.5})
 
 
 @dataclass
@@ -86,7 +86,7 @@ class ScriptedAgent:
 
     draws: asyncio.Queue[Draw] = field(default_factory=asyncio.Queue)
     room: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    ways: asyncio.Queue[Way] = field(default_factory=asyncio.Queue)
+    ways: asyncio.Queue[PatchChain] = field(default_factory=asyncio.Queue)
     num_waiting: int = 0
     published: list[list[bytes]] = field(default_factory=list)
     num_draw_calls: int = 0
@@ -120,7 +120,7 @@ class ScriptedAgent:
         self.seen.append(version)
         self.published.append(list(manifests))
 
-    async def next_way(self, held: PolicyVersion | None, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         self.seen.append((held, wait))
         if not wait and self.ways.empty():
             return None
@@ -179,10 +179,14 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
 
 
 def assert_same_draw(left: Draw, right: Draw) -> None:
-    assert (left.step, left.num_silent, left.source_weights) == (right.step, right.num_silent, right.source_weights)
+    assert (left.step, left.num_zero_variance, left.source_weights) == (
+        right.step,
+        right.num_zero_variance,
+        right.source_weights,
+    )
     for a, b in zip(left.groups, right.groups, strict=True):
         assert (a.age_steps, a.use) == (b.age_steps, b.use)
-        for name in ("digest", "correction", "is_local", "first_seen_s", "size_bytes"):
+        for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
             assert getattr(a.scored, name) == getattr(b.scored, name), name
         np.testing.assert_array_equal(a.scored.rewards, b.scored.rewards)
         assert_same_group(a.scored.group, b.scored.group)
@@ -288,20 +292,20 @@ async def test_manifests_beyond_the_bound_are_refused_on_both_sides_of_the_socke
 
 async def test_way_arrives_in_order_also_one_of_large_manifests_or_none_comes(bench: Bench):
     way = (manifest(1), manifest(2, 16 * 2**20), manifest(3))
-    assert await bench.client.next_way(None, wait=False) is None
+    assert await bench.client.next_update(None, wait=False) is None
     bench.agent.ways.put_nowait(way)
-    assert await bench.client.next_way(HEAD, wait=False) == way
+    assert await bench.client.next_update(HEAD, wait=False) == way
     assert bench.agent.seen == [(None, False), (HEAD, False)]
 
 
 async def test_wait_for_a_way_that_a_dead_worker_left_takes_nothing_from_the_next_one(bench: Bench):
-    abandoned = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
+    abandoned = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while not bench.agent.seen:
         await asyncio.wait([abandoned], timeout=0.01)
     abandoned.cancel()
     with pytest.raises(asyncio.CancelledError):
         await abandoned
-    again = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
+    again = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while len(bench.agent.seen) < 2 or bench.agent.num_waiting > 1:
         await asyncio.wait([again], timeout=0.01)
     bench.agent.ways.put_nowait((manifest(1),))
@@ -331,7 +335,7 @@ async def test_unknown_environment_is_a_lookup_error(bench: Bench):
 async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: Bench):
     draw = asyncio.ensure_future(bench.client.draw(HEAD))
     capacity = asyncio.ensure_future(bench.client.wait_capacity())
-    way = asyncio.ensure_future(bench.client.next_way(HEAD, wait=True))
+    way = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while not bench.agent.num_draw_calls:
         await asyncio.wait([draw], timeout=0.01)
     async with asyncio.timeout(3):

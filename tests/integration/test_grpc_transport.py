@@ -16,7 +16,7 @@ from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import PeerAddress, StreamItem, Transport
-from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
+from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 MakeTransport = Callable[[Identity], Transport]
 
@@ -39,7 +39,7 @@ class Log:
     """A handler over a list: replays what is after the cursor, then follows appends."""
 
     items: list[SealedGroup] = field(default_factory=list)
-    asked: list[tuple[NodeId, Cursor, Wanted]] = field(default_factory=list)
+    asked: list[tuple[NodeId, Cursor, StreamFilter]] = field(default_factory=list)
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
     num_open: int = 0
     num_read: int = 0
@@ -49,7 +49,7 @@ class Log:
             self.items.append(sealed)
             self.grown.notify_all()
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         self.asked.append((peer, cursor, wanted))
         at = cursor.sequence if cursor.epoch == "one" else 0
         self.num_open += 1
@@ -135,7 +135,7 @@ async def test_connection_names_the_peer_and_the_handler_sees_the_client(pair: P
     peer = await pair.client.connect(pair.address, 5.0)
     assert peer.node_id == pair.server_identity.node_id
     await pair.log.append(sealed_of(pair.server_identity, b"body"))
-    for wanted in (Wanted(relay=True), Wanted(silent=True)):
+    for wanted in (StreamFilter(relay=True), StreamFilter(zero_variance=True)):
         await first(peer.subscribe(Cursor(epoch="e", sequence=7), wanted), 1)
         assert pair.log.asked[-1] == (pair.client_identity.node_id, Cursor(epoch="e", sequence=7), wanted)
 
@@ -145,7 +145,7 @@ async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pai
     for sealed in groups[:3]:
         await pair.log.append(sealed)
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), Wanted())
+    stream = peer.subscribe(Cursor(), StreamFilter())
     seen = [await anext(stream) for _ in range(3)]
     late = asyncio.ensure_future(anext(stream))
     await pair.log.append(groups[3])
@@ -153,7 +153,7 @@ async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pai
     await stream.aclose()
     for sealed in groups[4:]:
         await pair.log.append(sealed)
-    seen += await first(peer.subscribe(seen[-1].cursor, Wanted()), 2)
+    seen += await first(peer.subscribe(seen[-1].cursor, StreamFilter()), 2)
     assert [item.sealed for item in seen] == groups
     assert [item.digest for item in seen] == [sealed.digest for sealed in groups]
 
@@ -162,7 +162,7 @@ async def test_large_group_is_noticed_and_fetched_whole(pair: Pair):
     large = sealed_of(pair.server_identity, b"0123456789abcdef" * (5 * 2**16 + 1))
     await pair.log.append(large)
     peer = await pair.client.connect(pair.address, 5.0)
-    (item,) = await first(peer.subscribe(Cursor(), Wanted()), 1)
+    (item,) = await first(peer.subscribe(Cursor(), StreamFilter()), 1)
     assert item.digest == large.digest and item.size_bytes == large.size_bytes
     assert item.sealed in (None, large)
     assert await peer.fetch(item.digest, large.size_bytes, 10.0) == large
@@ -191,7 +191,7 @@ async def test_other_node_than_expected_is_unauthenticated(pair: Pair):
 async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
     await pair.log.append(sealed_of(pair.server_identity, b"x"))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), Wanted())
+    stream = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     async with asyncio.timeout(3):
@@ -205,7 +205,7 @@ async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
 async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
     await pair.log.append(sealed_of(pair.server_identity, b"x"))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), Wanted())
+    stream = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -217,7 +217,7 @@ async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
 
 async def test_cancelled_reader_is_cancelled_and_frees_the_stream(pair: Pair):
     peer = await pair.client.connect(pair.address, 5.0)
-    waiting = asyncio.ensure_future(anext(peer.subscribe(Cursor(), Wanted())))
+    waiting = asyncio.ensure_future(anext(peer.subscribe(Cursor(), StreamFilter())))
     await until(lambda: pair.log.num_open == 1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -229,7 +229,7 @@ async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):
     for index in range(400):
         await pair.log.append(sealed_of(pair.server_identity, index.to_bytes(2, "big") * 2**16))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), Wanted())
+    stream = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     read = -1
     while read != pair.log.num_read:
@@ -250,7 +250,7 @@ async def test_many_peers_are_served_at_once(pair: Pair, make_transport: MakeTra
 
     async def read(transport: Transport) -> NodeId:
         peer = await transport.connect(pair.address, 10.0)
-        await first(peer.subscribe(Cursor(), Wanted()), 1)
+        await first(peer.subscribe(Cursor(), StreamFilter()), 1)
         return peer.node_id
 
     results: list[Awaitable[NodeId]] = [read(make_transport(Identity.create())) for _ in range(8)]

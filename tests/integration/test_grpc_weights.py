@@ -22,7 +22,7 @@ from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
+from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weight_sync.chunk_slots import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, open_channel
@@ -37,7 +37,7 @@ RUN = "test-run"
 LINEAGE = "f" * 64
 STALL_S = 0.6
 
-Watched = SealedManifest | Leave
+Watched = SealedManifest | Credit
 MakeTransport = Callable[[Identity], Transport]
 
 
@@ -111,7 +111,7 @@ class Holder:
         finally:
             self.num_serving -= 1
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         raise Unavailable("no groups here")
         yield  # pragma: no cover
 
@@ -166,12 +166,12 @@ async def first(stream: AsyncIterator[Watched], count: int) -> list[Watched]:
 
 
 async def test_watch_gives_what_is_held_then_what_is_new_in_order(pair: Pair):
-    held: list[Watched] = [manifest(1), manifest(2, 9000), Leave(head_step=2, limit=8)]
+    held: list[Watched] = [manifest(1), manifest(2, 9000), Credit(head_step=2, limit=8)]
     await pair.holder.append(*held)
     stream = pair.peer.watch(LINEAGE, 8)
     seen = [await anext(stream) for _ in held]
     late = asyncio.ensure_future(anext(stream))
-    new = Leave(head_step=3, limit=2**40)
+    new = Credit(head_step=3, limit=2**40)
     await pair.holder.append(new)
     assert [*seen, await late] == [*held, new]
     assert pair.holder.asked == [(pair.client_id, LINEAGE, 8)]
@@ -294,7 +294,7 @@ async def test_closed_client_is_unavailable_for_every_call(pair: Pair):
         pair.peer.fetch_chunk(bytes(32), 5.0),
         pair.peer.fetch(bytes(32), 100, 5.0),
         anext(pair.peer.watch(LINEAGE, 0)),
-        anext(pair.peer.subscribe(Cursor(), Wanted())),
+        anext(pair.peer.subscribe(Cursor(), StreamFilter())),
     ):
         with pytest.raises(Unavailable):
             await call
@@ -511,8 +511,8 @@ def sealed_message(body: bytes, key: int = 32, signature: int = 64) -> pb.WatchR
         sealed_message(b"x", signature=65),
         sealed_message(b""),
         sealed_message(bytes(MAX_MANIFEST_BYTES + 1)),
-        pb.WatchResponse(leave=pb.Leave(limit=2**53)),
-        pb.WatchResponse(leave=pb.Leave(head_step=2**63)),
+        pb.WatchResponse(credit=pb.Credit(limit=2**53)),
+        pb.WatchResponse(credit=pb.Credit(head_step=2**63)),
     ],
     ids=["nothing", "key", "signature", "empty", "over the bound", "limit", "step"],
 )

@@ -11,7 +11,7 @@ import pytest
 from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.identity import Identity
-from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, Nursery, nursery
+from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, ForkServer, fork_server
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
@@ -31,14 +31,14 @@ def config_of(directory: Path, recipe: str) -> NodeConfig:
         "evaluation": config.evaluation.model_copy(update={"num_problems": 2}),
         "environments": tuple(each.model_copy(update={"num_tasks": NUM_TASKS}) for each in config.environments),
         "generator": config.generator.model_copy(update={"group_size": 4, "largest_group": 12}),
-        "replay": config.replay.model_copy(update={"local_groups": 4, "keep_silent": True}),
+        "replay": config.replay.model_copy(update={"local_groups": 4, "keep_zero_variance": True}),
         "learner": config.learner.model_copy(update={"recipe": recipe, "recipe_params": {}, "checkpoint_every": 2}),
     }
     return config.model_copy(update=changes)
 
 
 async def run_node(
-    forks: Nursery | None, directory: Path, identity: Identity, recipe: str, kill_after: tuple[int, ...] = ()
+    forks: ForkServer | None, directory: Path, identity: Identity, recipe: str, kill_after: tuple[int, ...] = ()
 ) -> Process:
     """A finished node, killed as soon as each of these numbers of groups and steps was seen."""
     config = config_of(directory, recipe)
@@ -81,7 +81,7 @@ def remembered(directory: Path) -> JsonDict:
 
 async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answers(tmp_path: Path) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    async with nursery(OF_AGENTS + OF_WORKERS, tmp_path / "imports.txt") as forks:
+    async with fork_server(OF_AGENTS + OF_WORKERS, tmp_path / "imports.txt") as forks:
         whole, killed, mixing, greedy = await asyncio.gather(
             run_node(forks, tmp_path / "whole", identity, "robust_rollout_counts"),
             run_node(forks, tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,)),

@@ -15,7 +15,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayCo
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -25,9 +25,9 @@ from swarm.model.token_alignment import with_byte_lengths
 from swarm.model.tokenizer import ALPHABET, CharCodec
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import scored as scored_by
-from swarm.objectives.fallbacks import RecipesByKind
+from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, load_recipes
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.testing.builders import make_identity
 from swarm.types import (
     Correction,
@@ -106,33 +106,33 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteGroupStore]:
     await opened.close()
 
 
-async def admit(store: SqliteGroupStore, group: RolloutGroup, recipes: RecipesByKind) -> ScoredGroup | Refused:
+async def admit(store: SqliteGroupStore, group: RolloutGroup, recipes: RecipeSet) -> ScoredGroup | Refused:
     verifier = SandboxVerifier((ENVIRONMENT,), SandboxConfig())
-    door = Door(
+    admission = Admission(
         run_id=RUN,
         node_id=US.node_id,
         codec=CharCodec(),
         verifier=verifier,
         store=store,
         clock=SystemClock(),
-        limits=DoorLimits(group_size=len(group.rollouts)),
+        limits=AdmissionLimits(group_size=len(group.rollouts)),
         head_of=lambda _: None,
         environments=frozenset({"reverse"}),
-        standing=Standing(SystemClock(), groups_per_minute=100),
+        reputation=Reputation(SystemClock(), groups_per_minute=100),
         offload=asyncio.to_thread,
         usable=recipes.usable,
     )
     try:
-        return await door.admit(seal_group(group, THEM), THEM.node_id)
+        return await admission.admit(seal_group(group, THEM), THEM.node_id)
     finally:
         await verifier.close()
 
 
-def recipes(**keys: str) -> RecipesByKind:
+def recipes(**keys: str) -> RecipeSet:
     return load_recipes(LearnerConfig.model_validate({"recipe": "grpo", **keys}))
 
 
-def learner(folder: Path, chosen: RecipesByKind) -> PolicyLearner:
+def learner(folder: Path, chosen: RecipeSet) -> PolicyLearner:
     model = load_model(ModelConfig(source="tiny", dtype="float32"))
     environments = build_environments((ENVIRONMENT,))
     return PolicyLearner(
@@ -140,7 +140,7 @@ def learner(folder: Path, chosen: RecipesByKind) -> PolicyLearner:
         codec=model.codec,
         recipe=chosen,
         config=LearnerConfig(learning_rate=1e-3),
-        replay=ReplayConfig(foreign="all"),
+        replay=ReplayConfig(external="all"),
         policy_id=US.node_id,
         dir=folder,
         task_of=lambda env, task_id: environments[env].task(task_id),
@@ -165,7 +165,9 @@ async def test_a_group_of_another_tokenizer_is_learned_from(
     own = own_group()
     reports = []
     for index, one in enumerate((found, restored)):
-        draw = Draw(step=1, groups=tuple(DrawnGroup(scored=s, age_steps=0, use=1) for s in (own, one)), num_silent=0)
+        draw = Draw(
+            step=1, groups=tuple(DrawnGroup(scored=s, age_steps=0, use=1) for s in (own, one)), num_zero_variance=0
+        )
         reports.append(learner(tmp_path / str(index), chosen).step(draw))
     assert not reports[0].was_skipped and reports[0].num_external == 1
     expected = sum(len(text) + 1 for text in right_and_wrong())
@@ -183,7 +185,7 @@ def own_group() -> ScoredGroup:
         group=replace(group, prompt_ids=np.array([5, 6, 7], np.int32), rollouts=rollouts),
         rewards=np.array([1.0, 0.0], np.float32),
         correction=Correction.EXACT,
-        is_local=True,
+        is_made_here=True,
         first_seen_s=0.0,
         size_bytes=1,
     )
@@ -192,7 +194,7 @@ def own_group() -> ScoredGroup:
 async def test_its_prompt_and_text_are_encoded_here(store: SqliteGroupStore) -> None:
     found = await admit(store, group_of(PairCodec(), right_and_wrong()), recipes())
     assert isinstance(found, ScoredGroup)
-    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_silent=0)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
     batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
     assert batch.prompts[0].tolist() == CharCodec().encode_prompt(task)
@@ -208,7 +210,7 @@ async def test_a_group_without_usable_logprobs_is_learned_from(store: SqliteGrou
     found = await admit(store, group, recipes())
     assert isinstance(found, ScoredGroup), found
     assert found.correction is Correction.NO_LOGPROBS
-    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_silent=0)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_zero_variance=0)
     report = learner(tmp_path, recipes()).step(draw)
     assert not report.was_skipped and report.num_tokens == group.num_tokens
     with pytest.raises(ConfigError, match="recipe_without_logprobs"):
@@ -263,8 +265,10 @@ async def test_a_text_beyond_what_may_be_generated_is_refused(store: SqliteGroup
 def test_segments_have_the_ratio_of_their_tokens_together() -> None:
     codec = CharCodec()
     texts = ["abc", "a"]
-    scored = replace(own_group(), group=group_of(PairCodec(), texts), correction=Correction.TEXT_ONLY, is_local=False)
-    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+    scored = replace(
+        own_group(), group=group_of(PairCodec(), texts), correction=Correction.TEXT_ONLY, is_made_here=False
+    )
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
     batch = make_batch(draw, codec, task_of=lambda env, task_id: task)
     logprobs = torch.tensor([[-0.1, -0.2, -1.7, -2.0], [-0.25, -1.1, 0.0, 0.0]])
@@ -287,7 +291,7 @@ def test_a_sender_of_our_own_tokenizer_gives_token_ratios() -> None:
     found = []
     for kind in (Correction.EXACT, Correction.TEXT_ONLY):
         scored = replace(own_group(), group=group, correction=kind)
-        draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+        draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
         batch = make_batch(draw, codec)
         assert (batch.segment_ids is not None) == (kind is Correction.TEXT_ONLY)
         found.append(scored_by(load_recipe("segment_ratio"), batch, logprobs, torch.zeros_like(logprobs)).log_ratio)
@@ -306,7 +310,7 @@ def test_tokens_that_are_not_those_of_the_text_are_not_explained() -> None:
     scored = replace(
         own_group(), group=replace(group_of(codec, ()), rollouts=(other, cut)), correction=Correction.TEXT_ONLY
     )
-    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_silent=0)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
     batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
     assert batch.mask.tolist() == [[True] * 4, [True] * 3 + [False]]  # where they were cut off, we do not learn to end
@@ -337,9 +341,9 @@ def test_a_node_says_what_its_tokens_stand_for_where_it_is_asked_to() -> None:
             byte_lengths=byte_lengths,
         )
 
-    (silent,), (saying,) = groups(False), groups(True)
+    (zero_variance,), (saying,) = groups(False), groups(True)
     said = 0
-    for before, after in zip(silent.rollouts, saying.rollouts, strict=True):
+    for before, after in zip(zero_variance.rollouts, saying.rollouts, strict=True):
         assert before.trace is not None and after.trace is not None and before.trace.byte_lengths is None
         assert before.text == after.text and before.trace.token_ids.tolist() == after.trace.token_ids.tolist()
         lengths = after.trace.byte_lengths

@@ -53,7 +53,7 @@ def test_it_is_short_and_passes_the_check(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_a_node_learns_by_it(tmp_path: Path) -> None:
     written(tmp_path)
-    sets = [f"recipe={tmp_path / 'my_method.py'}:RECIPE", "learner.num_steps=2", "replay.keep_silent=true"]
+    sets = [f"recipe={tmp_path / 'my_method.py'}:RECIPE", "learner.num_steps=2", "replay.keep_zero_variance=true"]
     config = await asyncio.to_thread(load_config, NodeConfig, tmp_path / "node.toml", sets)
     async with Daemon(config) as daemon:
         running = asyncio.create_task(daemon.run())

@@ -103,7 +103,7 @@ def learner(
     if case.lora_rank:
         add_adapters(network, case.lora_rank)
     settings = LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
-    return kind(network, CODEC, recipe(case), settings, ReplayConfig(foreign="all"), OWN, dir, ranks)
+    return kind(network, CODEC, recipe(case), settings, ReplayConfig(external="all"), OWN, dir, ranks)
 
 
 def draw(case: Case, step: int) -> Draw:
@@ -116,9 +116,11 @@ def draw(case: Case, step: int) -> Draw:
         group = make_group(PEER if index % 2 else OWN, task_id=index, codec=CODEC, texts=texts, logprob=-3.5)
         rewards = [1.0, 0.0, 0.0, float(rng.integers(0, 2))]
         groups.append(
-            DrawnGroup(scored=make_scored(group, rewards=rewards, is_local=index % 2 == 0), age_steps=index % 3, use=1)
+            DrawnGroup(
+                scored=make_scored(group, rewards=rewards, is_made_here=index % 2 == 0), age_steps=index % 3, use=1
+            )
         )
-    return Draw(step=step, groups=tuple(groups), num_silent=0, baselines=tuple(rng.random(num_groups)))
+    return Draw(step=step, groups=tuple(groups), num_zero_variance=0, baselines=tuple(rng.random(num_groups)))
 
 
 def steps(one: PolicyLearner, case: Case, first: int, last: int) -> list[StepReport]:

@@ -42,7 +42,7 @@ def node_config(directory: Path, **learner: Any) -> NodeConfig:
         environments=(EnvironmentConfig(name="reverse", kind="char", dataset="reverse"),),
         model=MODEL,
         generator=GeneratorConfig(group_size=4, groups_per_batch=4, max_new_tokens=6),
-        replay=ReplayConfig(local_groups=2, external_groups=0, keep_silent=True),
+        replay=ReplayConfig(local_groups=2, external_groups=0, keep_zero_variance=True),
         learner=LearnerConfig(**settings),
         weights=WeightsConfig(publish=True),
         directory=DirectoryConfig(kind="none"),

@@ -20,7 +20,7 @@ from swarm.simulate.presets import SimulationOptions
 pytestmark = pytest.mark.timeout(120)
 
 
-def foreign(process: Process) -> list[str]:
+def external(process: Process) -> list[str]:
     """Digests of other nodes' groups that a node learned from so far."""
     process.read_events()
     draws = [event for event in process.events if event["kind"] == "draw"]
@@ -52,9 +52,9 @@ async def test_two_nodes_without_a_coordinator_find_each_other_through_the_dht(s
     ada_config, bell_config = swarm.configs(2)
     ada = await swarm.node(ada_config)
     bell = await swarm.node(bell_config, bootstrap=tuple(ada.status()["dht"]))
-    await swarm.until(lambda: bool(foreign(ada) and foreign(bell)), "no node consumed a foreign group")
-    assert set(foreign(ada)) <= made(bell)
-    assert set(foreign(bell)) <= made(ada)
+    await swarm.until(lambda: bool(external(ada) and external(bell)), "no node consumed a foreign group")
+    assert set(external(ada)) <= made(bell)
+    assert set(external(bell)) <= made(ada)
     assert ada.status()["peers"] == [bell.status()["node_id"]]
 
 
@@ -69,9 +69,9 @@ async def test_a_stranger_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any
     bob = swarm.processes["bob"] = Process("bob", home)
     fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
     await bob.start(["swarm.cli.main", "join", info["link"], "--dir", str(home), *fast])
-    await swarm.until(lambda: bool(foreign(ada) and foreign(bob)), "ada and bob did not consume each other's groups")
-    assert set(foreign(ada)) <= made(bob)
-    assert set(foreign(bob)) <= made(ada)
+    await swarm.until(lambda: bool(external(ada) and external(bob)), "ada and bob did not consume each other's groups")
+    assert set(external(ada)) <= made(bob)
+    assert set(external(bob)) <= made(ada)
     assert Identity.load(home / "identity.key").node_id not in ("", ada.status()["node_id"], info["fingerprint"])
 
     code, out, _ = await command("swarm.cli.main", "status", "--dir", home, "--json")

@@ -38,7 +38,7 @@ def every_group(size: int, rewards: Tensor = REWARDS) -> tuple[Batch, Tensor, Te
         turn_ids=torch.zeros(count, 1, dtype=torch.int64),
         group_index=torch.arange(groups).repeat_interleave(size),
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.zeros(count, dtype=torch.bool),
+        is_external=torch.zeros(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=torch.ones(count, dtype=torch.int64),
         max_new_tokens=torch.ones(count, dtype=torch.int64),

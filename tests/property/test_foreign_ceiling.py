@@ -42,7 +42,7 @@ def step() -> tuple[Batch, Tensor, Tensor]:
         turn_ids=torch.arange(LENGTH).div(4, rounding_mode="floor").expand(count, LENGTH).contiguous(),
         group_index=group_index,
         age_steps=torch.ones(count, dtype=torch.int64),
-        is_foreign=group_index == NUM_GROUPS - 1,
+        is_external=group_index == NUM_GROUPS - 1,
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), LENGTH + 2),
@@ -92,9 +92,9 @@ def lie(batch: Batch, logprobs: Tensor, kind: str) -> tuple[Batch, Tensor]:
 LIES = ("one token", "one token of a failure", "every token a little", "the door's bound", "rare", "rare failure")
 
 
-def found(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, foreign: str) -> Coefficients:
+def found(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, external: str) -> Coefficients:
     probes = dict.fromkeys(recipe.probes, torch.ones_like(logprobs))
-    ready = with_advantages(recipe, batch, "positive" if foreign == "positive" else "all")
+    ready = with_advantages(recipe, batch, "positive" if external == "positive" else "all")
     return coefficients(recipe, ready, logprobs, entropy, probes)
 
 
@@ -104,18 +104,18 @@ def pull(of: Coefficients) -> Tensor:
     return sizes if of.entropy is None else sizes + of.entropy.abs().sum(dim=1)
 
 
-@pytest.mark.parametrize("foreign", ["positive", "all"])
+@pytest.mark.parametrize("external", ["positive", "all"])
 @pytest.mark.parametrize("name", list_recipes())
-def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(name: str, foreign: str) -> None:
+def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(name: str, external: str) -> None:
     recipe, (batch, logprobs, entropy) = load_recipe(name), step()
-    honest = pull(found(recipe, batch, logprobs, entropy, foreign))
+    honest = pull(found(recipe, batch, logprobs, entropy, external))
     usual = float(honest[honest > 0].median()) if bool(honest.any()) else 0.0
     for kind in LIES:
         false, policy = lie(batch, logprobs, kind)
-        after = pull(found(recipe, false, policy, entropy, foreign))
-        culprit, victims = float(after[batch.is_foreign].max()), float(after[~batch.is_foreign].sum())
-        expected = float(honest[~batch.is_foreign].sum())
-        assert culprit <= 1.05 * RATIO_CEILING * max(usual, float(honest[batch.is_foreign].max())), kind
+        after = pull(found(recipe, false, policy, entropy, external))
+        culprit, victims = float(after[batch.is_external].max()), float(after[~batch.is_external].sum())
+        expected = float(honest[~batch.is_external].sum())
+        assert culprit <= 1.05 * RATIO_CEILING * max(usual, float(honest[batch.is_external].max())), kind
         assert not kind.startswith("one") or culprit <= 0.5 * float(after.sum()), kind
         assert 0.5 * expected <= victims <= 2 * expected, kind
 
@@ -123,7 +123,7 @@ def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(name: str, f
 @pytest.mark.parametrize("name", list_recipes())
 def test_the_ceiling_touches_neither_honest_rollouts_nor_our_own(name: str) -> None:
     recipe, (batch, logprobs, entropy) = load_recipe(name), step()
-    ours = replace(batch, is_foreign=torch.zeros_like(batch.is_foreign))
+    ours = replace(batch, is_external=torch.zeros_like(batch.is_external))
     for of, policy in ((batch, logprobs), *(lie(ours, logprobs, kind) for kind in LIES)):
         within = found(recipe, of, policy, entropy, "all")
         without = found(recipe, replace(of, ratio_ceiling=math.inf), policy, entropy, "all")

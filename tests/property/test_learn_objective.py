@@ -52,7 +52,7 @@ def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor, Tensor]:
         turn_ids=padded(torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH)),
         group_index=group_index,
         age_steps=torch.randint(0, 4, (count,), generator=generator),
-        is_foreign=group_index >= 2,
+        is_external=group_index >= 2,
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), LENGTH),
@@ -230,16 +230,16 @@ def test_no_part_is_called_different_on_policy_in_vain(part: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_group_whose_advantages_are_zero_gives_exactly_no_gradient(name: str) -> None:
     recipe = replace(load_recipe(name), terms=())
-    moved, num_silent = False, 0
+    moved, num_zero_variance = False, 0
     for batch, logprobs, entropy in steps():
         is_even = batch.group_index < 2
         rewards = torch.where(is_even, torch.full_like(batch.rewards, 0.1), batch.rewards)
         ready = with_advantages(recipe, replace(batch, rewards=rewards), "all")
-        is_silent = is_even & ~ready.advantages.any(dim=1)
-        num_silent += int(is_silent.sum())
+        is_zero_variance = is_even & ~ready.advantages.any(dim=1)
+        num_zero_variance += int(is_zero_variance.sum())
         found = coefficients(replace(recipe, shapers=()), ready, logprobs, entropy)
-        moved = moved or bool(found.logprobs[is_silent].any() or entropy_of(found)[is_silent].any())
-    reasons = listed(recipe, ACTS_WITHOUT_ADVANTAGE) if num_silent else set[str]()
+        moved = moved or bool(found.logprobs[is_zero_variance].any() or entropy_of(found)[is_zero_variance].any())
+    reasons = listed(recipe, ACTS_WITHOUT_ADVANTAGE) if num_zero_variance else set[str]()
     assert moved == bool(reasons), f"{name}: moved {moved}, listed {reasons}"
 
 
@@ -248,7 +248,7 @@ def test_foreign_negatives_are_removed_without_touching_anything_else(name: str)
     recipe = load_recipe(name)
     for batch, _, _ in steps():
         everything, positive = (with_advantages(recipe, batch, rule) for rule in ("all", "positive"))
-        dropped = (batch.is_foreign[:, None] & (everything.advantages < 0)) & batch.mask
+        dropped = (batch.is_external[:, None] & (everything.advantages < 0)) & batch.mask
         assert torch.equal(positive.mask, everything.mask & ~dropped)
         assert torch.equal(positive.advantages[~dropped], everything.advantages[~dropped])
         assert (positive.step_tokens, positive.step_rollouts) == (batch.step_tokens, batch.step_rollouts)

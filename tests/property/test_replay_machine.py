@@ -52,19 +52,19 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(
         producer=st.sampled_from([OWN, OWN, *FOLLOWERS, *PEERS]),
         age=st.integers(-1, 4),
-        is_silent=st.booleans(),
+        is_zero_variance=st.booleans(),
         size_bytes=st.integers(1, 9000),
     )
-    def add(self, producer: str, age: int, is_silent: bool, size_bytes: int) -> None:
+    def add(self, producer: str, age: int, is_zero_variance: bool, size_bytes: int) -> None:
         self.num_made += 1
         lineage = OWN if producer in FOLLOWERS else producer
         group = make_group(lineage, task_id=self.num_made, step=max(0, self.heads[lineage].step - age))
         group = replace(group, producer=producer)
-        rewards = [1.0] * 8 if is_silent else [1.0] * 7 + [0.0]
+        rewards = [1.0] * 8 if is_zero_variance else [1.0] * 7 + [0.0]
         scored = make_scored(
             group,
             rewards=rewards,
-            is_local=producer == OWN,
+            is_made_here=producer == OWN,
             first_seen_s=self.clock.now_s(),
             size_bytes=size_bytes,
         )
@@ -88,13 +88,13 @@ class ReplayMachine(RuleBasedStateMachine):
         draw = draws[0]
         if draw is None:
             return
-        assert draw.groups and draw.num_silent == len(draw.silent)
+        assert draw.groups and draw.num_zero_variance == len(draw.zero_variance)
         digests = [drawn.scored.digest for drawn in draw.groups]
         assert len(set(digests)) == len(digests)
         num_local = sum(drawn.scored.is_own_policy(OWN) for drawn in draw.groups)
         assert num_local <= self.config.local_groups and len(digests) - num_local <= 2
-        assert not self.silent_seen & set(draw.silent)
-        self.silent_seen |= set(draw.silent)
+        assert not self.silent_seen & set(draw.zero_variance)
+        self.silent_seen |= set(draw.zero_variance)
         for drawn in draw.groups:
             self.uses[drawn.scored.digest] += 1
             assert drawn.use == self.uses[drawn.scored.digest] <= self.config.max_reuse

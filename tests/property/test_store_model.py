@@ -24,7 +24,7 @@ for number in range(8):
             make_scored(
                 group,
                 digest=sealed_group.digest,
-                is_local=number % 2 == 0,
+                is_made_here=number % 2 == 0,
                 first_seen_s=float(number),
                 size_bytes=sealed_group.size_bytes,
             ),
@@ -65,7 +65,7 @@ async def observe(store: GroupStore) -> object:
         await store.journal(0),
         await store.uses(),
         [scored.digest for scored in await store.load_scored(100)],
-        [(draw.step, [drawn.scored.digest for drawn in draw.groups], draw.silent) for draw in draws],
+        [(draw.step, [drawn.scored.digest for drawn in draw.groups], draw.zero_variance) for draw in draws],
     )
 
 
@@ -74,10 +74,12 @@ async def apply(store: GroupStore, operation: tuple) -> object:
         case ("put", number):
             return (await store.put(*ENTRIES[number])).sequence
         case ("draw", step, numbers):
-            loud = [ENTRIES[number][0] for number in numbers if number != 7]
-            silent: tuple[Digest, ...] = (ENTRIES[7][0].digest,) if 7 in numbers else ()
-            groups = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in loud)
-            return await store.record_draw(Draw(step=step, groups=groups, num_silent=len(silent), silent=silent))
+            with_signal = [ENTRIES[number][0] for number in numbers if number != 7]
+            zero_variance: tuple[Digest, ...] = (ENTRIES[7][0].digest,) if 7 in numbers else ()
+            groups = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in with_signal)
+            return await store.record_draw(
+                Draw(step=step, groups=groups, num_zero_variance=len(zero_variance), zero_variance=zero_variance)
+            )
         case ("abandon", first, last):
             return await store.abandon(first, last)
         case ("forget", before_s, num_groups, from_step, numbers):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import TooLarge
-from swarm.types import ApplyReport, Canary, Leave, PolicyVersion, SealedManifest
+from swarm.types import ApplyReport, Canary, Credit, PolicyVersion, SealedManifest
 from swarm.weights import chunks
 from swarm.weights import manifest as weights_manifest
 from swarm.weights.manifest import Limits
@@ -45,7 +45,7 @@ manifests = st.builds(
     public_key=st.binary(min_size=32, max_size=32),
     signature=st.binary(min_size=64, max_size=64),
 )
-leaves = st.builds(Leave, head_step=st.integers(0, MAX_STEP - 1), limit=st.integers(0, MAX_STEP - 1))
+credit_ledger = st.builds(Credit, head_step=st.integers(0, MAX_STEP - 1), limit=st.integers(0, MAX_STEP - 1))
 finite = st.floats(0, 1e6, allow_nan=False)
 reports = st.builds(
     ApplyReport,
@@ -66,8 +66,8 @@ def canaries(draw: Any) -> Canary:
     return Canary(token_ids=np.array(ids, np.int32), logprobs=np.array([math.nan, *rest], np.float32))
 
 
-@given(manifests | leaves)
-def test_what_is_watched_round_trips(item: SealedManifest | Leave) -> None:
+@given(manifests | credit_ledger)
+def test_what_is_watched_round_trips(item: SealedManifest | Credit) -> None:
     data = watched_to_message(item).SerializeToString()
     assert watched_from_message(pb.WatchResponse.FromString(data)) == item
 
@@ -100,7 +100,7 @@ def test_no_bytes_are_watched_but_those_within_bounds(data: bytes) -> None:
         item = watched_from_message(pb.WatchResponse.FromString(data))
     except (DecodeError, Malformed):
         return
-    if isinstance(item, Leave):
+    if isinstance(item, Credit):
         assert 0 <= item.head_step < MAX_STEP and 0 <= item.limit < MAX_STEP
     else:
         assert (len(item.public_key), len(item.signature)) == (32, 64) and 0 < len(item.body) <= MAX_MANIFEST_BYTES
@@ -120,13 +120,13 @@ def test_only_a_key_of_32_and_a_signature_of_64_bytes_around_something_is_a_mani
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_leave_is_exact_as_a_float_or_malformed(head_step: int, limit: int) -> None:
-    message = pb.WatchResponse(leave=pb.Leave(head_step=head_step, limit=limit))
+    message = pb.WatchResponse(credit=pb.Credit(head_step=head_step, limit=limit))
     try:
-        leave = watched_from_message(message)
+        credit = watched_from_message(message)
     except Malformed:
         assert max(head_step, limit) >= MAX_STEP
     else:
-        assert leave == Leave(head_step=head_step, limit=limit) and max(head_step, limit) < MAX_STEP
+        assert credit == Credit(head_step=head_step, limit=limit) and max(head_step, limit) < MAX_STEP
 
 
 @given(st.text(max_size=200), st.integers(0, 2**32 - 1))

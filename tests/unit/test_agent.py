@@ -11,12 +11,12 @@ import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import Unavailable
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
 from swarm.loops.supervise import supervise
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
@@ -44,17 +44,17 @@ class Bench:
     def start(self) -> Agent:
         """A new agent over the same disk."""
         verifier = ScriptedVerifier(crashes_on="CRASH")
-        door = Door(
+        admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=IDENTITY.node_id,
             codec=ToyCodec(),
             verifier=verifier,
             store=self.store,
             clock=self.clock,
-            limits=DoorLimits(),
+            limits=AdmissionLimits(),
             head_of=lambda _: None,
             environments=frozenset({TOY_ENV}),
-            standing=Standing(self.clock, 6000),
+            reputation=Reputation(self.clock, 6000),
             offload=inline,
         )
         return Agent(
@@ -62,7 +62,7 @@ class Bench:
             identity=IDENTITY,
             store=self.store,
             replay=ReplayBuffer(self.config.replay, IDENTITY.node_id, 0, self.clock),
-            door=door,
+            admission=admission,
             verifier=verifier,
             tokenizer_digest=ToyCodec().digest,
             clock=self.clock,

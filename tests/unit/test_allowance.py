@@ -4,11 +4,11 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
-from swarm.exchange.capacity import Allowance
+from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.testing.builders import make_identity
 from swarm.types import Role
-from swarm.weight_sync.credit import Leaves
+from swarm.weight_sync.credit import CreditLedger
 
 ROOM = 8  # groups that the draws of one group's life use: two in each of four steps
 BATCH = 2
@@ -23,18 +23,20 @@ class NoDraw:
 
 def allowance(
     num_followers: int, roles: tuple[Role, ...] = BOTH, *, barrier: bool = False, num_given: int = 0
-) -> Allowance:
+) -> GenerationCapacity:
     replay = ReplayConfig(local_groups=2, external_groups=0, max_age_steps=3, barrier=barrier)
     generator, weights = GeneratorConfig(groups_per_batch=BATCH), WeightsConfig(publish=True)
     config = NodeConfig(roles=roles, replay=replay, generator=generator, weights=weights)
     clock = ManualClock()
-    leaves = Leaves(clock, replay.max_age_s, max_window=4)
+    credit_ledger = CreditLedger(clock, replay.max_age_s, max_window=4)
     for number in range(num_followers):
-        leaves.begin(f"follower {number}", window=4)
-        leaves.arrived(f"follower {number}", is_admitted=True)  # it delivers: what it has leave for takes up room
-    leaves.give(num_given)
+        credit_ledger.begin(f"follower {number}", window=4)
+        credit_ledger.arrived(
+            f"follower {number}", is_admitted=True
+        )  # it delivers: what it has leave for takes up room
+    credit_ledger.give(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
-    return Allowance(config, buffer, NoDraw(), leaves, lambda: 0)  # type: ignore[arg-type]
+    return GenerationCapacity(config, buffer, NoDraw(), credit_ledger, lambda: 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])

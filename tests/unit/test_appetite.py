@@ -2,82 +2,84 @@
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.peers.intake_quota import MAX_SHARES, Appetite
+from swarm.peers.intake_quota import MAX_SHARES, IntakeQuota
 
 ENOUGH = 1000  # groups held: no draw goes short
 
 
-def make_appetite(clock: ManualClock, every_s: float = 10.0, **replay: object) -> Appetite:
+def make_intake_quota(clock: ManualClock, every_s: float = 10.0, **replay: object) -> IntakeQuota:
     """One that has measured a draw every `every_s`."""
-    appetite = Appetite(ReplayConfig(external_groups=4, max_age_steps=4).model_copy(update=replay), clock)
+    intake_quota = IntakeQuota(ReplayConfig(external_groups=4, max_age_steps=4).model_copy(update=replay), clock)
     for _ in range(3):
         clock.advance(every_s)
-        appetite.drew()
-    return appetite
+        intake_quota.drew()
+    return intake_quota
 
 
-def offer(appetite: Appetite, clock: ManualClock, peers: list[str], seconds: int, num_held: int = ENOUGH) -> list[str]:
+def offer(
+    intake_quota: IntakeQuota, clock: ManualClock, peers: list[str], seconds: int, num_held: int = ENOUGH
+) -> list[str]:
     """Whose groups are taken when every peer offers ten per second."""
     taken: list[str] = []
     for tick in range(10 * seconds):
         clock.advance(0.1)
-        taken += [peer for peer in peers if appetite.take(peer, len(peers), num_held)]
+        taken += [peer for peer in peers if intake_quota.take(peer, len(peers), num_held)]
         if tick % 100 == 99:
-            appetite.drew()
+            intake_quota.drew()
     return taken
 
 
 def test_everything_is_taken_until_the_time_between_draws_is_known() -> None:
     clock = ManualClock()
-    appetite = Appetite(ReplayConfig(), clock)
-    assert all(appetite.take("a", 1, ENOUGH) for _ in range(1000))
-    appetite.drew()
-    assert all(appetite.take("a", 1, ENOUGH) for _ in range(1000))
+    intake_quota = IntakeQuota(ReplayConfig(), clock)
+    assert all(intake_quota.take("a", 1, ENOUGH) for _ in range(1000))
+    intake_quota.drew()
+    assert all(intake_quota.take("a", 1, ENOUGH) for _ in range(1000))
 
 
 def test_half_as_much_again_as_the_draws_use_is_taken_whatever_is_offered() -> None:
     clock = ManualClock()
-    appetite = make_appetite(clock)
-    offer(appetite, clock, ["a", "b"], 100)  # uses up what was saved
-    taken = offer(appetite, clock, ["a", "b"], 100)
+    intake_quota = make_intake_quota(clock)
+    offer(intake_quota, clock, ["a", "b"], 100)  # uses up what was saved
+    taken = offer(intake_quota, clock, ["a", "b"], 100)
     assert 57 <= len(taken) <= 63  # ten draws of four, one and a half times
 
 
 def test_what_is_taken_is_spread_over_the_time_between_two_draws() -> None:
     clock = ManualClock()
-    appetite = make_appetite(clock, every_s=100.0)
-    offer(appetite, clock, ["a"], 10)
-    per_second = [len(offer(appetite, clock, ["a"], 1)) for _ in range(9)]
+    intake_quota = make_intake_quota(clock, every_s=100.0)
+    offer(intake_quota, clock, ["a"], 10)
+    per_second = [len(offer(intake_quota, clock, ["a"], 1)) for _ in range(9)]
     assert max(per_second) <= 1
 
 
 def test_a_neighbour_that_sends_much_leaves_the_share_of_the_others() -> None:
     clock = ManualClock()
-    appetite = make_appetite(clock)
+    intake_quota = make_intake_quota(clock)
     for _ in range(1000):
-        appetite.take("greedy", 4, ENOUGH)
-    assert not appetite.take("greedy", 4, ENOUGH)
-    assert appetite.take("modest", 4, ENOUGH)
+        intake_quota.take("greedy", 4, ENOUGH)
+    assert not intake_quota.take("greedy", 4, ENOUGH)
+    assert intake_quota.take("modest", 4, ENOUGH)
 
 
 def test_a_node_that_holds_less_than_a_draw_takes_refuses_nobody() -> None:
     clock = ManualClock()
-    appetite = make_appetite(clock)
-    assert all(appetite.take("a", 1, num_held=3) for _ in range(1000))
-    assert not appetite.take("a", 1, num_held=4)
+    intake_quota = make_intake_quota(clock)
+    assert all(intake_quota.take("a", 1, num_held=3) for _ in range(1000))
+    assert not intake_quota.take("a", 1, num_held=4)
 
 
 def test_a_barrier_takes_everything_and_a_node_that_uses_nothing_of_others_takes_nothing() -> None:
     clock = ManualClock()
-    assert all(make_appetite(clock, barrier=True).take("a", 1, ENOUGH) for _ in range(1000))
-    silo = make_appetite(clock, external_groups=0)
+    assert all(make_intake_quota(clock, barrier=True).take("a", 1, ENOUGH) for _ in range(1000))
+    silo = make_intake_quota(clock, external_groups=0)
     silo.take("a", 1, 0)
     assert not offer(silo, clock, ["a"], 100, num_held=0)
 
 
 def test_neighbours_are_forgotten_beyond_a_bound() -> None:
     clock = ManualClock()
-    appetite = make_appetite(clock)
+    intake_quota = make_intake_quota(clock)
     for number in range(3 * MAX_SHARES):
-        appetite.take(str(number), 1, ENOUGH)
-    assert len(appetite._shares) == MAX_SHARES
+        intake_quota.take(str(number), 1, ENOUGH)
+    assert len(intake_quota._shares) == MAX_SHARES

@@ -56,12 +56,12 @@ def _count_tokens(generator: Generator) -> list[int]:
     return lengths
 
 
-def _tokens_to_train(draw: Draw, foreign: str) -> int:
+def _tokens_to_train(draw: Draw, external: str) -> int:
     total = 0
     for drawn in draw.groups:
         rewards = drawn.scored.rewards
         for rollout, reward in zip(drawn.scored.group.rollouts, rewards, strict=True):
-            is_dropped = foreign == "positive" and not drawn.scored.is_local and reward < rewards.mean()
+            is_dropped = external == "positive" and not drawn.scored.is_made_here and reward < rewards.mean()
             assert rollout.trace is not None
             total += 0 if is_dropped else len(rollout.trace.token_ids)
     return total
@@ -76,14 +76,14 @@ async def test_a_round_draws_and_counts_as_its_arm_says(
         swarm = _swarm(mode, arm.name, seed, tmp_path, specialists)
         lengths = [_count_tokens(node.generator) for node in swarm.nodes]
         draws = await swarm.play(1)
-        signal = [node.counts.num_generated - node.counts.num_silent for node in swarm.nodes]
+        signal = [node.counts.num_generated - node.counts.num_zero_variance for node in swarm.nodes]
         if sum(signal) > 0:
             break
     assert sum(signal) > 0
     for node, draw, own_lengths in zip(swarm.nodes, draws, lengths, strict=True):
         counts = node.counts
-        local = [drawn.scored for drawn in draw.groups if drawn.scored.is_local]
-        external = [drawn.scored for drawn in draw.groups if not drawn.scored.is_local]
+        local = [drawn.scored for drawn in draw.groups if drawn.scored.is_made_here]
+        external = [drawn.scored for drawn in draw.groups if not drawn.scored.is_made_here]
         assert all(group.group.producer == node.name for group in local)
         assert all(group.group.producer != node.name for group in external)
         assert all(group.has_signal for group in (*local, *external))
@@ -92,8 +92,8 @@ async def test_a_round_draws_and_counts_as_its_arm_says(
         assert len(external) == counts.num_external == min(arm.num_external, sum(signal) - signal[node.number])
         assert counts.num_generated == arm.num_generated and len(own_lengths) == GROUP_SIZE * arm.num_generated
         assert counts.generated_tokens == sum(own_lengths)
-        assert counts.num_silent == draw.num_silent
-        assert counts.trained_tokens == _tokens_to_train(draw, arm.foreign)
+        assert counts.num_zero_variance == draw.num_zero_variance
+        assert counts.trained_tokens == _tokens_to_train(draw, arm.external)
         assert node.learner.version.step == (1 if draw.groups else 0) == 1 - counts.num_skipped
         assert node.generator.version == node.learner.version
         if mode == "heteroq":
@@ -179,7 +179,7 @@ def _outcome(arm: str, seed: int, accuracy: list[float], mode: str = "homo", job
         num_generated=4,
         num_local=2,
         num_external=0,
-        num_silent=2,
+        num_zero_variance=2,
         num_skipped=0,
         seconds=1.0,
     )

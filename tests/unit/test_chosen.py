@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.environments.prompt_choice import ChosenQuestions
+from swarm.environments.prompt_choice import AdaptiveCurriculum
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import PromptChooser
 from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
@@ -67,8 +67,10 @@ async def inline(function: Any, /, *arguments: object) -> Any:
     return function(*arguments)
 
 
-def chosen(chooser: PromptChooser, model: Model, path: Path, group_size: int = 4, largest: int = 16) -> ChosenQuestions:
-    return ChosenQuestions(
+def chosen(
+    chooser: PromptChooser, model: Model, path: Path, group_size: int = 4, largest: int = 16
+) -> AdaptiveCurriculum:
+    return AdaptiveCurriculum(
         chooser=chooser,
         candidates=candidates,
         answer=model.answer,

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.loops.agent_loops import leave_loop
-from swarm.peers.reputation import Standing
+from swarm.loops.agent_loops import credit_loop
+from swarm.peers.reputation import Reputation
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -69,17 +69,17 @@ class Bench:
 
     def start(self) -> Agent:
         verifier = ScriptedVerifier()
-        door = Door(
+        admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=TRAINER.node_id,
             codec=ToyCodec(),
             verifier=verifier,
             store=self.store,
             clock=self.clock,
-            limits=DoorLimits.from_config(CONFIG),
+            limits=AdmissionLimits.from_config(CONFIG),
             head_of=lambda policy_id: self.agent.head_of(policy_id),
             environments=frozenset({TOY_ENV}),
-            standing=Standing(self.clock, 6000),
+            reputation=Reputation(self.clock, 6000),
             offload=inline,
         )
         return Agent(
@@ -87,7 +87,7 @@ class Bench:
             identity=TRAINER,
             store=self.store,
             replay=ReplayBuffer(CONFIG.replay, TRAINER.node_id, 0, self.clock),
-            door=door,
+            admission=admission,
             verifier=verifier,
             tokenizer_digest=ToyCodec().digest,
             clock=self.clock,
@@ -191,17 +191,17 @@ def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_tr
         bench = Bench()
         await bench.agent.publish(version(0))
         await asyncio.sleep(CONFIG.replay.max_age_s + 1)
-        leaves = bench.agent.leaves
+        credit_ledger = bench.agent.credit_ledger
         refused = await bench.receive(by_follower(1, 0))
-        assert isinstance(refused, Refused) and refused.reason is RefusalReason.NO_LEAVE
-        leaves.begin(FOLLOWER.node_id, window=65536)
-        leaves.give(100)
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.NO_CREDIT
+        credit_ledger.begin(FOLLOWER.node_id, window=65536)
+        credit_ledger.give(100)
         results = await asyncio.gather(*(bench.receive(by_follower(task_id, 0)) for task_id in range(2, 10)))
         assert sum(isinstance(result, ScoredGroup) for result in results) == 1, "many at a time are no way around it"
         assert bench.agent.replay.num_local == 1
-        leaves.give(100)
-        assert leaves.num_outstanding == 2, "it delivered"
-        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.intake.refusals == {RefusalReason.NO_LEAVE: 8}
+        credit_ledger.give(100)
+        assert credit_ledger.num_outstanding == 2, "it delivered"
+        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.intake.refusals == {RefusalReason.NO_CREDIT: 8}
 
     run_virtual(run())
 
@@ -223,10 +223,10 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leav
         bench = Bench()
         for step in range(6):
             await bench.agent.publish(version(step))
-        leaves, old = bench.agent.leaves, replace(by_follower(1, 0), created_at_s=bench.clock.now_s())
+        credit_ledger, old = bench.agent.credit_ledger, replace(by_follower(1, 0), created_at_s=bench.clock.now_s())
         await asyncio.sleep(1.0)
-        watch = leaves.begin(FOLLOWER.node_id, window=4)
-        leaves.give(8)
+        watch = credit_ledger.begin(FOLLOWER.node_id, window=4)
+        credit_ledger.give(8)
         for group, num_arrived in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
             refused = await bench.agent.intake.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
             assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
@@ -239,19 +239,19 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
     async def run() -> None:
         bench = Bench()
         await bench.agent.publish(version(0))
-        leaves = bench.agent.leaves
+        credit_ledger = bench.agent.credit_ledger
         for peer in ("a", "b"):
-            leaves.begin(peer, window=65536)
+            credit_ledger.begin(peer, window=65536)
             for _ in range(3):
-                leaves.arrived(peer, is_admitted=True)  # as an honest one, before it hangs
-        leaves.give(100)
-        assert leaves.num_outstanding == 2 * MAX_WINDOW and await bench.agent.capacity() == 0
-        loop = asyncio.create_task(leave_loop(bench.agent))
+                credit_ledger.arrived(peer, is_admitted=True)  # as an honest one, before it hangs
+        credit_ledger.give(100)
+        assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and await bench.agent.capacity() == 0
+        loop = asyncio.create_task(credit_loop(bench.agent))
         async with asyncio.timeout(CONFIG.replay.max_age_s):
             assert await bench.agent.wait_capacity() > 0
         loop.cancel()
-        leaves.give(100)
-        assert leaves.num_outstanding == 0, "they are tried anew, beside the room"
+        credit_ledger.give(100)
+        assert credit_ledger.num_outstanding == 0, "they are tried anew, beside the room"
 
     run_virtual(run())
 

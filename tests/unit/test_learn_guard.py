@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.config import GuardConfig
-from swarm.learn.diagnostics import AGE_BUCKETS, Offness
+from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
 from swarm.learn.off_policy_guard import GuardState, Level, decide, from_plain, opened
 
 CONFIG = GuardConfig()
 MAX_AGE = 16
-Step = Callable[[GuardState], list[Offness]]
+Step = Callable[[GuardState], list[OffPolicyStats]]
 
 
-def tokens(kl: float, source: str = "own", first_age: int | None = None, num_tokens: int = 500) -> Offness:
+def tokens(kl: float, source: str = "own", first_age: int | None = None, num_tokens: int = 500) -> OffPolicyStats:
     """Log-ratios that are normal with that KL: second moment 2 KL, effective share exp(-2 KL).
 
     `own` is this node; names in upper case follow it.
     """
-    return Offness(
+    return OffPolicyStats(
         source=source,
-        is_local=source == "own",
+        is_made_here=source == "own",
         first_age=first_age,
         num_tokens=num_tokens,
         ess_share=math.exp(-2 * kl),
@@ -39,9 +39,9 @@ def tokens(kl: float, source: str = "own", first_age: int | None = None, num_tok
 def swarm_of(law: Callable[[int], float], sources: tuple[str, ...] = ("own",)) -> Step:
     """Steps whose sources have groups of every age up to the bound, off policy by `law` of their age."""
 
-    def step(state: GuardState) -> list[Offness]:
+    def step(state: GuardState) -> list[OffPolicyStats]:
         ages = range(state.max_age_steps + 1)
-        seen: list[Offness] = []
+        seen: list[OffPolicyStats] = []
         for source in sources:
             seen.append(tokens(sum(map(law, ages)) / len(ages), source))
             for first, following in itertools.pairwise((*AGE_BUCKETS, 10**6)):
@@ -59,7 +59,7 @@ def play(step: Step, num_steps: int, state: GuardState | None = None) -> Iterato
         yield state
 
 
-def constant(*seen: Offness) -> Step:
+def constant(*seen: OffPolicyStats) -> Step:
     return lambda state: list(seen)
 
 
@@ -133,7 +133,7 @@ def test_between_the_thresholds_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("seen", [[], [tokens(9.0, num_tokens=CONFIG.min_tokens - 1)]], ids=["none", "few"])
-def test_few_tokens_and_missing_figures_say_nothing(seen: list[Offness]) -> None:
+def test_few_tokens_and_missing_figures_say_nothing(seen: list[OffPolicyStats]) -> None:
     careful = GuardState(level=Level.SAFE, max_age_steps=0)
     for before in (opened(MAX_AGE), careful):
         states = list(play(constant(*seen), 30, before))

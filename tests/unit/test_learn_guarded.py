@@ -41,7 +41,7 @@ def draw(step: int, correction: Correction = Correction.EXACT, age: int = 0) -> 
         groups=tuple(
             DrawnGroup(scored=make_scored(group, correction=correction), age_steps=age, use=1) for group in groups
         ),
-        num_silent=0,
+        num_zero_variance=0,
     )
 
 
@@ -58,27 +58,27 @@ def test_off_policy_steps_go_up_the_levels_until_nothing_is_updated(tmp_path: Pa
 
 def from_elsewhere(drawn: DrawnGroup, policy_id: str) -> DrawnGroup:
     group = replace(drawn.scored.group, policy_id=policy_id)
-    return replace(drawn, scored=replace(drawn.scored, group=group, is_local=False))
+    return replace(drawn, scored=replace(drawn.scored, group=group, is_made_here=False))
 
 
 def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardConfig(min_tokens=1))
     own = draw(1).groups[0]
     liar = from_elsewhere(own, "b" * 64)
-    first = learner.step(Draw(step=1, groups=(liar,), num_silent=0))
+    first = learner.step(Draw(step=1, groups=(liar,), num_zero_variance=0))
     assert not first.was_skipped and first.diagnostics["guard_held_sources"] == 1
     assert first.diagnostics["guard_level"] == Level.OPEN, "a stranger's claims change nothing else"
-    second = learner.step(Draw(step=2, groups=(liar, own), num_silent=0))
+    second = learner.step(Draw(step=2, groups=(liar, own), num_zero_variance=0))
     assert (second.num_local, second.num_external) == (1, 0)
     assert second.diagnostics["guard_groups_left_out"] == 1
-    third = learner.step(Draw(step=3, groups=(liar,), num_silent=0))
+    third = learner.step(Draw(step=3, groups=(liar,), num_zero_variance=0))
     assert third.was_skipped and third.version == second.version
 
 
 def test_the_level_of_a_trainer_that_generates_nothing_follows_its_followers(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardConfig(min_tokens=1, alarm_kl=1e6, alarm_ess=0.0))
     theirs = [from_elsewhere(drawn, OWN) for drawn in draw(1).groups]
-    report = learner.step(Draw(step=1, groups=tuple(theirs), num_silent=0))
+    report = learner.step(Draw(step=1, groups=tuple(theirs), num_zero_variance=0))
     assert (report.num_local, report.num_from_followers, report.num_external) == (2, 2, 0)
     assert report.diagnostics["guard_level"] == Level.CAPPED and report.diagnostics["guard_held_sources"] == 0
     assert [edge.source for edge in report.edges] == [OWN], "edges are by who made the groups"
@@ -113,7 +113,7 @@ def test_the_first_level_leaves_out_tokens_that_are_far_off(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["grpo_reference", "greedy_baseline"])
 def test_a_safe_recipe_that_nothing_is_prepared_for_is_refused_before_the_run(name: str) -> None:
-    config = NodeConfig(guard=GuardConfig(safe_recipe=name), replay=ReplayConfig(keep_silent=True))
+    config = NodeConfig(guard=GuardConfig(safe_recipe=name), replay=ReplayConfig(keep_zero_variance=True))
     with pytest.raises(ConfigError, match=r"guard\.safe_recipe"):
         recipes_of(config)
 

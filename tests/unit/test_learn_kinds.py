@@ -13,9 +13,9 @@ from swarm.config import LearnerConfig, ModelConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, load_model
-from swarm.objectives.fallbacks import MAIN, RecipesByKind, merged
+from swarm.objectives.fallbacks import MAIN, RecipeSet, merged
 from swarm.objectives.methods import load_recipe
-from swarm.objectives.part import CorrectionPart, Memory, Need, Scored
+from swarm.objectives.part import CorrectionPart, Memory, Requirement, Scored
 from swarm.objectives.recipe import Recipe
 from swarm.types import (
     Correction,
@@ -44,8 +44,8 @@ class Counted(CorrectionPart):
     needed: bool = True
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS}) if self.needed else frozenset()
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS}) if self.needed else frozenset()
 
     def initial(self) -> Memory:
         return {"seen": 0}
@@ -81,7 +81,7 @@ def drawn(seed: int, correction: Correction) -> DrawnGroup:
         group=group,
         rewards=np.array([1.0, 0.0, 0.25], np.float32),
         correction=correction,
-        is_local=correction is Correction.EXACT,
+        is_made_here=correction is Correction.EXACT,
         first_seen_s=0.0,
         size_bytes=1,
     )
@@ -103,10 +103,10 @@ def rollout(rng: np.random.Generator) -> Rollout:
 
 def draw(step: int = 1, kinds: tuple[Correction, ...] = KINDS) -> Draw:
     groups = tuple(drawn(10 * step + index, kind) for index, kind in enumerate(kinds))
-    return Draw(step=step, groups=groups, num_silent=0)
+    return Draw(step=step, groups=groups, num_zero_variance=0)
 
 
-def learner(folder: Path, recipe: Recipe | RecipesByKind, **changes: Any) -> PolicyLearner:
+def learner(folder: Path, recipe: Recipe | RecipeSet, **changes: Any) -> PolicyLearner:
     torch.manual_seed(0)
     model = load_model(ModelConfig(source="tiny", dtype="float32"))
     return PolicyLearner(
@@ -114,14 +114,14 @@ def learner(folder: Path, recipe: Recipe | RecipesByKind, **changes: Any) -> Pol
         codec=CODEC,
         recipe=recipe,
         config=LearnerConfig(learning_rate=1e-3, token_budget=64, **changes),
-        replay=ReplayConfig(foreign="all"),
+        replay=ReplayConfig(external="all"),
         policy_id="a" * 64,
         dir=folder,
     )
 
 
-def by_kind(main: Recipe, **fallbacks: Recipe) -> RecipesByKind:
-    return RecipesByKind(main=main, fallbacks={Correction(kind): recipe for kind, recipe in fallbacks.items()})
+def by_kind(main: Recipe, **fallbacks: Recipe) -> RecipeSet:
+    return RecipeSet(main=main, fallbacks={Correction(kind): recipe for kind, recipe in fallbacks.items()})
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -155,7 +155,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
         CODEC,
         mixed,
         LearnerConfig(learning_rate=1e-3, token_budget=64),
-        ReplayConfig(foreign="all"),
+        ReplayConfig(external="all"),
         "a" * 64,
         tmp_path,
     ).resumed()

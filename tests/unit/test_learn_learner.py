@@ -16,7 +16,7 @@ from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, tiny_network, weights_digest
 from swarm.objectives.methods import list_recipes, load_recipe
-from swarm.objectives.part import AggregatePart, Need, Part, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
 from swarm.types import (
     Correction,
@@ -38,7 +38,7 @@ def representatives() -> list[str]:
     chosen: dict[object, str] = {}
     for name in list_recipes():
         recipe = load_recipe(name)
-        inputs = recipe.needs & {Need.REFERENCE_LOGPROBS, Need.PROXIMAL_LOGPROBS}
+        inputs = recipe.needs & {Requirement.REFERENCE_LOGPROBS, Requirement.PROXIMAL_LOGPROBS}
         remembers = any(type(part).observe is not Part.observe for _, part in recipe.parts)
         chosen.setdefault((recipe.scope, inputs, remembers), name)
     return sorted({*chosen.values(), "grpo", "swarm_sampling"})
@@ -63,7 +63,7 @@ def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
 
 def drawn(
     rng: np.random.Generator,
-    is_local: bool = True,
+    is_made_here: bool = True,
     correction: Correction = Correction.EXACT,
     rewards: list[float] | None = None,
     logprob: float = -3.0,
@@ -71,8 +71,8 @@ def drawn(
     size = 4
     group = RolloutGroup(
         run_id="run",
-        producer=OWN if is_local else PEER,
-        policy_id=OWN if is_local else PEER,
+        producer=OWN if is_made_here else PEER,
+        policy_id=OWN if is_made_here else PEER,
         env="char",
         task_id=0,
         tokenizer_digest=CODEC.digest,
@@ -86,7 +86,7 @@ def drawn(
         group=group,
         rewards=np.array(rewards or [1.0, 0.0, 0.0, 1.0], np.float32),
         correction=correction,
-        is_local=is_local,
+        is_made_here=is_made_here,
         first_seen_s=0.0,
         size_bytes=1,
     )
@@ -95,7 +95,7 @@ def drawn(
 
 def draw(step: int) -> Draw:
     rng = np.random.default_rng(step)
-    return Draw(step=step, groups=tuple(drawn(rng, is_local=index < 3) for index in range(6)), num_silent=0)
+    return Draw(step=step, groups=tuple(drawn(rng, is_made_here=index < 3) for index in range(6)), num_zero_variance=0)
 
 
 def learner(
@@ -204,11 +204,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path: Path) -> None:
 
 def test_foreign_members_with_negative_advantage_give_no_gradient_but_count_in_the_group(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    foreign = Draw(step=1, groups=(drawn(rng, is_local=False),), num_silent=0)
-    positive = learner(tmp_path / "a", recipe="swarm_sampling").step(foreign)
+    external = Draw(step=1, groups=(drawn(rng, is_made_here=False),), num_zero_variance=0)
+    positive = learner(tmp_path / "a", recipe="swarm_sampling").step(external)
     settings = arguments(tmp_path / "b", torch.float32, "swarm_sampling")
-    everything = PolicyLearner(**{**settings, "replay": ReplayConfig(foreign="all")}).step(foreign)
-    lengths = [len(r.trace.token_ids) for r in foreign.groups[0].scored.group.rollouts if r.trace is not None]
+    everything = PolicyLearner(**{**settings, "replay": ReplayConfig(external="all")}).step(external)
+    lengths = [len(r.trace.token_ids) for r in external.groups[0].scored.group.rollouts if r.trace is not None]
     assert positive.num_tokens == lengths[0] + lengths[3] and everything.num_tokens == sum(lengths)
     # z-scores of (1, 0, 0, 1) are +-sqrt(3)/2; with ratio 1 the loss is minus their sum over all tokens
     expected = -(lengths[0] + lengths[3]) * 0.75**0.5 / sum(lengths)
@@ -221,7 +221,7 @@ def test_a_draw_with_nothing_to_train_on_is_skipped(tmp_path: Path) -> None:
     group = drawn(np.random.default_rng(0))
     rollouts = tuple(dataclasses.replace(r, finish=FinishReason.ABORTED) for r in group.scored.group.rollouts)
     scored = dataclasses.replace(group.scored, group=dataclasses.replace(group.scored.group, rollouts=rollouts))
-    report = one.step(Draw(step=1, groups=(dataclasses.replace(group, scored=scored),), num_silent=0))
+    report = one.step(Draw(step=1, groups=(dataclasses.replace(group, scored=scored),), num_zero_variance=0))
     assert report.was_skipped and report.num_tokens == 0 and one.version.step == 0
 
 
@@ -230,7 +230,9 @@ def test_a_ratio_that_does_not_exist_is_refused_except_by_swarm_sampling(
     tmp_path: Path, correction: Correction
 ) -> None:
     rng = np.random.default_rng(0)
-    unknown = Draw(step=1, groups=(drawn(rng), drawn(rng, is_local=False, correction=correction)), num_silent=0)
+    unknown = Draw(
+        step=1, groups=(drawn(rng), drawn(rng, is_made_here=False, correction=correction)), num_zero_variance=0
+    )
     with pytest.raises(ConfigError, match="needs behaviour log-probs"):
         learner(tmp_path / "a", recipe="grpo").step(unknown)
     report = learner(tmp_path / "b", recipe="swarm_sampling").step(unknown)
@@ -335,6 +337,6 @@ def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
     config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
-    report = PolicyLearner(**settings | {"replay": ReplayConfig(foreign="all"), "config": config}).step(draw(1))
+    report = PolicyLearner(**settings | {"replay": ReplayConfig(external="all"), "config": config}).step(draw(1))
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24
     assert (seen == [24]) == is_whole

@@ -75,7 +75,7 @@ def batch_of(prompt_lengths: list[int], response_lengths: list[list[int]], seed:
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.repeat_interleave(torch.arange(len(sizes)), sizes),
         age_steps=torch.zeros(len(flat), dtype=torch.int64),
-        is_foreign=torch.zeros(len(flat), dtype=torch.bool),
+        is_external=torch.zeros(len(flat), dtype=torch.bool),
         temperature=0.5 + torch.rand(len(flat), generator=generator),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((len(flat),), 8),
@@ -150,9 +150,9 @@ def test_packed_scores_and_gradients_equal_plain_forward_passes(
 def test_scores_without_gradient_are_the_same_bits() -> None:
     network = tiny_llama()
     with torch.no_grad():
-        silent = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
-    loud = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
-    assert all(torch.equal(a, b.detach()) for a, b in zip(silent, loud, strict=True))
+        zero_variance = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
+    with_signal = packed_scores(network, RAGGED, 100, True, chunk=3 * VOCAB)
+    assert all(torch.equal(a, b.detach()) for a, b in zip(zero_variance, with_signal, strict=True))
 
 
 def test_no_chunk_of_logits_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
                     group=group,
                     rewards=np.array(rewards, np.float32),
                     correction=Correction.EXACT,
-                    is_local=True,
+                    is_made_here=True,
                     first_seen_s=0.0,
                     size_bytes=1,
                 )
@@ -64,7 +64,7 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
     generator.load(*learner.snapshot())
     before = accuracy()
     for step in range(1, 14):
-        report = learner.step(Draw(step=step, groups=groups(step), num_silent=0))
+        report = learner.step(Draw(step=step, groups=groups(step), num_zero_variance=0))
         generator.load(*learner.snapshot())
         # On-policy in float32: the generator's log-probs are the learner's own.
         assert not report.was_skipped and report.diagnostics["mismatch_kl_k3"] < 1e-6

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharCodec, add_adapters, tiny_network
 from swarm.objectives.methods import list_recipes, load_recipe
-from swarm.objectives.part import Memory, Need, Prediction, Probe, Scope, Scored, TermPart
+from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, TermPart
 from swarm.objectives.recipe import Recipe
 from swarm.objectives.requirements import check_supply, supplied_by
 from swarm.testing.builders import make_group, make_scored
@@ -36,8 +36,8 @@ class Tracker(TermPart):
     log: list[tuple[Scored, Memory]] = dataclasses.field(default_factory=list)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_LOGPROBS, Need.PROXIMAL_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
     def initial(self) -> Memory:
         return {"seen": 0, "tokens": {}}
@@ -69,11 +69,11 @@ def draw(step: int, num_groups: int = 6, reward: float = 1.0) -> Draw:
                 ("a" if index < 3 else "b") * 64, task_id=index, codec=CODEC, texts=[text(rng) for _ in range(4)]
             ),
             rewards=[reward, 0.0, 0.0, float(rng.integers(0, 2))],
-            is_local=index < 3,
+            is_made_here=index < 3,
         )
         for index in range(num_groups)
     ]
-    return Draw(step=step, groups=tuple(DrawnGroup(scored=g, age_steps=0, use=1) for g in groups), num_silent=0)
+    return Draw(step=step, groups=tuple(DrawnGroup(scored=g, age_steps=0, use=1) for g in groups), num_zero_variance=0)
 
 
 def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> PolicyLearner:
@@ -81,7 +81,7 @@ def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> Pol
     if lora_rank:
         add_adapters(network, lora_rank)
     settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
-    return PolicyLearner(network, CODEC, chosen, settings, ReplayConfig(foreign="all"), "a" * 64, dir).resumed()
+    return PolicyLearner(network, CODEC, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resumed()
 
 
 def figures(report: StepReport) -> tuple[object, ...]:
@@ -95,7 +95,7 @@ def test_each_update_of_a_draw_sees_its_groups_and_the_memory_of_the_one_before(
     assert report.diagnostics["num_updates"] == 4 and report.version.step == one.version.step == 1
     batches = [scored.batch for scored, _ in tracker.log]
     assert [batch.step_groups for batch in batches] == [2, 2, 1, 1]
-    assert [bool(batch.is_foreign.any()) for batch in batches] == [True, True, False, True]
+    assert [bool(batch.is_external.any()) for batch in batches] == [True, True, False, True]
     assert [memory["seen"] for _, memory in tracker.log] == [0, 1, 2, 3]
     assert report.num_tokens == sum(batch.step_tokens for batch in batches)
     assert one._memory["Tracker"]["tokens"] == {str(i): b.step_tokens for i, b in enumerate(batches)}
@@ -231,7 +231,7 @@ def node(num_tasks: int = 1_000_000, **sections: Any) -> NodeConfig:
     return NodeConfig(environments=(env,), **sections)
 
 
-def needing(*missing: Need) -> Recipe:
+def needing(*missing: Requirement) -> Recipe:
     @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
     class Needy(TermPart):
         equation = "0"
@@ -244,15 +244,20 @@ def needing(*missing: Need) -> Recipe:
     return dataclasses.replace(load_recipe("swarm_sampling"), terms=(Needy(),))
 
 
-@pytest.mark.parametrize("need", list(Need))
-def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Need) -> None:
+@pytest.mark.parametrize("need", list(Requirement))
+def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -> None:
     fed = {
-        Need.SILENT_GROUPS: node(replay=ReplayConfig(keep_silent=True)),
-        Need.SEVERAL_UPDATES: node(learner=LearnerConfig(updates_per_step=4)),
-        Need.REPEATED_PROMPTS: node(num_tasks=200),
-        Need.VARIED_GROUPS: node(generator=GeneratorConfig(group_size=8, largest_group=32)),
+        Requirement.ZERO_VARIANCE_GROUPS: node(replay=ReplayConfig(keep_zero_variance=True)),
+        Requirement.SEVERAL_UPDATES: node(learner=LearnerConfig(updates_per_step=4)),
+        Requirement.REPEATED_PROMPTS: node(num_tasks=200),
+        Requirement.VARIED_GROUPS: node(generator=GeneratorConfig(group_size=8, largest_group=32)),
     }
-    always = {Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS, Need.BASELINE_ROLLOUT}
+    always = {
+        Requirement.BEHAVIOR_LOGPROBS,
+        Requirement.PROXIMAL_LOGPROBS,
+        Requirement.REFERENCE_LOGPROBS,
+        Requirement.BASELINE_ROLLOUT,
+    }
     if need in always:
         check_supply(needing(need), supplied_by(node()))
         return
@@ -263,8 +268,8 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Need) -> None:
 
 
 def test_every_missing_thing_is_named_at_once() -> None:
-    both = needing(Need.TURNS, Need.SILENT_GROUPS)
-    with pytest.raises(ConfigError, match=r"silent_groups: .*keep_silent = true; turns: "):
+    both = needing(Requirement.TURNS, Requirement.ZERO_VARIANCE_GROUPS)
+    with pytest.raises(ConfigError, match=r"turns: .*; zero_variance_groups: .*keep_zero_variance = true"):
         check_supply(both, supplied_by(node()))
 
 
@@ -279,11 +284,11 @@ def test_most_recipes_run_with_the_defaults() -> None:
 def test_check_refuses_a_recipe_that_the_run_cannot_feed(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     env = 'name = "sums"\nkind = "char"\ndataset = "sum"\n'
-    needy = next(name for name in list_recipes() if Need.SEVERAL_UPDATES in load_recipe(name).needs)
+    needy = next(name for name in list_recipes() if Requirement.SEVERAL_UPDATES in load_recipe(name).needs)
     config.write_text(f'[learner]\nrecipe = "{needy}"\n[[environments]]\n{env}')
     refused = CliRunner().invoke(app, ["check", "--config", str(config)])
     assert refused.exit_code != 0
     others = [need for need in load_recipe(needy).needs if need not in supplied_by(node())]
-    assert others == [Need.SEVERAL_UPDATES]
+    assert others == [Requirement.SEVERAL_UPDATES]
     accepted = CliRunner().invoke(app, ["check", "--config", str(config), "--set", "learner.updates_per_step=2"])
     assert accepted.exit_code == 0, accepted.output

@@ -17,10 +17,10 @@ from swarm.weight_sync.chunk_sources import (
     MAX_PER_HOLDER,
     RESTING_S,
     TIMEOUT_S,
-    Holders,
+    ChunkSources,
 )
-from swarm.weight_sync.patch_graph import Heard, Leg, Lineage
-from swarm.weight_sync.update_planner import MAX_REFUSALS, Ways
+from swarm.weight_sync.patch_graph import Lineage, NewsKind, Patch
+from swarm.weight_sync.update_planner import MAX_REFUSALS, UpdatePlanner
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
@@ -35,7 +35,7 @@ def version(step: int, branch: str = "") -> PolicyVersion:
     return PolicyVersion(policy_id=OWNER.node_id, step=step, digest=chunk_digest(f"{step} {branch}".encode()))
 
 
-def leg(step: int, base: int | None, num_chunks: int = 1, branch: str = "", base_branch: str | None = None) -> Leg:
+def patch(step: int, base: int | None, num_chunks: int = 1, branch: str = "", base_branch: str | None = None) -> Patch:
     on = branch if base_branch is None else base_branch
     manifest = Manifest(
         version=version(step, branch),
@@ -47,63 +47,63 @@ def leg(step: int, base: int | None, num_chunks: int = 1, branch: str = "", base
         payload_bytes=num_chunks * CHUNK_BYTES,
         chunks=tuple(chunk_digest(f"{branch}{on} {base}-{step} {at}".encode()) for at in range(num_chunks)),
     )
-    return Leg(manifest=manifest, sealed=seal_manifest(manifest, OWNER))
+    return Patch(manifest=manifest, sealed=seal_manifest(manifest, OWNER))
 
 
-def ways_of(*legs: Leg, held: PolicyVersion | None = None, max_chunks: int = 1000) -> Ways:
+def ways_of(*patches: Patch, held: PolicyVersion | None = None, max_chunks: int = 1000) -> UpdatePlanner:
     """Nothing of it is on the disk, which has room for so many chunks."""
-    ways = Ways(Lineage(OWNER.node_id), max_chunks * CHUNK_BYTES)
-    for each in legs:
-        assert ways.lineage.add(each, is_from_owner=True)[0] is Heard.NEW
+    ways = UpdatePlanner(Lineage(OWNER.node_id), max_chunks * CHUNK_BYTES)
+    for each in patches:
+        assert ways.lineage.add(each, is_from_owner=True)[0] is NewsKind.NEW
         ways.lacks(each, each.manifest.chunks)
     ways.starts_from(held)
     return ways
 
 
-def steps(legs: tuple[Leg, ...] | None) -> list[tuple[int | None, int]] | None:
-    if legs is None:
+def steps(patches: tuple[Patch, ...] | None) -> list[tuple[int | None, int]] | None:
+    if patches is None:
         return None
-    return [(None if each.manifest.base is None else each.manifest.base.step, each.version.step) for each in legs]
+    return [(None if each.manifest.base is None else each.manifest.base.step, each.version.step) for each in patches]
 
 
 def test_the_owner_replaces_a_branch_from_its_first_differing_step_and_nobody_else_does() -> None:
     lineage = Lineage(OWNER.node_id)
-    for each in (leg(0, None), leg(1, 0), leg(2, 1), leg(3, 2)):
+    for each in (patch(0, None), patch(1, 0), patch(2, 1), patch(3, 2)):
         lineage.add(each, is_from_owner=True)
-    other = leg(2, 1, branch="b", base_branch="")
-    assert lineage.add(other, is_from_owner=False) == (Heard.ANOTHER_BRANCH, [])
+    other = patch(2, 1, branch="b", base_branch="")
+    assert lineage.add(other, is_from_owner=False) == (NewsKind.ANOTHER_BRANCH, [])
     assert lineage.head == version(3)
     heard, gone = lineage.add(other, is_from_owner=True)
-    assert heard is Heard.NEW and [each.version.step for each in gone] == [2, 3]
-    assert lineage.head == version(2, "b") and len(lineage.legs) == 3
+    assert heard is NewsKind.NEW and [each.version.step for each in gone] == [2, 3]
+    assert lineage.head == version(2, "b") and len(lineage.patches) == 3
 
 
 def test_a_patch_from_an_abandoned_base_is_of_another_branch() -> None:
     lineage = Lineage(OWNER.node_id)
-    lineage.add(leg(2, None, branch="b"), is_from_owner=True)
-    assert lineage.add(leg(3, 2), is_from_owner=False)[0] is Heard.ANOTHER_BRANCH
+    lineage.add(patch(2, None, branch="b"), is_from_owner=True)
+    assert lineage.add(patch(3, 2), is_from_owner=False)[0] is NewsKind.ANOTHER_BRANCH
 
 
 def test_a_rewind_forgets_what_was_beyond_it() -> None:
     lineage = Lineage(OWNER.node_id)
-    for each in (leg(0, None), leg(1, 0), leg(2, 1)):
+    for each in (patch(0, None), patch(1, 0), patch(2, 1)):
         lineage.add(each, is_from_owner=True)
     assert [each.version.step for each in lineage.rewind(1)] == [2]
     assert lineage.head == version(1) and lineage.rewind(1) == []
 
 
 def test_a_rewound_follower_takes_the_anchor_since_nothing_starts_from_what_it_holds() -> None:
-    ways = ways_of(leg(4, None, 9), leg(5, 4), held=version(6, "abandoned"))
+    ways = ways_of(patch(4, None, 9), patch(5, 4), held=version(6, "abandoned"))
     assert steps(ways.plan) == [(None, 4), (4, 5)]
 
 
 def test_the_cheapest_way_is_planned_and_what_lies_on_the_disk_costs_next_to_nothing() -> None:
-    patches = [leg(step, step - 1, 3) for step in range(1, 5)]
-    catch_up, anchor = leg(4, 0, 5), leg(4, None, 40)
-    ways = ways_of(leg(0, None, 40), *patches, catch_up, anchor, held=version(0))
+    patches = [patch(step, step - 1, 3) for step in range(1, 5)]
+    catch_up, anchor = patch(4, 0, 5), patch(4, None, 40)
+    ways = ways_of(patch(0, None, 40), *patches, catch_up, anchor, held=version(0))
     assert steps(ways.plan) == [(0, 4)]
-    for patch in patches[:3]:  # fetched before the catch-up patch was heard of
-        for chunk in patch.manifest.chunks:
+    for each in patches[:3]:  # fetched before the catch-up patch was heard of
+        for chunk in each.manifest.chunks:
             ways.came(chunk)
     ways.replan()
     assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -113,7 +113,7 @@ def test_the_cheapest_way_is_planned_and_what_lies_on_the_disk_costs_next_to_not
 
 def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
     unnamed = PolicyVersion(policy_id="", step=0, digest=version(0).digest)
-    ways = ways_of(leg(0, None, 9), held=unnamed)
+    ways = ways_of(patch(0, None, 9), held=unnamed)
     assert steps(ways.ready()) == [(None, 0)]
     ways.taken(version(0))
     assert ways.plan == () and ways.is_at_hand
@@ -121,16 +121,16 @@ def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
 
 @pytest.mark.parametrize("is_unusable", [False, True])
 def test_a_refused_version_is_tried_again_and_then_passed_by(is_unusable: bool) -> None:
-    ways = ways_of(leg(0, None), leg(1, 0), leg(2, 1), leg(2, 0, 2), held=version(0))
+    ways = ways_of(patch(0, None), patch(1, 0), patch(2, 1), patch(2, 0, 2), held=version(0))
     for _ in range(MAX_REFUSALS):
         assert steps(ways.plan) == [(0, 1), (1, 2)] or steps(ways.plan) == [(0, 2)]
         ways.refused(version(2), is_unusable=is_unusable)
         ways.replan()
     assert steps(ways.plan) == [(0, 1)]
-    newest = leg(3, 2)
+    newest = patch(3, 2)
     ways.lineage.add(newest, is_from_owner=True)
     ways.lacks(newest, newest.manifest.chunks)
-    around = leg(3, 0, 4)
+    around = patch(3, 0, 4)
     ways.lineage.add(around, is_from_owner=True)
     ways.lacks(around, around.manifest.chunks)
     ways.replan()
@@ -141,21 +141,21 @@ def test_a_refused_version_is_tried_again_and_then_passed_by(is_unusable: bool) 
 
 
 def test_an_engine_that_took_nothing_for_a_while_goes_on_with_patches() -> None:
-    ways = ways_of(leg(0, None, 90), leg(1, 0), leg(2, 1), held=version(0))
+    ways = ways_of(patch(0, None, 90), patch(1, 0), patch(2, 1), held=version(0))
     for step in (2, 1):  # its disk is full, say
         for _ in range(MAX_REFUSALS):
             assert ways.plan is not None and ways.plan[-1].version.step == step
             ways.refused(version(step), is_unusable=False)
             ways.replan()
     assert ways.plan == ()
-    newest, anchor = leg(3, 2), leg(3, None, 90)
+    newest, anchor = patch(3, 2), patch(3, None, 90)
     for each in (newest, anchor):
         ways.lineage.add(each, is_from_owner=True)
         ways.lacks(each, each.manifest.chunks)
     ways.replan()
     assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3)]
     for number in (1, 2):
-        ways.lacks(list(ways.lineage.legs)[number], [])
+        ways.lacks(list(ways.lineage.patches)[number], [])
     assert ways.ready() == (), "what was refused is no target while the rest is fetched"
     ways.lacks(newest, [])
     assert steps(ways.ready()) == [(0, 1), (1, 2), (2, 3)]
@@ -170,7 +170,7 @@ def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, m
         num_offers += 1
         return Offer(**fields)
 
-    chain = [leg(0, None, 200), *(leg(step, step - 1) for step in range(1, 100))]
+    chain = [patch(0, None, 200), *(patch(step, step - 1) for step in range(1, 100))]
     ways = ways_of(*chain, max_chunks=max_chunks)
     monkeypatch.setattr("swarm.weight_sync.patch_graph.Offer", counted)
     ways.lost(chain[60].manifest.chunks[0])
@@ -181,7 +181,7 @@ def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, m
 
 def test_each_chunk_is_looked_at_a_few_times_in_all_also_beside_an_idle_holder_that_lacks_them() -> None:
     num_looks = 0
-    ways = ways_of(leg(0, None, 1000))
+    ways = ways_of(patch(0, None, 1000))
     queue = ways.queue
 
     def lacks(_: bytes) -> bool:
@@ -197,7 +197,7 @@ def test_each_chunk_is_looked_at_a_few_times_in_all_also_beside_an_idle_holder_t
 
 
 def test_a_chunk_that_did_not_come_or_that_a_holder_has_now_is_asked_for_again() -> None:
-    queue = ways_of(leg(0, None, 3)).queue
+    queue = ways_of(patch(0, None, 3)).queue
     assert queue.first("a", lambda chunk: chunk != queue[0]) == 1
     assert queue.first("a", lambda _: True) == 1
     queue.look_again()
@@ -205,7 +205,7 @@ def test_a_chunk_that_did_not_come_or_that_a_holder_has_now_is_asked_for_again()
 
 
 def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
-    short_way, long_way = leg(1, 0), leg(1, None, 9)
+    short_way, long_way = patch(1, 0), patch(1, None, 9)
     ways = ways_of(short_way, long_way, held=version(0))
     ways.lost(short_way.manifest.chunks[0])
     assert steps(ways.plan) == [(None, 1)]
@@ -217,13 +217,13 @@ def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> No
 @given(st.integers(0, 10_000))
 def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_leg_where_the_last_one_ended(seed: int) -> None:
     rng = random.Random(seed)
-    legs = [leg(0, None, 5)]
+    patches = [patch(0, None, 5)]
     for step in range(1, rng.randrange(2, 8)):
-        legs += [leg(step, base, rng.randrange(1, 4)) for base in {step - 1, rng.randrange(step)}]
-        legs += [leg(step, None, 5)] if rng.random() < 0.3 else []
+        patches += [patch(step, base, rng.randrange(1, 4)) for base in {step - 1, rng.randrange(step)}]
+        patches += [patch(step, None, 5)] if rng.random() < 0.3 else []
     held = rng.choice([None, version(rng.randrange(4)), version(99, "gone")])
-    ways = ways_of(*legs, held=held)
-    for each in legs:
+    ways = ways_of(*patches, held=held)
+    for each in patches:
         if rng.random() < 0.4:
             ways.lacks(each, [])
     ways.replan()
@@ -239,12 +239,12 @@ def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_leg_where_the_last
 # --- holders ---------------------------------------------------------------------------------------
 
 
-def choose(holders: Holders, chunk: bytes) -> str | None:
+def choose(holders: ChunkSources, chunk: bytes) -> str | None:
     return next((peer for peer in holders.free if holders.can_have(peer, chunk)), None)
 
 
 def test_a_holder_is_asked_before_the_origin_unless_it_is_much_slower() -> None:
-    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders, chunk = ChunkSources(ManualClock()), b"c" * 32
     holders.connect("origin", is_origin=True)
     holders.connect("holder", is_origin=False)
     assert choose(holders, chunk) == "origin", "nobody else said that it has it"
@@ -261,7 +261,7 @@ def test_a_holder_is_asked_before_the_origin_unless_it_is_much_slower() -> None:
 
 
 def test_nobody_is_asked_for_more_than_a_few_chunks_at_a_time() -> None:
-    holders = Holders(ManualClock())
+    holders = ChunkSources(ManualClock())
     holders.connect("origin", is_origin=True)
     for number in range(MAX_PER_HOLDER):
         assert choose(holders, bytes([number])) == "origin"
@@ -273,7 +273,7 @@ def test_nobody_is_asked_for_more_than_a_few_chunks_at_a_time() -> None:
 
 def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> None:
     clock = ManualClock()
-    holders, chunk = Holders(clock), b"c" * 32
+    holders, chunk = ChunkSources(clock), b"c" * 32
     for peer in ("good", "bad"):
         holders.connect(peer, is_origin=False)
         holders.announced(peer, [chunk])
@@ -288,13 +288,13 @@ def test_failures_count_over_connections_and_a_forger_is_banned_for_long() -> No
     assert not holders.is_banned("bad")
 
 
-def served(holders: Holders, peer: str, seconds: float, num_bytes: int = CHUNK_BYTES) -> None:
+def served(holders: ChunkSources, peer: str, seconds: float, num_bytes: int = CHUNK_BYTES) -> None:
     holders.asked(peer)
     holders.served(peer, num_bytes, seconds)
 
 
 def test_an_unknown_holder_is_asked_for_one_chunk_and_after_an_origin_that_delivers() -> None:
-    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders, chunk = ChunkSources(ManualClock()), b"c" * 32
     holders.connect("origin", is_origin=True)
     holders.connect("new", is_origin=False)
     holders.announced("new", [chunk])
@@ -311,7 +311,7 @@ def test_an_unknown_holder_is_asked_for_one_chunk_and_after_an_origin_that_deliv
 
 def test_a_holder_that_keeps_failing_rests_and_what_fails_together_counts_once() -> None:
     clock = ManualClock()
-    holders = Holders(clock)
+    holders = ChunkSources(clock)
     holders.connect("holder", is_origin=False)
     served(holders, "holder", 1.0)
     assert holders.has_served("holder")
@@ -334,7 +334,7 @@ def test_a_holder_that_keeps_failing_rests_and_what_fails_together_counts_once()
 
 def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_helps_no_sooner_than_it_can() -> None:
     clock = ManualClock()
-    holders = Holders(clock)
+    holders = ChunkSources(clock)
     holders.connect("origin", is_origin=True)
     assert holders.timeout_s("origin") == TIMEOUT_S and holders.hedge_after_s("origin") == HEDGE_S
     for _ in range(2):
@@ -346,14 +346,14 @@ def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_h
     assert holders.timeout_s("origin") == 4 * TIMEOUT_S
     served(holders, "origin", 1.0)
     assert holders.timeout_s("origin") == 2 * TIMEOUT_S
-    slow = Holders(clock)
+    slow = ChunkSources(clock)
     slow.connect("origin", is_origin=True)
     served(slow, "origin", 4.0)
     assert slow.hedge_after_s("origin") == 12.0
 
 
 def test_while_every_holder_is_busy_nothing_is_looked_for() -> None:
-    holders = Holders(ManualClock())
+    holders = ChunkSources(ManualClock())
     assert not holders.free
     holders.connect("origin", is_origin=True)
     for _ in range(MAX_PER_HOLDER):
@@ -363,7 +363,7 @@ def test_while_every_holder_is_busy_nothing_is_looked_for() -> None:
 
 
 def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
-    holders, chunk = Holders(ManualClock()), b"c" * 32
+    holders, chunk = ChunkSources(ManualClock()), b"c" * 32
     holders.connect("origin", is_origin=True)
     holders.asked("origin")
     holders.lacked("origin", chunk)
@@ -373,7 +373,7 @@ def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
 
 
 def test_a_way_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_smaller_one() -> None:
-    chain = [leg(0, None, 3), *(leg(step, step - 1, 3) for step in range(1, 6))]
+    chain = [patch(0, None, 3), *(patch(step, step - 1, 3) for step in range(1, 6))]
     ways = ways_of(*chain, max_chunks=10)
     assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)] and len(list(ways.wanted())) == 9
     for chunk in list(ways.wanted()):
@@ -382,16 +382,16 @@ def test_a_way_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_s
     assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)], "what is on the disk takes up room as well"
     ways.taken(version(2))
     assert steps(ways.plan) == [(2, 3), (3, 4), (4, 5)]
-    anchor = leg(5, None, 10)
+    anchor = patch(5, None, 10)
     ways.lineage.add(anchor, is_from_owner=True)
     ways.lacks(anchor, anchor.manifest.chunks)
     ways.starts_from(None)
     assert steps(ways.plan) == [(None, 5)], "dearer, as three of the chain are here, but it has room"
-    assert ways_of(leg(0, None, 3), max_chunks=2).plan is None
+    assert ways_of(patch(0, None, 3), max_chunks=2).plan is None
 
 
 def test_an_engine_is_not_led_back_while_the_way_on_is_still_fetched() -> None:
-    anchor, onward = leg(4, None, 2), leg(7, 4)
+    anchor, onward = patch(4, None, 2), patch(7, 4)
     ways = ways_of(anchor, onward, held=version(6))  # the patch from 6 to 7 was never heard of
     assert steps(ways.plan) == [(None, 4), (4, 7)]
     for chunk in anchor.manifest.chunks:
@@ -403,7 +403,7 @@ def test_an_engine_is_not_led_back_while_the_way_on_is_still_fetched() -> None:
 
 
 def test_an_engine_stays_where_it_is_while_nothing_newer_can_be_had() -> None:
-    onward = leg(6, 5)
-    ways = ways_of(leg(4, None), onward, held=version(5))
+    onward = patch(6, 5)
+    ways = ways_of(patch(4, None), onward, held=version(5))
     ways.lost(onward.manifest.chunks[0])
     assert ways.plan == ()

@@ -14,7 +14,7 @@ from swarm.loops import follow_weights as following
 from swarm.loops.follow_weights import Following
 from swarm.loops.worker import Worker
 from swarm.testing.builders import ToyCodec, make_group
-from swarm.types import ApplyReport, FinishReason, PolicyVersion, RolloutGroup, Way
+from swarm.types import ApplyReport, FinishReason, PatchChain, PolicyVersion, RolloutGroup
 
 TRAINER = "t" * 64
 
@@ -39,7 +39,7 @@ class Engine:
 
 
 class FakeApplier:
-    """Ways are versions here; the engine takes each but those in `refused`."""
+    """UpdatePlanner are versions here; the engine takes each but those in `refused`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -73,7 +73,7 @@ class FakeExchange:
         self.newest = step
         self.changed.set()
 
-    async def next_way(self, held: PolicyVersion, *, wait: bool) -> Way | None:
+    async def next_update(self, held: PolicyVersion, *, wait: bool) -> PatchChain | None:
         while wait and self.has_first and self.newest == held.step:
             self.changed.clear()
             await self.changed.wait()
@@ -192,11 +192,11 @@ async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.
     follower, exchange, engine, applier = swarm_of("pull")
     worker = follower._worker  # pyright: ignore[reportPrivateUsage]
     offload, num_handed = worker.offload, list[int]()
-    next_way = exchange.next_way
+    next_update = exchange.next_update
 
-    async def counted(held: PolicyVersion, *, wait: bool) -> Way | None:
+    async def counted(held: PolicyVersion, *, wait: bool) -> PatchChain | None:
         num_handed.append(held.step)
-        return await next_way(held, wait=wait)
+        return await next_update(held, wait=wait)
 
     async def slow(function: Callable[..., Any], /, *arguments: object) -> Any:
         before = len(num_handed)
@@ -204,7 +204,7 @@ async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.
         assert len(num_handed) == before
         return await offload(function, *arguments)
 
-    exchange.next_way, worker.offload = counted, slow  # type: ignore[method-assign, assignment]
+    exchange.next_update, worker.offload = counted, slow  # type: ignore[method-assign, assignment]
 
     async def play() -> None:
         await until(lambda: applier.taken == [0])

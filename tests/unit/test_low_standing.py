@@ -10,12 +10,12 @@ import pytest
 
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import (
@@ -35,7 +35,7 @@ from swarm.types import (
     NodeId,
     RefusalReason,
     SealedGroup,
-    Wanted,
+    StreamFilter,
 )
 
 OURS, LIAR, HONEST = make_identity(1), make_identity(2), make_identity(3)
@@ -45,19 +45,19 @@ async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
     return function(*arguments)
 
 
-def agent_on(clock: LoopClock, standing: Standing) -> Agent:
+def agent_on(clock: LoopClock, reputation: Reputation) -> Agent:
     store, verifier, config = MemoryGroupStore(clock, 2**24), ScriptedVerifier(), NodeConfig()
-    door = Door(
+    admission = Admission(
         run_id=TOY_RUN_ID,
         node_id=OURS.node_id,
         codec=ToyCodec(),
         verifier=verifier,
         store=store,
         clock=clock,
-        limits=DoorLimits(),
+        limits=AdmissionLimits(),
         head_of=lambda _: None,
         environments=frozenset({TOY_ENV}),
-        standing=standing,
+        reputation=reputation,
         offload=inline,
     )
     return Agent(
@@ -65,7 +65,7 @@ def agent_on(clock: LoopClock, standing: Standing) -> Agent:
         identity=OURS,
         store=store,
         replay=ReplayBuffer(config.replay, OURS.node_id, 0, clock),
-        door=door,
+        admission=admission,
         verifier=verifier,
         tokenizer_digest=ToyCodec().digest,
         clock=clock,
@@ -102,7 +102,7 @@ class Peer:
         self._peers = peers
         self.node_id = node_id
 
-    async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         while self.node_id == LIAR.node_id:
             self._peers.num_sent += 1
             sealed = lie(self._peers.num_sent, self._peers.clock)
@@ -120,15 +120,15 @@ class Peer:
 def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go_on() -> None:
     async def main() -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        standing = Standing(clock, 6000)
-        agent, peers = agent_on(clock, standing), Lies(clock)
+        reputation = Reputation(clock, 6000)
+        agent, peers = agent_on(clock, reputation), Lies(clock)
         following = asyncio.create_task(neighbours_loop(agent, peers, peers, random.Random(0)))  # type: ignore[arg-type]
         await asyncio.sleep(20.0)
         assert peers.open == [HONEST.node_id]
         sent = peers.num_sent
         assert 0 < sent < 10
         await asyncio.sleep(30.0)
-        assert peers.num_sent == sent and not agent.intake.refusals.get(RefusalReason.LOW_STANDING)
+        assert peers.num_sent == sent and not agent.intake.refusals.get(RefusalReason.LOW_REPUTATION)
         await asyncio.sleep(300.0)
         assert peers.num_sent > sent, "nobody is condemned for ever"
         following.cancel()
@@ -141,11 +141,11 @@ def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go
 def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: bool) -> None:
     async def main() -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        standing = Standing(clock, 6000)
-        agent = agent_on(clock, standing)
+        reputation = Reputation(clock, 6000)
+        agent = agent_on(clock, reputation)
 
         async def read(peer: NodeId) -> list[StreamItem]:
-            return [item async for item in agent.serving.subscribe(peer, Cursor(), Wanted(relay=relay))]
+            return [item async for item in agent.serving.subscribe(peer, Cursor(), StreamFilter(relay=relay))]
 
         liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
         await asyncio.sleep(1.0)

@@ -13,7 +13,7 @@ from swarm.simulate.virtual.faults import FaultPlan, Partition
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.types import Cursor, Digest, NodeId, SealedGroup, Wanted
+from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 ALICE, BOB = "a" * 64, "b" * 64
 
@@ -38,7 +38,7 @@ class Holder:
         self.every_s, self.notices, self.is_live = every_s, notices, is_live
         self.num_open, self.num_sent = 0, 0
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         self.num_open += 1
         try:
             for sequence, group in enumerate(self.groups, 1):
@@ -85,7 +85,7 @@ async def dial(bob: MemoryTransport) -> Any:
 
 async def read(client: Any, count: int, start: int = 0) -> list[StreamItem]:
     items: list[StreamItem] = []
-    stream = client.subscribe(Cursor(epoch="e", sequence=start), Wanted())
+    stream = client.subscribe(Cursor(epoch="e", sequence=start), StreamFilter())
     try:
         async for item in stream:
             items.append(item)
@@ -108,7 +108,7 @@ def test_a_perfect_network_delivers_everything_in_order_and_closes_the_server_si
 
 def test_a_reader_that_stops_reading_holds_the_sender_back() -> None:
     async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
-        stream = (await dial(bob)).subscribe(Cursor(), Wanted())
+        stream = (await dial(bob)).subscribe(Cursor(), StreamFilter())
         await anext(stream)
         await asyncio.sleep(100.0)
         assert holder.num_sent < 15
@@ -134,7 +134,7 @@ def test_a_dropped_message_breaks_the_connection_and_reading_resumes_on_a_new_on
     async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
         seen: list[int] = []
         while len(seen) < 20:
-            stream = (await dial(bob)).subscribe(Cursor(epoch="e", sequence=len(seen)), Wanted())
+            stream = (await dial(bob)).subscribe(Cursor(epoch="e", sequence=len(seen)), StreamFilter())
             try:
                 async for item in stream:
                     seen.append(item.cursor.sequence)
@@ -232,7 +232,7 @@ def test_a_server_that_fails_on_purpose_is_unavailable_and_a_bug_in_it_fails_the
     class Full(Holder):
         error: Exception = StorageFull("full")
 
-        async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
             raise self.error
             yield  # pragma: no cover
 

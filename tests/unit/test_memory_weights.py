@@ -14,10 +14,10 @@ from swarm.simulate.virtual.faults import FaultPlan, Partition
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
+from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 
 ALICE, BOB, LINEAGE = "a" * 64, "b" * 64, "f" * 64
-Watched = SealedManifest | Leave
+Watched = SealedManifest | Credit
 
 
 def manifest(number: int, size: int = 400) -> SealedManifest:
@@ -30,7 +30,7 @@ class Holder:
     def __init__(self, count: int, every_s: float = 0.0) -> None:
         self.items: list[Watched] = []
         for number in range(1, count + 1):
-            self.items += [manifest(number), Leave(head_step=number, limit=8 * number)]
+            self.items += [manifest(number), Credit(head_step=number, limit=8 * number)]
         self.chunks = {hashlib.sha256(data).digest(): data for data in (bytes([n]) * 1000 for n in range(50))}
         self.every_s = every_s
         self.num_open = self.num_sent = 0
@@ -56,7 +56,7 @@ class Holder:
             raise NotHeld("no such chunk")
         return self.chunks[digest]
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         raise Unavailable("no groups")
         yield  # pragma: no cover
 
@@ -147,7 +147,7 @@ def test_a_dropped_connection_ends_watch_and_chunk_and_reading_again_gets_all() 
 def test_a_corrupted_manifest_has_other_bytes_under_the_same_signature_and_leave_stays_whole() -> None:
     async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
         for item, sent in zip(await read(await dial(bob), 40), holder.items, strict=True):
-            if isinstance(item, Leave):
+            if isinstance(item, Credit):
                 assert item == sent
                 continue
             assert isinstance(sent, SealedManifest)

@@ -10,15 +10,15 @@ import pytest
 
 from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
-from swarm.exchange.admission import Door
-from swarm.exchange.admission_checks import DoorLimits
+from swarm.exchange.admission import Admission
+from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.loops.neighbours import missed, whom_to_follow
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.peers.stream_quota import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -43,8 +43,8 @@ from swarm.types import (
     Role,
     ScoredGroup,
     SealedGroup,
+    StreamFilter,
     VersionSpan,
-    Wanted,
 )
 
 OURS, FIRST, SECOND, PRODUCER = (make_identity(number) for number in range(1, 5))
@@ -59,7 +59,7 @@ class Bench:
 
     def __init__(self, **sections: Any) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
-        self.standing = Standing(self.clock, 6000)
+        self.reputation = Reputation(self.clock, 6000)
         self.events: list[tuple[str, JsonDict]] = []
         self.agent = self.node(OURS, NodeConfig(**sections))
         self.neighbours: dict[NodeId, Neighbour] = {}
@@ -67,17 +67,17 @@ class Bench:
 
     def node(self, identity: Identity, config: NodeConfig) -> Agent:
         store, verifier = MemoryGroupStore(self.clock, 2**26), ScriptedVerifier()
-        door = Door(
+        admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=identity.node_id,
             codec=ToyCodec(),
             verifier=verifier,
             store=store,
             clock=self.clock,
-            limits=DoorLimits.from_config(config),
+            limits=AdmissionLimits.from_config(config),
             head_of=lambda policy_id: agent.head_of(policy_id),
             environments=frozenset({TOY_ENV}),
-            standing=self.standing,
+            reputation=self.reputation,
             offload=inline,
         )
         agent = Agent(
@@ -85,7 +85,7 @@ class Bench:
             identity=identity,
             store=store,
             replay=ReplayBuffer(config.replay, identity.node_id, 0, self.clock),
-            door=door,
+            admission=admission,
             verifier=verifier,
             tokenizer_digest=ToyCodec().digest,
             clock=self.clock,
@@ -117,7 +117,7 @@ class Neighbour:
         self.num_said = 0
         self.fetched: list[Digest] = []
 
-    async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         await asyncio.sleep(self.after_s)
         for item in self.items[cursor.sequence :]:
             self.num_said += 1
@@ -156,7 +156,7 @@ def play(scene: Callable[["Bench"], Awaitable[None]], **sections: Any) -> None:
 @pytest.mark.parametrize("size_bytes", [2**40, 100])
 def test_a_neighbour_that_announces_without_end_is_let_go_and_told_of(size_bytes: int) -> None:
     class Endless(Neighbour):
-        async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+        async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
             while True:
                 self.num_said += 1
                 yield notice(self.num_said, known.digest, size_bytes)
@@ -171,7 +171,7 @@ def test_a_neighbour_that_announces_without_end_is_let_go_and_told_of(size_bytes
         await asyncio.sleep(10.0)
         assert not bench.agent.is_welcome(FIRST.node_id)
         assert endless.num_said <= 10 * ITEMS_PER_GROUP + 5
-        assert bench.agent.intake.refusals == {RefusalReason.TOO_MUCH_TALK: 3}
+        assert bench.agent.intake.refusals == {RefusalReason.TOO_MANY_ITEMS: 3}
         assert [f["producer"] for k, f in bench.events if k == "refused"] == [FIRST.node_id] * 3
 
     known: Any = None
@@ -185,7 +185,7 @@ def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:
         await bench.agent.intake.receive(known, via=SECOND.node_id)
 
         class Honest(Neighbour):
-            async def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+            async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
                 while True:
                     self.num_said += 1
                     yield notice(self.num_said, known.digest)
@@ -250,7 +250,7 @@ class Real(Neighbour):
         super().__init__(agent.node_id, [])
         self.agent = agent
 
-    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         return self.agent.serving.subscribe(OURS.node_id, cursor, wanted)
 
 
@@ -419,10 +419,10 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
 
 async def make_full(bench: Bench) -> None:
     """The time between draws is known, and more external groups wait than a draw takes."""
-    appetite: Any = bench.agent.intake._appetite  # pyright: ignore[reportPrivateUsage]
-    appetite.drew()
+    intake_quota: Any = bench.agent.intake._intake_quota  # pyright: ignore[reportPrivateUsage]
+    intake_quota.drew()
     await asyncio.sleep(10.0)
-    appetite.drew()
+    intake_quota.drew()
     for number in range(5):
         await bench.agent.intake.receive(bench.made(number), via=PRODUCER.node_id)
 
@@ -445,7 +445,7 @@ def test_a_watch_opens_no_door_for_groups_that_need_no_leave() -> None:
     async def scene(bench: Bench) -> None:
         await make_full(bench)
         before = await num_taken(bench, FIRST, 100, PolicyVersion(policy_id=FIRST.node_id, step=0))
-        bench.agent.leaves.begin(SECOND.node_id, 1)
+        bench.agent.credit_ledger.begin(SECOND.node_id, 1)
         after = await num_taken(bench, SECOND, 100, PolicyVersion(policy_id=SECOND.node_id, step=0))
         assert after <= before + 1
 
@@ -460,10 +460,10 @@ def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None
             pass
         version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
         await bench.agent.publish(version)
-        watch = bench.agent.leaves.begin(FIRST.node_id, 8)
-        bench.agent.leaves.give(room=8)
+        watch = bench.agent.credit_ledger.begin(FIRST.node_id, 8)
+        bench.agent.credit_ledger.give(room=8)
         first = await num_taken(bench, FIRST, 1, version)
-        bench.agent.leaves.give(room=8)
+        bench.agent.credit_ledger.give(room=8)
         assert (first, watch.num_outstanding) == (1, 2)
         assert await num_taken(bench, FIRST, 3, version, first_task=1) == 2
 
@@ -474,14 +474,14 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
     async def scene(bench: Bench) -> None:
         strangers = [make_identity(100 + number) for number in range(40)]
         for identity in strangers:
-            bench.agent.leaves.begin(identity.node_id, 1)
+            bench.agent.credit_ledger.begin(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
         adverts = [make_advert(identity.node_id, roles=roles) for identity in strangers]
         assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
-        bench.agent.leaves.give(room=8)
-        status = bench.agent.leaves.status()
+        bench.agent.credit_ledger.give(room=8)
+        status = bench.agent.credit_ledger.status()
         followed = {address.node_id for address, _ in whom_to_follow(bench.agent, adverts)}
-        assert {peer for peer, leave in status.items() if leave["limit"]} <= followed
+        assert {peer for peer, credit in status.items() if credit["limit"]} <= followed
         for identity in strangers[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
         chosen = whom_to_follow(bench.agent, adverts)
@@ -493,7 +493,7 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
 
 def test_a_follower_that_is_not_chosen_any_more_is_let_go() -> None:
     async def scene(bench: Bench) -> None:
-        bench.agent.leaves.begin(FIRST.node_id, 1)
+        bench.agent.credit_ledger.begin(FIRST.node_id, 1)
         advert = make_advert(FIRST.node_id)
         key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
         assert missed(bench.agent, [key], []) == {key}

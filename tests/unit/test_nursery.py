@@ -13,7 +13,7 @@ import pytest
 from swarm.errors import Unavailable
 from swarm.simulate.local import fork_server as nursery_module
 from swarm.simulate.local.fork_child import STARTED_A_THREAD
-from swarm.simulate.local.fork_server import Forked, Nursery, environment, nursery
+from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fork_server
 from swarm.simulate.local.processes import wait_until
 
 pytestmark = [
@@ -61,7 +61,7 @@ async def test_a_fork_finds_what_a_process_from_a_shell_finds(
 ) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")
-    async with nursery(imported, tmp_path / "nursery.txt") as forks:
+    async with fork_server(imported, tmp_path / "nursery.txt") as forks:
         assert forks is not None
         given = {key: value for key, value in environment().items() if key != "PATH"} | {"NOTE": "given"}
         forked = await forks.fork(["says", "--flag", "a b"], given, log)
@@ -87,7 +87,7 @@ async def test_a_fork_finds_what_a_process_from_a_shell_finds(
 
 
 async def test_a_signal_right_after_the_start_ends_a_fork(modules: Path, tmp_path: Path) -> None:
-    async with nursery((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         for _ in range(20):
             forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
@@ -96,7 +96,7 @@ async def test_a_signal_right_after_the_start_ends_a_fork(modules: Path, tmp_pat
 
 
 async def test_a_process_that_cannot_be_started_is_said(modules: Path, tmp_path: Path) -> None:
-    async with nursery((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         nowhere = await forks.fork(["sleeps"], environment(), tmp_path / "no_folder" / "log.txt")
         assert await nowhere.wait() == 1
@@ -106,7 +106,7 @@ async def test_a_process_that_cannot_be_started_is_said(modules: Path, tmp_path:
 
 
 async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path: Path) -> None:
-    async with nursery((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         logs = [tmp_path / f"{number}.txt" for number in range(3)]
         asked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
@@ -124,7 +124,7 @@ async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path:
         await forks.fork(["says"], environment(), tmp_path / "late.txt")
 
 
-async def _forked_and_held(forks: Nursery, tmp_path: Path) -> tuple[Forked, psutil.Process, psutil.Process]:
+async def _forked_and_held(forks: ForkServer, tmp_path: Path) -> tuple[Forked, psutil.Process, psutil.Process]:
     """A fork, its process, and the nursery, which does not answer from then on."""
     forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
     process = psutil.Process(forked.pid)
@@ -135,7 +135,7 @@ async def _forked_and_held(forks: Nursery, tmp_path: Path) -> tuple[Forked, psut
 
 
 async def test_a_killed_nursery_takes_all_along_and_who_waits_is_told(modules: Path, tmp_path: Path) -> None:
-    async with nursery((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         forked, process, parent = await _forked_and_held(forks, tmp_path)
         waiting = asyncio.create_task(forks.fork(["says"], environment(), tmp_path / "log.txt"))
@@ -151,7 +151,7 @@ async def test_a_nursery_that_hangs_is_killed_at_the_end(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nursery_module, "END_S", 0.3)
-    async with nursery((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "nursery.txt") as forks:
         assert forks is not None
         _, process, parent = await _forked_and_held(forks, tmp_path)
         monkeypatch.setattr(nursery_module, "START_S", 0.3)
@@ -163,10 +163,10 @@ async def test_a_nursery_that_hangs_is_killed_at_the_end(
 ASKS = """
 import asyncio, sys
 from pathlib import Path
-from swarm.simulate.local.fork_server import Forked, Nursery, environment, nursery
+from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fork_server
 
 async def main():
-    async with nursery((), Path(sys.argv[1])) as forks:
+    async with fork_server((), Path(sys.argv[1])) as forks:
         forked = await forks.fork(["sleeps"], environment(), Path(sys.argv[1]))
         print(forked.pid, flush=True)
         await forked.wait()

@@ -62,7 +62,7 @@ def step(
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.zeros(count, dtype=torch.bool),
+        is_external=torch.zeros(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=length,
         max_new_tokens=torch.full((count,), limit),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import CorrectionPart, Need, Scored
+from swarm.objectives.part import CorrectionPart, Requirement, Scored
 from swarm.objectives.parts.correction.mismatch import (
     MaskedMismatch,
     MaskedSequenceMismatch,
@@ -72,7 +72,7 @@ def make_scored(
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.tensor([0]),
         age_steps=torch.tensor([3]),
-        is_foreign=torch.tensor([False]),
+        is_external=torch.tensor([False]),
         temperature=torch.ones(1),
         length=mask.sum(dim=1),
         max_new_tokens=torch.tensor([8]),
@@ -130,7 +130,9 @@ def test_a_step_without_trained_tokens_is_no_error(correction: type[CorrectionPa
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_correction_that_reads_the_generator_says_so(correction: type[CorrectionPart]) -> None:
     needs = correction().needs
-    assert needs == ({Need.PROXIMAL_LOGPROBS} if correction is SignGate else needs | {Need.BEHAVIOR_LOGPROBS})
+    assert needs == (
+        {Requirement.PROXIMAL_LOGPROBS} if correction is SignGate else needs | {Requirement.BEHAVIOR_LOGPROBS}
+    )
 
 
 def test_weights_by_hand() -> None:

@@ -41,7 +41,7 @@ def step(seed: int, part: CrossBaseline, memory: Memory) -> Scored:
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.arange(NUM_GROUPS).repeat_interleave(2),
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.zeros(count, dtype=torch.bool),
+        is_external=torch.zeros(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), 8),
@@ -106,10 +106,10 @@ def test_older_steps_fade_by_the_decay() -> None:
 
 def test_a_memory_of_other_constants_is_left_alone() -> None:
     part = CrossBaseline(directions=2)
-    foreign = after(CrossBaseline(directions=3), 2)
-    scored = step(7, part, foreign)
+    external = after(CrossBaseline(directions=3), 2)
+    scored = step(7, part, external)
     assert torch.equal(part(scored), part(step(7, part, part.initial())))
-    assert part.observe(foreign, scored) == part.observe(part.initial(), scored)
+    assert part.observe(external, scored) == part.observe(part.initial(), scored)
 
 
 def test_a_group_of_one_gets_no_advantage_and_teaches_nothing() -> None:

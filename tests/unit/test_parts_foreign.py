@@ -10,7 +10,7 @@ from torch import Tensor
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe
-from swarm.objectives.part import Need, Part, Scored
+from swarm.objectives.part import Part, Requirement, Scored
 from swarm.objectives.parts.advantage.batch import BatchDeviation, WhitenedGroupCentred, WhitenedReturn
 from swarm.objectives.parts.advantage.imitation import RecalibratedReplay
 from swarm.objectives.parts.advantage.robust import BetaNormalised
@@ -26,7 +26,7 @@ LENGTH = 3
 FOREIGN = torch.tensor([False, False, True, True])
 
 
-def step(rewards: list[float], foreign: Tensor = FOREIGN) -> Batch:
+def step(rewards: list[float], external: Tensor = FOREIGN) -> Batch:
     """Groups of two rollouts of three tokens, all at log-prob -1 under every policy; of one prompt each."""
     count = len(rewards)
     mask = torch.ones(count, LENGTH, dtype=torch.bool)
@@ -40,7 +40,7 @@ def step(rewards: list[float], foreign: Tensor = FOREIGN) -> Batch:
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.arange(count) // 2,
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=foreign,
+        is_external=external,
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), LENGTH),
@@ -75,7 +75,7 @@ def test_a_peer_cannot_write_its_own_reward_by_what_it_says_of_its_log_probs() -
     claims[3, 1] = -100.0
     advantages = WhitenedReturn(kl=0.01)
     assert torch.equal(advantages(replace(honest, behavior_logprobs=claims)), advantages(honest))
-    assert Need.PROXIMAL_LOGPROBS in advantages.needs and load_recipe("batch_whitened").needs_proximal_first
+    assert Requirement.PROXIMAL_LOGPROBS in advantages.needs and load_recipe("batch_whitened").needs_proximal_first
 
 
 def test_the_penalty_in_a_reward_is_of_our_own_two_policies_and_bounded() -> None:
@@ -108,7 +108,7 @@ def test_what_another_node_chose_to_send_is_not_remembered(part: Part) -> None:
     batch = step([1.0, 0.0, 1.0, 1.0])
     own = batch.select([0, 1])
     assert part.observe(part.initial(), seen(batch)) == part.observe(part.initial(), seen(own)) != part.initial()
-    alone = step([1.0, 0.0], foreign=torch.ones(2, dtype=torch.bool))
+    alone = step([1.0, 0.0], external=torch.ones(2, dtype=torch.bool))
     assert part.observe(part.initial(), seen(alone)) == part.initial()
 
 
@@ -140,12 +140,12 @@ def test_a_share_of_a_step_counts_as_much_as_its_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("part", [SignalScaled(), BetaNormalised(), WhitenedGroupCentred(), BatchDeviation()])
 def test_statistics_of_the_step_want_groups_that_are_all_equal(part: Part) -> None:
-    assert Need.SILENT_GROUPS in part.needs
+    assert Requirement.ZERO_VARIANCE_GROUPS in part.needs
 
 
 def test_a_reward_for_the_form_of_an_answer_is_tapered_like_none() -> None:
     recipe = load_recipe("tapered_token")
-    batch = step([1.0, 0.0, 1.0, 0.01], foreign=torch.zeros(4, dtype=torch.bool))
+    batch = step([1.0, 0.0, 1.0, 0.01], external=torch.zeros(4, dtype=torch.bool))
     far = batch.behavior_logprobs + 5.0
     ready = replace(with_advantages(recipe, batch, "all"), behavior_logprobs=far)
     found = coefficients(recipe, ready, far - 5.0, torch.zeros_like(far)).logprobs

@@ -84,16 +84,16 @@ def test_elimination_leaves_fewer_silent_groups_at_the_same_mean_of_responses() 
     rng = random.Random(1)
     part, group_size = SuccessiveElimination(rounds=4, keep=4), 4
     rates = [0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95] * 60
-    silent, used = 0, 0
+    zero_variance, used = 0, 0
     for rate in rates:
         rewards = [float(rng.random() < rate) for _ in range(group_size)]
         while more := part.missing(rewards, group_size, LARGEST):
             rewards += [float(rng.random() < rate) for _ in range(more)]
-        silent += max(rewards) == min(rewards)
+        zero_variance += max(rewards) == min(rewards)
         used += len(rewards)
     fixed = round(used / len(rates))
     expected = sum(rate**fixed + (1 - rate) ** fixed for rate in rates)
-    assert silent < 0.8 * expected, (silent, expected, fixed)
+    assert zero_variance < 0.8 * expected, (zero_variance, expected, fixed)
 
 
 @pytest.mark.parametrize("seed", range(20))

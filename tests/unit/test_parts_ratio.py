@@ -49,7 +49,7 @@ def make_scored(spread: float = 0.5, dtype: torch.dtype = torch.float64) -> Scor
         turn_ids=torch.tensor([[0, 0, 1, 1], [7, 7, -3, 7]]),
         group_index=torch.tensor([0, 0]),
         age_steps=torch.tensor([0, 3]),
-        is_foreign=torch.tensor([False, True]),
+        is_external=torch.tensor([False, True]),
         temperature=torch.ones(2),
         length=MASK.sum(dim=1),
         max_new_tokens=torch.tensor([4, 4]),

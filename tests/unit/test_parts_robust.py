@@ -16,7 +16,7 @@ from swarm.objectives.parts.shape.robust import RobustWeights
 from swarm.types import Correction
 
 
-def make_batch(rewards: list[list[float]], foreign: tuple[int, ...] = ()) -> Batch:
+def make_batch(rewards: list[list[float]], external: tuple[int, ...] = ()) -> Batch:
     """One group for each list, one token for each response."""
     group_index = torch.tensor([group for group, members in enumerate(rewards) for _ in members])
     count = len(group_index)
@@ -30,7 +30,7 @@ def make_batch(rewards: list[list[float]], foreign: tuple[int, ...] = ()) -> Bat
         turn_ids=torch.zeros(count, 1, dtype=torch.int64),
         group_index=group_index,
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.tensor([int(group) in foreign for group in group_index]),
+        is_external=torch.tensor([int(group) in external for group in group_index]),
         temperature=torch.ones(count),
         length=torch.ones(count, dtype=torch.int64),
         max_new_tokens=torch.ones(count, dtype=torch.int64),
@@ -53,7 +53,7 @@ def make_scored(batch: Batch) -> Scored:
 
 def test_bins_that_stay_hard_weigh_more_and_foreign_groups_do_not_count() -> None:
     part = RobustWeights(pace=0.5, rate=1.0, bound=1.0, most=2.0, k=1)
-    batch = make_batch([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]], foreign=(2,))
+    batch = make_batch([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]], external=(2,))
     memory = part.initial()
     for _ in range(3):
         memory = part.observe(memory, make_scored(batch))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Need, Scored
+from swarm.objectives.part import Requirement, Scored
 from swarm.objectives.parts.ratio.segment import SegmentRatio, segment_sum
 from swarm.objectives.parts.ratio.token import TokenRatio
 from swarm.types import Correction
@@ -36,7 +36,7 @@ def scored(
         turn_ids=torch.zeros((count, 3), dtype=torch.int64),
         group_index=torch.zeros(count, dtype=torch.int64),
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.ones(count, dtype=torch.bool),
+        is_external=torch.ones(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=torch.full((count,), 3),
         max_new_tokens=torch.full((count,), 3),
@@ -105,4 +105,4 @@ def test_sums_of_segments_leave_out_what_belongs_to_none() -> None:
 def test_a_senseless_cap_is_refused(cap: float) -> None:
     with pytest.raises(ConfigError, match="cap"):
         SegmentRatio(cap=cap)
-    assert SegmentRatio().needs == {Need.SEGMENT_LOGPROBS}
+    assert SegmentRatio().needs == {Requirement.SEGMENT_LOGPROBS}

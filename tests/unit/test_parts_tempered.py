@@ -24,7 +24,7 @@ def make_scored(entropy: float, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0
         turn_ids=torch.zeros(4, 1, dtype=torch.int64),
         group_index=torch.zeros(4, dtype=torch.int64),
         age_steps=torch.zeros(4, dtype=torch.int64),
-        is_foreign=torch.zeros(4, dtype=torch.bool),
+        is_external=torch.zeros(4, dtype=torch.bool),
         temperature=torch.ones(4),
         length=torch.ones(4, dtype=torch.int64),
         max_new_tokens=torch.ones(4, dtype=torch.int64),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Need, Scored, TermPart
+from swarm.objectives.part import Requirement, Scored, TermPart
 from swarm.objectives.parts.term.entropy import AdaptiveEntropy, EntropyBand, EntropyBonus
 from swarm.objectives.parts.term.kl import ImportanceKl, KlPenalty
 from swarm.objectives.parts.term.likelihood import CorrectLikelihood
@@ -37,7 +37,7 @@ def make_batch(rewards: tuple[float, float] = (1.0, 0.0), memory: Mapping[str, A
         turn_ids=torch.zeros(2, 3, dtype=torch.int64),
         group_index=torch.tensor([0, 0]),
         age_steps=torch.tensor([0, 0]),
-        is_foreign=torch.tensor([False, False]),
+        is_external=torch.tensor([False, False]),
         temperature=torch.ones(2),
         length=torch.tensor(LENGTHS),
         max_new_tokens=torch.tensor([3, 3]),
@@ -165,7 +165,7 @@ def test_mirror_descent_presses_harder_towards_the_end_and_never_divides_by_zero
         found.append(float(term(scored).detach()))
         memory = term.observe(memory, scored)
     assert found == pytest.approx([0.3 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
-    assert Need.SEVERAL_UPDATES in term.needs
+    assert Requirement.SEVERAL_UPDATES in term.needs
 
 
 def test_a_constraint_costs_nothing_within_its_bound() -> None:

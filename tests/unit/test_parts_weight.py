@@ -47,7 +47,7 @@ def make_batch(rewards: list[float], mask: Tensor | None = None, groups: list[in
         turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
         group_index=torch.tensor(groups),
         age_steps=torch.zeros(count, dtype=torch.int64),
-        is_foreign=torch.zeros(count, dtype=torch.bool),
+        is_external=torch.zeros(count, dtype=torch.bool),
         temperature=torch.ones(count),
         length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), mask.shape[1]),

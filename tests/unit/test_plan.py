@@ -115,7 +115,7 @@ def run(tmp_path: Path) -> Path:
     groups = [{"local": True}, {"local": True}, {"local": False}]
     trainer: list[JsonDict] = [{"kind": "published", "at_s": 0.0, "policy": TRAINER_ID, "step": 0, "digest": "d"}]
     for step in (1, 2, 3):
-        trainer.append({"kind": "draw", "at_s": step, "step": step, "num_silent": 1, "groups": groups})
+        trainer.append({"kind": "draw", "at_s": step, "step": step, "num_zero_variance": 1, "groups": groups})
         trainer.append({"kind": "step", "at_s": step, "step": step, "seconds": seconds})
     made = [put(at_s + 0.01 * n) for at_s in [*range(0, 80, 8), *range(80, 120, 4)] for n in range(2)]
     write(tmp_path / "swarm", "ada", trainer, batch=4)

@@ -54,7 +54,7 @@ def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
     env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=100)
     widest = NodeConfig(
         environments=(env,),
-        replay=ReplayConfig(keep_silent=True),
+        replay=ReplayConfig(keep_zero_variance=True),
         generator=GeneratorConfig(byte_lengths=True, group_size=4, largest_group=8),
         learner=LearnerConfig(updates_per_step=2),
     )
@@ -116,7 +116,7 @@ def test_check_names_the_recipe_and_what_the_run_does_not_supply() -> None:
     assert good.exit_code == 0 and "recipe sequence_ratio (GSPO)" in good.stdout
     bad = swarm("check", "--config", str(LAPTOP), "--set", "learner.recipe=virtual_maximum")
     assert bad.exit_code == 2
-    assert "replay.keep_silent = true" in " ".join(bad.stderr.split())
+    assert "replay.keep_zero_variance = true" in " ".join(bad.stderr.split())
 
 
 def test_check_reads_the_run_of_a_coordinator() -> None:
@@ -124,14 +124,14 @@ def test_check_reads_the_run_of_a_coordinator() -> None:
     good = swarm("check", "--config", run)
     assert good.exit_code == 0 and "TEXT_ONLY groups: swarm_sampling" in good.stdout
     bad = swarm("check", "--config", run, "--set", "node.learner.recipe=virtual_maximum")
-    assert bad.exit_code == 2 and "keep_silent" in bad.stderr
+    assert bad.exit_code == 2 and "keep_zero_variance" in bad.stderr
     assert "no such file" in swarm("check", "--config", "nowhere.toml").stderr
 
 
 def test_check_includes_what_the_guard_falls_back_to() -> None:
     check = ["check", "--config", str(LAPTOP), "--set"]
     assert "guard.safe_recipe: unknown recipe" in swarm(*check, "guard.safe_recipe=best").stderr
-    assert "keep_silent" in swarm(*check, "guard.safe_recipe=virtual_maximum").stderr
+    assert "keep_zero_variance" in swarm(*check, "guard.safe_recipe=virtual_maximum").stderr
 
 
 @pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])

@@ -25,12 +25,12 @@ def local(task_id: int, step: int = 0, rewards: list[float] = LOUD, size_bytes: 
 
 
 def external(task_id: int, producer: str = "peer", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
-    return make_scored(make_group(producer, task_id=task_id, step=step), rewards=rewards, is_local=False)
+    return make_scored(make_group(producer, task_id=task_id, step=step), rewards=rewards, is_made_here=False)
 
 
 def by_follower(task_id: int, producer: str = "follower", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
     group = make_group(OWN, task_id=task_id, step=step)
-    return make_scored(replace(group, producer=producer), rewards=rewards, is_local=False)
+    return make_scored(replace(group, producer=producer), rewards=rewards, is_made_here=False)
 
 
 def at(step: int, policy_id: str = OWN) -> PolicyVersion:
@@ -58,11 +58,11 @@ def test_external_groups_join_up_to_their_number_and_never_delay_a_draw() -> Non
     for i in range(4):
         buffer.add(local(i))
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and all(d.scored.is_local for d in draw.groups)
+    assert draw is not None and all(d.scored.is_made_here for d in draw.groups)
     for i in range(3):
         buffer.add(external(i))
     draw = buffer.draw(2, at(0), nobody, {})
-    assert draw is not None and sum(not d.scored.is_local for d in draw.groups) == 2
+    assert draw is not None and sum(not d.scored.is_made_here for d in draw.groups) == 2
 
 
 def test_the_number_of_external_groups_can_be_lowered_for_one_draw() -> None:
@@ -71,47 +71,51 @@ def test_the_number_of_external_groups_can_be_lowered_for_one_draw() -> None:
         buffer.add(local(i))
         buffer.add(external(i))
     draw = buffer.draw(1, at(0), nobody, {}, num_external_limit=0)
-    assert draw is not None and all(d.scored.is_local for d in draw.groups)
+    assert draw is not None and all(d.scored.is_made_here for d in draw.groups)
 
 
 def test_external_groups_without_signal_are_counted_and_not_kept() -> None:
     buffer = make_buffer()
     assert not buffer.add(external(1, rewards=SILENT))
-    assert buffer.statistics().num_groups == 0 and buffer.statistics().dropped == {"silent_external": 1}
+    assert buffer.statistics().num_groups == 0 and buffer.statistics().dropped == {"zero_variance_external": 1}
 
 
 def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it() -> None:
     buffer = make_buffer()
-    silent, loud = local(1, rewards=SILENT), local(2)
-    buffer.add(silent)
-    buffer.add(loud)
+    zero_variance, with_signal = local(1, rewards=SILENT), local(2)
+    buffer.add(zero_variance)
+    buffer.add(with_signal)
     draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None
-    assert [d.scored.digest for d in draw.groups] == [loud.digest]
-    assert draw.num_silent == 1 and draw.silent == (silent.digest,)
+    assert [d.scored.digest for d in draw.groups] == [with_signal.digest]
+    assert draw.num_zero_variance == 1 and draw.zero_variance == (zero_variance.digest,)
 
 
 def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
     buffer = make_buffer()
-    silent = [local(i, rewards=SILENT) for i in range(2)]
-    for group in silent:
+    zero_variance = [local(i, rewards=SILENT) for i in range(2)]
+    for group in zero_variance:
         buffer.add(group)
     assert buffer.draw(1, at(0), nobody, {}) is None
     assert buffer.statistics().num_local == 0
     buffer.add(local(8))
     buffer.add(local(9))
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and draw.num_silent == 2 and set(draw.silent) == {g.digest for g in silent}
+    assert (
+        draw is not None
+        and draw.num_zero_variance == 2
+        and set(draw.zero_variance) == {g.digest for g in zero_variance}
+    )
 
 
 def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them() -> None:
-    buffer = make_buffer(keep_silent=True)
+    buffer = make_buffer(keep_zero_variance=True)
     local_groups = [local(1, rewards=SILENT), local(2)]
     for group in local_groups:
         buffer.add(group)
     assert buffer.add(external(3, rewards=SILENT))
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and draw.num_silent == 0 and draw.silent == ()
+    assert draw is not None and draw.num_zero_variance == 0 and draw.zero_variance == ()
     assert [d.scored.has_signal for d in draw.groups] == [False, True, False]
     assert buffer.statistics().dropped == {}
 
@@ -122,7 +126,7 @@ def test_silent_local_groups_do_not_hold_back_external_signal() -> None:
         buffer.add(local(i, rewards=SILENT))
     buffer.add(external(5))
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and [d.scored.is_local for d in draw.groups] == [False] and draw.num_silent == 2
+    assert draw is not None and [d.scored.is_made_here for d in draw.groups] == [False] and draw.num_zero_variance == 2
 
 
 def test_a_group_of_exactly_the_greatest_age_is_used_and_one_step_older_is_not() -> None:
@@ -270,22 +274,22 @@ def test_a_limit_of_bytes_tightens_the_bound_and_never_loosens_it() -> None:
 
 def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:
     buffer = make_buffer()
-    own, theirs, foreign = local(1), by_follower(2), external(3)
-    for group in (own, theirs, foreign):
+    own, theirs, other = local(1), by_follower(2), external(3)
+    for group in (own, theirs, other):
         buffer.add(group)
     assert (buffer.num_local, buffer.num_external) == (2, 1)
     draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None
-    assert [d.scored.digest for d in draw.groups] == [own.digest, theirs.digest, foreign.digest]
+    assert [d.scored.digest for d in draw.groups] == [own.digest, theirs.digest, other.digest]
 
 
 def test_followers_groups_are_counted_when_silent_and_take_up_capacity() -> None:
     buffer = make_buffer(max_age_steps=1)
-    silent = by_follower(1, rewards=SILENT)
-    assert buffer.add(silent) and buffer.add(local(2))
+    zero_variance = by_follower(1, rewards=SILENT)
+    assert buffer.add(zero_variance) and buffer.add(local(2))
     assert buffer.capacity(0, running=1) == 2 * 2 - 2 - 1
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and draw.silent == (silent.digest,) and draw.num_silent == 1
+    assert draw is not None and draw.zero_variance == (zero_variance.digest,) and draw.num_zero_variance == 1
 
 
 def test_the_age_of_a_followers_group_counts_from_our_own_head() -> None:
@@ -339,6 +343,6 @@ def test_strangers_make_room_before_followers_and_followers_before_what_was_made
 
 def test_after_a_restart_followers_groups_are_local_again() -> None:
     buffer = make_buffer()
-    used, silent, fresh = by_follower(1), by_follower(2, rewards=SILENT), by_follower(3)
-    buffer.restore({used.digest: 1, silent.digest: 1}, [used, silent, fresh])
+    used, zero_variance, fresh = by_follower(1), by_follower(2, rewards=SILENT), by_follower(3)
+    buffer.restore({used.digest: 1, zero_variance.digest: 1}, [used, zero_variance, fresh])
     assert buffer.digests == {fresh.digest} and buffer.num_local == 1

@@ -56,7 +56,7 @@ def draw_event(step: int, producer: str = BELL) -> JsonDict:
         {"digest": f"l{step}", "producer": ADA, "age": 0, "use": 1, "local": True},
         {"digest": f"f{step}", "producer": producer, "age": 2, "in_flight": 1, "use": 1, "local": False},
     ]
-    return {"kind": "draw", "at_s": 0.0, "step": step, "num_silent": 1, "groups": groups}
+    return {"kind": "draw", "at_s": 0.0, "step": step, "num_zero_variance": 1, "groups": groups}
 
 
 def evaluation_event(step: int, env: str, accuracy: float, split: str = "all") -> JsonDict:
@@ -114,7 +114,7 @@ def result(**changes: object) -> SimulationResult:
 def test_a_node_is_read_from_its_events():
     ada = node()
     assert [row.step for row in ada.steps] == [1, 2, 3]
-    assert (ada.num_local, ada.num_external, ada.num_silent) == (3, 3, 3)
+    assert (ada.num_local, ada.num_external, ada.num_zero_variance) == (3, 3, 3)
     assert ada.sources == {ADA: 3, BELL: 3}
     assert ada.ages == {0: 3, 2: 3}
     assert ada.ages_in_flight == ada.ages_in_queue == {0: 3, 1: 3}

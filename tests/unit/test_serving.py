@@ -7,11 +7,11 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
-from swarm.exchange.group_stream import Serving
+from swarm.exchange.group_stream import GroupStreams
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, Wanted
-from swarm.weight_sync.weight_server import Holding
+from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
+from swarm.weight_sync.weight_server import WeightServer
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
 SILENT = ["7"] * 4
@@ -32,20 +32,20 @@ class Held:
 
     def __init__(self) -> None:
         self.store = CountingStore(ManualClock(), 2**24)
-        holding = Holding.__new__(Holding)  # no weights are asked for here
-        self.serving = Serving(OURS.node_id, self.store, ReplayConfig(), lambda _: None, lambda _: None, holding)
+        holding = WeightServer.__new__(WeightServer)  # no weights are asked for here
+        self.serving = GroupStreams(OURS.node_id, self.store, ReplayConfig(), lambda _: None, lambda _: None, holding)
 
     async def add(self, group: RolloutGroup) -> Digest:
         """Stores one group of ours, or of another node that came over a third."""
         identity = OURS if group.producer == OURS.node_id else OTHER
         sealed = make_sealed(group, identity)
-        scored = make_scored(group, digest=sealed.digest, is_local=identity is OURS)
+        scored = make_scored(group, digest=sealed.digest, is_made_here=identity is OURS)
         await self.store.put(scored, sealed)
         await self.serving.read_head()
         self.serving.offer(scored, via=identity.node_id)
         return sealed.digest
 
-    async def sent(self, peer: NodeId, wanted: Wanted, count: int) -> list[Digest]:
+    async def sent(self, peer: NodeId, wanted: StreamFilter, count: int) -> list[Digest]:
         """The first `count` that a new stream sends."""
         stream = self.serving.subscribe(peer, Cursor(), wanted)
         return [(await asyncio.wait_for(anext(stream), 5.0)).digest for _ in range(count)]  # type: ignore[call-overload]
@@ -54,15 +54,18 @@ class Held:
 @pytest.mark.parametrize("producer", [OURS.node_id, OTHER.node_id])
 async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer: NodeId) -> None:
     held = Held()
-    silent = await held.add(make_group(producer, texts=SILENT))
-    loud = await held.add(make_group(producer, task_id=8))
-    assert await held.sent(READER.node_id, Wanted(relay=True), 1) == [loud]
-    assert await held.sent(READER.node_id, Wanted(relay=True, silent=True), 2) == [silent, loud]
+    zero_variance = await held.add(make_group(producer, texts=SILENT))
+    with_signal = await held.add(make_group(producer, task_id=8))
+    assert await held.sent(READER.node_id, StreamFilter(relay=True), 1) == [with_signal]
+    assert await held.sent(READER.node_id, StreamFilter(relay=True, zero_variance=True), 2) == [
+        zero_variance,
+        with_signal,
+    ]
 
 
 async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come() -> None:
     held = Held()
-    stream = held.serving.subscribe(READER.node_id, Cursor(), Wanted())
+    stream = held.serving.subscribe(READER.node_id, Cursor(), StreamFilter())
     item = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     looks = held.store.num_looks
@@ -71,11 +74,11 @@ async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come()
         for _ in range(10):
             await asyncio.sleep(0)
     assert not item.done() and held.store.num_looks == looks, "it was woken for nothing"
-    loud = await held.add(make_group(OURS.node_id, task_id=8))
-    assert (await asyncio.wait_for(item, 5.0)).digest == loud
+    with_signal = await held.add(make_group(OURS.node_id, task_id=8))
+    assert (await asyncio.wait_for(item, 5.0)).digest == with_signal
 
 
 async def test_the_trainer_that_gave_leave_for_it_gets_it_in_any_case() -> None:
     held = Held()
-    silent = await held.add(replace(make_group(OURS.node_id, texts=SILENT), policy_id=TRAINER.node_id))
-    assert await held.sent(TRAINER.node_id, Wanted(), 1) == [silent]
+    zero_variance = await held.add(replace(make_group(OURS.node_id, texts=SILENT), policy_id=TRAINER.node_id))
+    assert await held.sent(TRAINER.node_id, StreamFilter(), 1) == [zero_variance]

@@ -12,7 +12,7 @@ from torch import nn
 from swarm.config import LearnerConfig, NodeConfig
 from swarm.errors import ConfigError
 from swarm.learn.data_parallel import ShardedRanks
-from swarm.learn.leader import Order
+from swarm.learn.leader import RankCommand
 from swarm.learn.packing import pack
 from swarm.model import CharCodec
 from swarm.objectives.batch import make_batch
@@ -25,11 +25,13 @@ pytestmark = pytest.mark.timeout(60)  # the first test imports torch's distribut
 
 def draw(num_groups: int) -> Draw:
     groups = [
-        make_scored(make_group("a" * 64, task_id=index, codec=CODEC, texts=["ab", "abcd", "c"]), is_local=index != 1)
+        make_scored(
+            make_group("a" * 64, task_id=index, codec=CODEC, texts=["ab", "abcd", "c"]), is_made_here=index != 1
+        )
         for index in range(num_groups)
     ]
     drawn = tuple(DrawnGroup(scored=group, age_steps=index, use=1) for index, group in enumerate(groups))
-    return Draw(step=7, groups=drawn, num_silent=2, baselines=tuple(0.1 * index for index in range(num_groups)))
+    return Draw(step=7, groups=drawn, num_zero_variance=2, baselines=tuple(0.1 * index for index in range(num_groups)))
 
 
 def rank(index: int, count: int) -> ShardedRanks:
@@ -59,20 +61,20 @@ def test_no_micro_batch_has_more_rows_than_the_share_of_one_rank(num_ranks: int)
 
 @pytest.mark.parametrize("ratio_band", [math.inf, 4.0])
 def test_an_order_arrives_as_it_was_said(ratio_band: float) -> None:
-    order = Order(kind="step", draw=draw(3), is_safe=True, is_frozen=True, ratio_band=ratio_band)
-    heard = Order.from_bytes(order.to_bytes())
+    order = RankCommand(kind="step", draw=draw(3), is_safe=True, is_frozen=True, ratio_band=ratio_band)
+    heard = RankCommand.from_bytes(order.to_bytes())
     assert order.draw is not None and heard.draw is not None
     assert replace(heard, draw=None) == replace(order, draw=None)
-    assert (heard.draw.step, heard.draw.num_silent) == (7, 2) and heard.draw.baselines == order.draw.baselines
+    assert (heard.draw.step, heard.draw.num_zero_variance) == (7, 2) and heard.draw.baselines == order.draw.baselines
     for ours, theirs in zip(order.draw.groups, heard.draw.groups, strict=True):
-        assert (ours.age_steps, ours.scored.digest, ours.scored.is_local) == (
+        assert (ours.age_steps, ours.scored.digest, ours.scored.is_made_here) == (
             theirs.age_steps,
             theirs.scored.digest,
-            theirs.scored.is_local,
+            theirs.scored.is_made_here,
         )
         np.testing.assert_array_equal(ours.scored.rewards, theirs.scored.rewards)
         np.testing.assert_array_equal(ours.scored.group.prompt_ids, theirs.scored.group.prompt_ids)
-    assert Order.from_bytes(Order(kind="save").to_bytes()) == Order(kind="save")
+    assert RankCommand.from_bytes(RankCommand(kind="save").to_bytes()) == RankCommand(kind="save")
 
 
 def test_threads_of_the_agent_are_one_process_and_a_node_that_does_not_train_needs_one() -> None:

@@ -59,28 +59,34 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await bench.store.close()
 
 
-def entry(task_id: int, *, is_local: bool = True, first_seen_s: float = 0.0) -> Entry:
-    identity = make_identity(0 if is_local else 1)
+def entry(task_id: int, *, is_made_here: bool = True, first_seen_s: float = 0.0) -> Entry:
+    identity = make_identity(0 if is_made_here else 1)
     group = make_group(identity.node_id, task_id=task_id)
     sealed = make_sealed(group, identity)
     scored = make_scored(
         group,
         digest=sealed.digest,
-        is_local=is_local,
+        is_made_here=is_made_here,
         first_seen_s=first_seen_s,
         size_bytes=sealed.size_bytes,
     )
     return scored, sealed
 
 
-def draw_of(step: int, entries: list[Entry], silent: tuple[bytes, ...] = ()) -> Draw:
+def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = ()) -> Draw:
     groups = tuple(DrawnGroup(scored=scored, age_steps=step % 3, use=1) for scored, _ in entries)
-    return Draw(step=step, groups=groups, num_silent=len(silent), source_weights={"peer": 0.5}, silent=silent)
+    return Draw(
+        step=step,
+        groups=groups,
+        num_zero_variance=len(zero_variance),
+        source_weights={"peer": 0.5},
+        zero_variance=zero_variance,
+    )
 
 
 def assert_same_scored(left: ScoredGroup, right: ScoredGroup) -> None:
     assert np.array_equal(left.rewards, right.rewards)
-    for name in ("digest", "correction", "is_local", "first_seen_s", "size_bytes"):
+    for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
         assert getattr(left, name) == getattr(right, name)
     assert left.group.producer == right.group.producer and left.group.task_id == right.group.task_id
     for mine, other in zip(left.group.rollouts, right.group.rollouts, strict=True):
@@ -118,7 +124,7 @@ async def test_concurrent_writers_each_get_a_place_of_their_own(bench: Bench) ->
 
 
 async def test_the_log_is_read_in_order_from_any_cursor(bench: Bench) -> None:
-    entries = [entry(i, is_local=i % 2 == 0) for i in range(10)]
+    entries = [entry(i, is_made_here=i % 2 == 0) for i in range(10)]
     for e in entries:
         await bench.store.put(*e)
     everything: list[SealedGroup] = []
@@ -130,13 +136,13 @@ async def test_the_log_is_read_in_order_from_any_cursor(bench: Bench) -> None:
     assert everything == [sealed for _, sealed in entries]
     assert cursor == await bench.store.head()
     own = await bench.store.since(Cursor(), 100, own_only=True)
-    assert [sealed for _, sealed in own] == [sealed for scored, sealed in entries if scored.is_local]
+    assert [sealed for _, sealed in own] == [sealed for scored, sealed in entries if scored.is_made_here]
 
 
 async def test_a_cursor_of_another_epoch_starts_from_the_beginning(bench: Bench) -> None:
     cursor = await bench.store.put(*entry(1))
-    foreign = Cursor(epoch="of another log", sequence=cursor.sequence + 5)
-    assert len(await bench.store.since(foreign, 10, own_only=False)) == 1
+    external = Cursor(epoch="of another log", sequence=cursor.sequence + 5)
+    assert len(await bench.store.since(external, 10, own_only=False)) == 1
     assert await bench.store.since(cursor, 10, own_only=False) == []
 
 
@@ -179,8 +185,8 @@ async def test_the_journal_gives_back_draws_whole(bench: Bench) -> None:
     entries = [entry(i) for i in range(5)]
     for e in entries:
         await bench.store.put(*e)
-    silent = (entries[4][1].digest,)
-    draws = [draw_of(1, entries[:2]), draw_of(2, entries[2:4], silent), draw_of(3, [])]
+    zero_variance = (entries[4][1].digest,)
+    draws = [draw_of(1, entries[:2]), draw_of(2, entries[2:4], zero_variance), draw_of(3, [])]
     for draw in draws:
         await bench.store.record_draw(draw)
     store = await bench.reopen()
@@ -189,7 +195,7 @@ async def test_the_journal_gives_back_draws_whole(bench: Bench) -> None:
     rebuilt = await store.draws(1)
     assert [d.step for d in rebuilt] == [1, 2, 3]
     for draw, original in zip(rebuilt, draws, strict=True):
-        assert (draw.num_silent, draw.silent) == (original.num_silent, original.silent)
+        assert (draw.num_zero_variance, draw.zero_variance) == (original.num_zero_variance, original.zero_variance)
         assert draw.source_weights == original.source_weights
         for mine, other in zip(draw.groups, original.groups, strict=True):
             assert (mine.age_steps, mine.use) == (other.age_steps, other.use)

@@ -90,7 +90,7 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
         {"local": True, "producer": "them", "policy": "us", "use": 1, "age": 3, "in_flight": 1},
         {"local": False, "producer": "them", "policy": "them", "use": 2, "age": 1, "in_flight": 0},
     ]
-    telemetry.record("draw", {"num_silent": 2, "groups": drawn})
+    telemetry.record("draw", {"num_zero_variance": 2, "groups": drawn})
     telemetry.record("failure", {"loop": "follow 3fa1bc00", "error": "KeyError: 1"})
     telemetry.record("an event without metrics", {})
     telemetry.record("evaluation", {"step": 1, "env": "sums", "split": "all", "accuracy": 0.75})
@@ -102,7 +102,7 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
         assert figures[f'swarm_learn_groups_total{{origin="{origin}"}}'] == 1
     assert figures["swarm_learn_age_in_flight_steps_sum"] == 1
     assert figures["swarm_learn_age_in_queue_steps_sum"] == 3
-    assert figures["swarm_learn_silent_groups_total"] == 2
+    assert figures["swarm_learn_zero_variance_groups_total"] == 2
     assert figures['swarm_node_failures_total{loop="follow"}'] == 1
     assert figures['swarm_evaluation_accuracy{env="sums",split="all"}'] == 0.75
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.exchange.admission import Door, DoorLimits
+from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.version_history import MAX_LINEAGES, MAX_VERSIONS, Branch, Existence, Versions
 from swarm.peers.peer_table import Peers
-from swarm.peers.reputation import COSTS, Standing
+from swarm.peers.reputation import COSTS, Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import (
     TOY_ENV,
@@ -142,26 +142,26 @@ class Gate:
 
     def __init__(self, has_followers: bool = True) -> None:
         clock = ManualClock()
-        self.standing = Standing(clock, 6000)
+        self.reputation = Reputation(clock, 6000)
         self.head = version(3)
-        self.door = Door(
+        self.admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=TRAINER.node_id,
             codec=ToyCodec(),
             verifier=ScriptedVerifier(),
             store=MemoryGroupStore(clock, 2**24),
             clock=clock,
-            limits=DoorLimits(has_followers=has_followers),
+            limits=AdmissionLimits(has_followers=has_followers),
             head_of={TRAINER.node_id: self.head}.get,
             environments=frozenset({TOY_ENV}),
-            standing=self.standing,
+            reputation=self.reputation,
             offload=inline,
         )
         for step in range(4):
-            self.door.versions.publish(version(step))
+            self.admission.versions.publish(version(step))
 
     async def admit(self, *named: PolicyVersion) -> ScoredGroup | Refused:
-        return await self.door.admit(make_sealed(made_by(*named), FOLLOWER), FOLLOWER.node_id)
+        return await self.admission.admit(make_sealed(made_by(*named), FOLLOWER), FOLLOWER.node_id)
 
 
 async def inline(function, *arguments):  # type: ignore[no-untyped-def]
@@ -171,7 +171,7 @@ async def inline(function, *arguments):  # type: ignore[no-untyped-def]
 async def test_the_door_admits_a_followers_group_as_one_of_ours_made_elsewhere() -> None:
     scored = await Gate().admit(version(2), version(3))
     assert isinstance(scored, ScoredGroup)
-    assert not scored.is_local and scored.is_own_policy(TRAINER.node_id)
+    assert not scored.is_made_here and scored.is_own_policy(TRAINER.node_id)
 
 
 @pytest.mark.parametrize("named", [version(4), version(3, "forged")])
@@ -179,7 +179,7 @@ async def test_the_door_blames_a_follower_that_invents_versions(named: PolicyVer
     gate = Gate()
     result = await gate.admit(named)
     assert isinstance(result, Refused) and result.reason is RefusalReason.BAD_VERSION
-    assert gate.standing.score(FOLLOWER.node_id) < 0
+    assert gate.reputation.score(FOLLOWER.node_id) < 0
 
 
 async def test_who_publishes_no_weights_has_no_followers() -> None:

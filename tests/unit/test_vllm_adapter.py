@@ -15,7 +15,7 @@ from swarm.generation.vllm_adapter import TESTED, VllmAdapter
 from swarm.generation.vllm_server import Handler, Limits
 from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
 from swarm.types import Canary, FinishReason, PolicyVersion, Sampling
-from swarm.wire.engine import Wanted
+from swarm.wire.engine import GenerateRequest
 
 NAN = float("nan")
 VERSION = PolicyVersion(policy_id="a", step=1)
@@ -150,7 +150,7 @@ async def test_logprobs_that_are_no_numbers_are_not_claimed(
     vllm: ScriptedLLMEngine, loop: EngineLoop, given: list[float], claimed: list[float] | None
 ) -> None:
     vllm.outputs = {"sample": sampled([5, 6], given)}
-    wanted = Wanted(prompts=[[1]], num_samples=1, sampling=Sampling(max_new_tokens=2), seeds=[0])
+    wanted = GenerateRequest(prompts=[[1]], num_samples=1, sampling=Sampling(max_new_tokens=2), seeds=[0])
     (made,) = [each async for each in handler(loop).generate(wanted)]
     assert made.rollout.trace is not None and made.rollout.trace.token_ids.tolist() == [5, 6]
     logprobs = made.rollout.trace.logprobs

@@ -61,11 +61,11 @@ def test_an_environment_without_vllm_is_told_with_the_fix(tmp_path: Path) -> Non
 
 
 def test_a_process_that_ends_while_it_starts_may_be_tried_again(tmp_path: Path) -> None:
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\necho it broke >&2\nexit 3\n", encoding="utf-8")
-    silent.chmod(0o755)
+    zero_variance = tmp_path / "python"
+    zero_variance.write_text("#!/bin/sh\necho it broke >&2\nexit 3\n", encoding="utf-8")
+    zero_variance.chmod(0o755)
     with pytest.raises(Unavailable, match="it broke"):
-        started(str(silent), tmp_path)
+        started(str(zero_variance), tmp_path)
     assert not list(tmp_path.glob("*.sock"))
 
 

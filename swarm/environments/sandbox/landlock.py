@@ -25,7 +25,7 @@ _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib
 def python_places() -> list[Path]:
     """Where this interpreter finds its modules and shared libraries, and this package."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = Path(__file__).parents[1]
+    own = Path(__file__).parents[2]
     libraries = (Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib")
     return [*map(Path, installed), own, *libraries, *map(Path, _SYSTEM_LIBRARIES)]
 

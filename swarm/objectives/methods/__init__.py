@@ -14,7 +14,7 @@ from swarm.errors import ConfigError
 from swarm.plugins import load_object, module_of
 
 if TYPE_CHECKING:
-    from swarm.objectives.fallbacks import RecipesByKind
+    from swarm.objectives.fallbacks import RecipeSet
     from swarm.objectives.recipe import Recipe
 
 
@@ -45,20 +45,20 @@ def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "
     return recipe.with_params(params or {})
 
 
-def load_recipes(learner: LearnerConfig) -> "RecipesByKind":
+def load_recipes(learner: LearnerConfig) -> "RecipeSet":
     """The recipe of a learner, and those for the kinds of rollouts that it cannot learn from.
 
     Raises:
         ConfigError: as `load_recipe`, or a kind's recipe cannot learn from that kind.
     """
-    from swarm.objectives.fallbacks import KEYS, RecipesByKind
+    from swarm.objectives.fallbacks import KEYS, RecipeSet
 
     specs = {kind: getattr(learner, key) for kind, key in KEYS.items()}
     fallbacks = {kind: load_recipe(spec, key=f"learner.{KEYS[kind]}") for kind, spec in specs.items() if spec}
-    return RecipesByKind(main=load_recipe(learner.recipe, learner.recipe_params), fallbacks=fallbacks)
+    return RecipeSet(main=load_recipe(learner.recipe, learner.recipe_params), fallbacks=fallbacks)
 
 
-def recipes_of(config: NodeConfig) -> "RecipesByKind":
+def recipes_of(config: NodeConfig) -> "RecipeSet":
     """The recipes of a node, everything that they and the guard's need supplied by its run.
 
     Raises:

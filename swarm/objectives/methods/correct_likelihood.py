@@ -1,7 +1,7 @@
 """Clip-higher, and the likelihood of rollouts that were right beside it.
 
 The term is VAPO's (positive-example language-model loss, strength 0.1): a right answer is learned from even where
-its ratio is clipped and, with replay.keep_silent = true, where its whole group was right. Ours is the rest: VAPO
+its ratio is clipped and, with replay.keep_zero_variance = true, where its whole group was right. Ours is the rest: VAPO
 stands on a critic with its own estimator, of which nothing is here; the surrogate is the clip of `clip_higher` on
 the group z-score, a mean over tokens.
 """

@@ -9,7 +9,7 @@ padded batch. Ours: by the length allowed to each rollout.
 from swarm.objectives.parts.advantage.group import GroupCentred
 from swarm.objectives.parts.aggregate.mean import ConstantLength
 from swarm.objectives.parts.ratio.mixture import MixtureRatio
-from swarm.objectives.parts.shape.foreign import ForeignNovelty
+from swarm.objectives.parts.shape.external import ExternalNovelty
 from swarm.objectives.parts.term.entropy import EntropyBonus
 from swarm.objectives.parts.weight.surrogate import Surrogate
 from swarm.objectives.recipe import Recipe
@@ -23,7 +23,7 @@ RECIPE = Recipe(
     row="S017",
     verification="code",
     advantage=GroupCentred(),
-    shapers=(ForeignNovelty(),),
+    shapers=(ExternalNovelty(),),
     ratio=MixtureRatio(),
     weight=Surrogate(),
     aggregate=ConstantLength(),

@@ -17,7 +17,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from swarm.process import begin_start, die_with, settle
+from swarm.process import defer_gc, die_with, freeze_gc
 from swarm.types import JsonDict
 
 STARTED_A_THREAD = "an import started a thread, so processes begin anew, which takes seconds longer"
@@ -27,7 +27,7 @@ _GPUS = ("/dev/nv", "/dev/kfd", "/dev/dri", "/dev/dxg")
 
 def main() -> None:
     """Imports, then forks whenever its standard input asks for it. What is forked goes on from here."""
-    begin_start()
+    defer_gc()
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an import prints is no answer
     for name in sys.argv[1:]:
@@ -35,7 +35,7 @@ def main() -> None:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()  # who needs it will say so
-    settle()
+    freeze_gc()
     arguments = _Forks(sys.stdin.fileno(), answers).serve()
     if arguments is not None:
         sys.argv = arguments

@@ -64,7 +64,7 @@ class Forked:
         self._ended.set()
 
 
-class Nursery:
+class ForkServer:
     """The side that asks: `fork` starts `python -m <arguments>` without the imports."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -129,7 +129,7 @@ def _fail(future: "asyncio.Future[Forked]", why: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def nursery(modules: Sequence[str], log: Path) -> AsyncGenerator[Nursery | None]:
+async def fork_server(modules: Sequence[str], log: Path) -> AsyncGenerator[ForkServer | None]:
     """A nursery that imports `modules`; None elsewhere than on Linux, where forking what has imported much is not safe.
 
     Args:
@@ -149,7 +149,7 @@ async def nursery(modules: Sequence[str], log: Path) -> AsyncGenerator[Nursery |
             env=environment(),
             start_new_session=True,
         )
-    asked = Nursery(process, log)
+    asked = ForkServer(process, log)
     listener = asyncio.create_task(asked.listen())
     try:
         yield asked

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError
-from swarm.simulate.local.fork_server import Forked, Nursery, environment
+from swarm.simulate.local.fork_server import Forked, ForkServer, environment
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict
 
@@ -28,9 +28,9 @@ class SimulationFailed(SwarmError, RuntimeError):
 class Process:
     """One process of the simulation, its log file, and the events it writes."""
 
-    def __init__(self, name: str, directory: Path, nursery: Nursery | None = None) -> None:
+    def __init__(self, name: str, directory: Path, fork_server: ForkServer | None = None) -> None:
         self.name = name
-        self._nursery = nursery
+        self._nursery = fork_server
         self.directory = directory
         self.events: list[JsonDict] = []
         self.num_starts = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, nursery
+from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
 from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.types import JsonDict, Role
@@ -70,7 +70,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
     configs = node_configs(options, directory)
     modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())
     began_s = time.time()
-    async with nursery(modules, directory / "imports.txt") as forks:
+    async with fork_server(modules, directory / "imports.txt") as forks:
         coordinator = Process("coordinator", directory / "coordinator", forks)
         nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
         await _run(options, configs, coordinator, nodes, watch, tick)

@@ -77,7 +77,7 @@ class NodeResult:
     num_local: int  # groups of the own policy consumed
     num_from_followers: int  # those of them that other nodes made
     num_external: int
-    num_silent: int  # own groups without signal, used up by draws
+    num_zero_variance: int  # own groups without signal, used up by draws
     sources: dict[NodeId, int]  # producer -> groups consumed, own included
     ages: dict[int, int]  # age at consumption in steps -> groups
     ages_in_flight: dict[int, int]  # the part of it that passed during generation
@@ -186,7 +186,7 @@ def node_result(
         num_local=sum(1 for group in consumed if group["local"]),
         num_from_followers=sum(origin_of(group) == "follower" for group in consumed),
         num_external=sum(1 for group in consumed if not group["local"]),
-        num_silent=sum(draw["num_silent"] for draw in draws.values()),
+        num_zero_variance=sum(draw["num_zero_variance"] for draw in draws.values()),
         sources=dict(Counter(group["producer"] for group in consumed)),
         ages=_histogram(group["age"] for group in consumed),
         ages_in_flight=_histogram(group.get("in_flight", 0) for group in consumed),

@@ -71,7 +71,7 @@ class MemoryGroupStore:
         for position, scored, sealed in reversed(self._log.values()):
             if position.sequence <= after:
                 break
-            if scored.is_local or not own_only:
+            if scored.is_made_here or not own_only:
                 found.append((position, sealed))
         return found[::-1][:limit]
 
@@ -81,7 +81,7 @@ class MemoryGroupStore:
 
     async def record_draw(self, draw: Draw) -> None:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
-        self._prepare(64 * (len(draw.groups) + len(draw.silent)))
+        self._prepare(64 * (len(draw.groups) + len(draw.zero_variance)))
         self._write(draw)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
@@ -103,8 +103,8 @@ class MemoryGroupStore:
         """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
         self._prepare(64 * (last_step + 1 - first_step))
         for step in range(first_step, last_step + 1):
-            draw = self._draws.get(step, Draw(step=step, groups=(), num_silent=0))
-            self._write(replace(draw, groups=(), silent=_used(draw)))
+            draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
+            self._write(replace(draw, groups=(), zero_variance=_used(draw)))
 
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
@@ -208,4 +208,4 @@ class MemoryGroupStore:
 
 def _used(draw: Draw) -> tuple[Digest, ...]:
     """The groups that a draw used up."""
-    return (*[drawn.scored.digest for drawn in draw.groups], *draw.silent)
+    return (*[drawn.scored.digest for drawn in draw.groups], *draw.zero_variance)

@@ -23,10 +23,10 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.types import (
     Advert,
     Correction,
+    Credit,
     Cursor,
     Digest,
     FinishReason,
-    Leave,
     NodeId,
     PolicyVersion,
     Rollout,
@@ -34,9 +34,9 @@ from swarm.types import (
     Sampling,
     SealedGroup,
     SealedManifest,
+    StreamFilter,
     TokenTrace,
     VersionSpan,
-    Wanted,
 )
 from swarm.weights.manifest import DOMAIN_WEIGHTS
 from swarm.wire.envelopes import seal_group
@@ -75,7 +75,7 @@ class HostileNode:
             await directory.announce(self._advert(endpoints))
             await asyncio.sleep(self._config.exchange.advert_every_s)
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Harmful groups, for ever."""
         for kind in self._kinds():
             await asyncio.sleep(SEND_EVERY_S)
@@ -94,14 +94,14 @@ class HostileNode:
             raise NotHeld("not here")
         return await self._make(self._rng.choice(KINDS))
 
-    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Leave]:
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Manifests of nothing, signed by us whosever lineage it is, and leave without end."""
         while True:
             await asyncio.sleep(SEND_EVERY_S)
             body = self._rng.randbytes(200)
             signature = self._identity.sign(DOMAIN_WEIGHTS, body)
             yield SealedManifest(body=body, public_key=self._identity.public_key, signature=signature)
-            yield Leave(head_step=CLAIMED_STEP, limit=10**6)
+            yield Credit(head_step=CLAIMED_STEP, limit=10**6)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
         """Something else than was asked for, or nothing."""

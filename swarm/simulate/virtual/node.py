@@ -17,8 +17,8 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.environment import NumberedEnvironment
-from swarm.exchange.admission import Door
-from swarm.exchange.admission_checks import DoorLimits, Finding, check_form
+from swarm.exchange.admission import Admission
+from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Verify
 from swarm.interfaces import LocalExchange, Offload, Result, TextCodec
@@ -176,9 +176,9 @@ class _Checked:
     """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[RolloutGroup, TextCodec, DoorLimits, Finding]] = {}
+        self._kept: dict[int, tuple[RolloutGroup, TextCodec, AdmissionLimits, Finding]] = {}
 
-    def __call__(self, group: RolloutGroup, codec: TextCodec, limits: DoorLimits) -> Finding:
+    def __call__(self, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
         """As `check_form`."""
         kept = self._kept.get(id(group))
         if kept is not None and kept[0] is group and kept[1] is codec and kept[2] == limits:
@@ -216,7 +216,7 @@ class Parts:
     """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
 
     replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
-    door: type[Door] = Door
+    admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
 
 

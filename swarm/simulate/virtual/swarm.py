@@ -13,7 +13,7 @@ from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.exchange.admission_checks import DoorLimits
+from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
@@ -21,7 +21,7 @@ from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.loops.neighbours import MAX_OWED
 from swarm.peers.coordinator_view import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_PEERS
-from swarm.peers.reputation import Standing
+from swarm.peers.reputation import Reputation
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
@@ -227,17 +227,17 @@ class VirtualSwarm:
         return virtual_config(index, self.seed, self.scale, num_steps)
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
-        door = self.parts.door(
+        admission = self.parts.admission(
             run_id=config.run_id,
             node_id=identity.node_id,
             codec=self.codec,
             verifier=self._verifier,
             store=disk.store,
             clock=self.clock,
-            limits=DoorLimits.from_config(config),
+            limits=AdmissionLimits.from_config(config),
             head_of=lambda policy_id: self.agents[index].head_of(policy_id),
             environments=frozenset(self.environments),
-            standing=Standing(self.clock, groups_per_minute=config.exchange.groups_per_minute),
+            reputation=Reputation(self.clock, groups_per_minute=config.exchange.groups_per_minute),
             offload=offload_in_place(self._verify),
         )
         agent = Agent(
@@ -245,7 +245,7 @@ class VirtualSwarm:
             identity=identity,
             store=disk.store,
             replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
-            door=door,
+            admission=admission,
             verifier=self._verifier,
             tokenizer_digest=self.codec.digest,
             clock=self.clock,

@@ -13,13 +13,13 @@ from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated,
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
 from swarm.simulate.virtual.connection import Line, UnderWay
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.types import Cursor, Digest, Leave, NodeId, SealedGroup, SealedManifest, Wanted
+from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
 
 Item = TypeVar("Item")
-Watched = SealedManifest | Leave
+Watched = SealedManifest | Credit
 
 
 class MemoryTransport:
@@ -67,7 +67,7 @@ class MemoryClient:
         """The peer at the other end."""
         return self._line.server
 
-    def subscribe(self, cursor: Cursor, wanted: Wanted) -> AsyncIterator[StreamItem]:
+    def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
         return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, wanted), self._send_groups)
 

@@ -9,14 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("cursor", "relay", "silent")
+    __slots__ = ("cursor", "relay", "zero_variance")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
-    SILENT_FIELD_NUMBER: _ClassVar[int]
+    ZERO_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     relay: bool
-    silent: bool
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., silent: bool = ...) -> None: ...
+    zero_variance: bool
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("cursor", "digest", "size_bytes", "group")
@@ -57,14 +57,14 @@ class WatchRequest(_message.Message):
     def __init__(self, policy_id: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("manifest", "leave")
+    __slots__ = ("manifest", "credit")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     manifest: _policy_pb2.SealedManifest
-    leave: Leave
-    def __init__(self, manifest: _Optional[_Union[_policy_pb2.SealedManifest, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    credit: Credit
+    def __init__(self, manifest: _Optional[_Union[_policy_pb2.SealedManifest, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
-class Leave(_message.Message):
+class Credit(_message.Message):
     __slots__ = ("head_step", "limit")
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]

@@ -76,7 +76,7 @@ class ExchangeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Held manifests of a lineage, oldest first, then each new one; from its trainer also leave to make groups.
+        """Held manifests of a lineage, oldest first, then each new one; from its trainer also credit to make groups.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

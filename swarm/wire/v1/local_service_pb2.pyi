@@ -37,13 +37,13 @@ class PutResponse(_message.Message):
     def __init__(self, reward_mean: _Optional[float] = ...) -> None: ...
 
 class DrawnGroup(_message.Message):
-    __slots__ = ("digest", "producer", "body", "rewards", "correction", "is_local", "first_seen_s", "size_bytes", "age_steps", "use")
+    __slots__ = ("digest", "producer", "body", "rewards", "correction", "is_made_here", "first_seen_s", "size_bytes", "age_steps", "use")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     CORRECTION_FIELD_NUMBER: _ClassVar[int]
-    IS_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    IS_MADE_HERE_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEEN_S_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -53,12 +53,12 @@ class DrawnGroup(_message.Message):
     body: _rollout_pb2.GroupBody
     rewards: bytes
     correction: str
-    is_local: bool
+    is_made_here: bool
     first_seen_s: float
     size_bytes: int
     age_steps: int
     use: int
-    def __init__(self, digest: _Optional[bytes] = ..., producer: _Optional[str] = ..., body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., rewards: _Optional[bytes] = ..., correction: _Optional[str] = ..., is_local: bool = ..., first_seen_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., age_steps: _Optional[int] = ..., use: _Optional[int] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., producer: _Optional[str] = ..., body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., rewards: _Optional[bytes] = ..., correction: _Optional[str] = ..., is_made_here: bool = ..., first_seen_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., age_steps: _Optional[int] = ..., use: _Optional[int] = ...) -> None: ...
 
 class DrawRequest(_message.Message):
     __slots__ = ("head",)
@@ -67,7 +67,7 @@ class DrawRequest(_message.Message):
     def __init__(self, head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class DrawResponse(_message.Message):
-    __slots__ = ("step", "num_silent", "num_groups", "source_weights", "group")
+    __slots__ = ("step", "num_zero_variance", "num_groups", "source_weights", "group")
     class SourceWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,16 +76,16 @@ class DrawResponse(_message.Message):
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NUM_SILENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ZERO_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     step: int
-    num_silent: int
+    num_zero_variance: int
     num_groups: int
     source_weights: _containers.ScalarMap[str, float]
     group: DrawnGroup
-    def __init__(self, step: _Optional[int] = ..., num_silent: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., num_zero_variance: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
 
 class RedrawRequest(_message.Message):
     __slots__ = ("from_step",)
@@ -94,7 +94,7 @@ class RedrawRequest(_message.Message):
     def __init__(self, from_step: _Optional[int] = ...) -> None: ...
 
 class RedrawResponse(_message.Message):
-    __slots__ = ("step", "num_silent", "num_groups", "source_weights", "group")
+    __slots__ = ("step", "num_zero_variance", "num_groups", "source_weights", "group")
     class SourceWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,16 +103,16 @@ class RedrawResponse(_message.Message):
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NUM_SILENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ZERO_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     NUM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     step: int
-    num_silent: int
+    num_zero_variance: int
     num_groups: int
     source_weights: _containers.ScalarMap[str, float]
     group: DrawnGroup
-    def __init__(self, step: _Optional[int] = ..., num_silent: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., num_zero_variance: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("version", "manifests")
@@ -126,7 +126,7 @@ class PublishResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class NextWayRequest(_message.Message):
+class NextUpdateRequest(_message.Message):
     __slots__ = ("held", "wait")
     HELD_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
@@ -134,7 +134,7 @@ class NextWayRequest(_message.Message):
     wait: bool
     def __init__(self, held: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., wait: bool = ...) -> None: ...
 
-class NextWayResponse(_message.Message):
+class NextUpdateResponse(_message.Message):
     __slots__ = ("manifest",)
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     manifest: _policy_pb2.SealedManifest

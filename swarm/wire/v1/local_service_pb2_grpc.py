@@ -60,10 +60,10 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishResponse.FromString,
                 _registered_method=True)
-        self.NextWay = channel.unary_stream(
-                '/swarm.wire.v1.LocalService/NextWay',
-                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.FromString,
+        self.NextUpdate = channel.unary_stream(
+                '/swarm.wire.v1.LocalService/NextUpdate',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateResponse.FromString,
                 _registered_method=True)
         self.Applied = channel.unary_unary(
                 '/swarm.wire.v1.LocalService/Applied',
@@ -121,7 +121,7 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def NextWay(self, request, context):
+    def NextUpdate(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,10 +179,10 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishResponse.SerializeToString,
             ),
-            'NextWay': grpc.unary_stream_rpc_method_handler(
-                    servicer.NextWay,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.SerializeToString,
+            'NextUpdate': grpc.unary_stream_rpc_method_handler(
+                    servicer.NextUpdate,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateResponse.SerializeToString,
             ),
             'Applied': grpc.unary_unary_rpc_method_handler(
                     servicer.Applied,
@@ -352,7 +352,7 @@ class LocalService(object):
             _registered_method=True)
 
     @staticmethod
-    def NextWay(request,
+    def NextUpdate(request,
             target,
             options=(),
             channel_credentials=None,
@@ -365,9 +365,9 @@ class LocalService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/swarm.wire.v1.LocalService/NextWay',
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextWayResponse.FromString,
+            '/swarm.wire.v1.LocalService/NextUpdate',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.NextUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ def loss(case: Case) -> Tensor:
         for token in response.tokens:
             total = total - 0.001 * token.entropy / case.num_tokens
             weight, ratio = advantage, log_ratio(token, token.old).exp()
-            if response.foreign:
+            if response.external:
                 old = math.exp(min(0.0, token.old))
                 ratio = clip(math.log(2 / (old + 0.5 * (old + 1))) + token.logp, -20.0, 20.0).exp()
                 weight = advantage * (1 - math.exp(min(0.0, token.logp.item()))) ** 0.5

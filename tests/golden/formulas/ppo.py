@@ -11,8 +11,8 @@ def loss(case: Case) -> Tensor:
     variance = sum((reward - centre) ** 2 for reward in rewards) / (len(rewards) - 1)
     total = zero()
     for _, _, response in case:
-        is_silent = max(rewards) == min(rewards)
-        advantage = 0.0 if is_silent else (response.reward - centre) / math.sqrt(variance + 1e-8)
+        is_zero_variance = max(rewards) == min(rewards)
+        advantage = 0.0 if is_zero_variance else (response.reward - centre) / math.sqrt(variance + 1e-8)
         for token in response.tokens:
             total = total - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2) / case.num_tokens
     return total

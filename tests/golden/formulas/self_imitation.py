@@ -41,8 +41,8 @@ def loss(case: Case, max_age: int = 5, share: float = 0.02, least: float = 1.0, 
 def advantage(group: Group, place: int, max_age: int) -> float:
     response = group.members[place]
     if response.age == 0:
-        silent = max(group.rewards) == min(group.rewards)
-        return 0.0 if silent else response.reward - mean(group.rewards)
+        zero_variance = max(group.rewards) == min(group.rewards)
+        return 0.0 if zero_variance else response.reward - mean(group.rewards)
     return max(response.reward - 0.4, 0.0) if response.age <= max_age else 0.0
 
 

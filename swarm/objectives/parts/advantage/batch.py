@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics, where_signal
 from swarm.objectives.parts.ratio.token import log_ratio
 
@@ -56,9 +56,9 @@ class WhitenedReturn(AdvantagePart):
             raise ConfigError("gamma must be in (0, 1] and kl must not be negative")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        every = frozenset({Need.SILENT_GROUPS})
-        return every | {Need.PROXIMAL_LOGPROBS, Need.REFERENCE_LOGPROBS} if self.kl > 0 else every
+    def needs(self) -> frozenset[Requirement]:
+        every = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+        return every | {Requirement.PROXIMAL_LOGPROBS, Requirement.REFERENCE_LOGPROBS} if self.kl > 0 else every
 
     def __call__(self, batch: Batch) -> Tensor:
         is_later = batch.mask.flip(1).cumsum(dim=1).flip(1)  # trained tokens from here on
@@ -87,8 +87,8 @@ class WhitenedGroupCentred(AdvantagePart):
     floor: float = 1e-8
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})  # their zeros are in the variance
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their zeros are in the variance
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
@@ -108,8 +108,8 @@ class BatchDeviation(AdvantagePart):
     floor: float = 1e-4  # TRL
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})  # their rewards are in the deviation
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their rewards are in the deviation
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics, where_signal
 
 
@@ -41,8 +41,8 @@ class BudgetGroups(AdvantagePart):
             raise ConfigError("height and cost must not be negative")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BUDGETS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BUDGETS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.budgets is not None, "the run does not supply budgets"

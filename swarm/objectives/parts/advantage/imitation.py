@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Need, Scored
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
 from swarm.objectives.parts.groups import group_statistics, where_signal
 
 
@@ -38,8 +38,8 @@ class RecalibratedReplay(AdvantagePart):
             raise ConfigError("max_age and history must be at least 1")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"means": []}
@@ -47,7 +47,7 @@ class RecalibratedReplay(AdvantagePart):
     def observe(self, memory: Memory, scored: Scored) -> Memory:
         batch = scored.batch
         group = group_statistics(batch.rewards, batch.group_index)
-        is_own_fresh = (batch.age_steps == 0) & ~batch.is_foreign
+        is_own_fresh = (batch.age_steps == 0) & ~batch.is_external
         fresh = {
             int(index): float(mean)
             for index, mean, is_fresh in zip(batch.group_index, group.mean, is_own_fresh, strict=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Need, Scored
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
 from swarm.objectives.parts.groups import group_statistics, group_sum, where_signal
 
 
@@ -43,8 +43,8 @@ class ImprovementFeedback(AdvantagePart):
             raise ConfigError("history must be at least 2, negative not negative and most positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PREVIOUS_DRAW, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.PREVIOUS_DRAW, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"means": []}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Need, Scored
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
 from swarm.objectives.parts.advantage.batch import whitened
 from swarm.objectives.parts.groups import group_statistics, group_sum, where_signal
 
@@ -45,8 +45,8 @@ class LengthBalance(AdvantagePart):
             raise ConfigError("least must be in (0, 1], decay in [0, 1) and least_weight in [0, 1]")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"weight": 0.5}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,8 @@ class OutlierFiltered(AdvantagePart):
             raise ConfigError(f"limit {self.limit} must be positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics
 
 
@@ -26,8 +26,8 @@ class ReferenceLead(AdvantagePart):
     equation: ClassVar[str] = "A_i = max(R_i - mean_G(R_ref), 0)"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_REWARDS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         value = group_statistics(_reference_rewards(batch), batch.group_index).mean
@@ -49,8 +49,8 @@ class SoftValueLead(AdvantagePart):
             raise ConfigError(f"temperature {self.temperature} must be positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_REWARDS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         scaled = _reference_rewards(batch).to(torch.float64) / self.temperature

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Need, Scored
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
 
 _TINY = 1e-6
 
@@ -48,8 +48,8 @@ class BundleRisk(AdvantagePart):
             raise ConfigError("bundle must be at least 1, and 0 < low < high < 1")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"quantiles": []}

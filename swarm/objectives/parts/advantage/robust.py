@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import GroupStatistics, group_lower_median, group_statistics, group_sum, where_signal
 
 _MOST_WEIGHT = 1e6  # of 1 / density, as released
@@ -90,8 +90,8 @@ class BetaNormalised(AdvantagePart):
             raise ConfigError("lowest must be below highest")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})  # rates of 0 and 1 are part of the distribution
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # rates of 0 and 1 are part of the distribution
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards = (batch.rewards.to(torch.float64) - self.lowest) / (self.highest - self.lowest)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.advantage.batch import whitened
 from swarm.objectives.parts.groups import group_statistics, where_signal
 
@@ -35,8 +35,8 @@ class PerRewardScore(AdvantagePart):
         self.weight_of("")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REWARD_PARTS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REWARD_PARTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def weight_of(self, name: str) -> float:
         """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""

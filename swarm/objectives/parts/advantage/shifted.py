@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics, where_signal
 
 
@@ -26,8 +26,8 @@ class ShiftedMean(AdvantagePart):
     shift: float = -0.1
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
@@ -49,8 +49,8 @@ class VirtualMaximum(AdvantagePart):
     floor: float = 1e-6
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         num_groups = int(batch.group_index.max()) + 1
@@ -72,8 +72,8 @@ class GreedyBaseline(AdvantagePart):
     equation: ClassVar[str] = "A_i = R_i - R(greedy response)"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BASELINE_ROLLOUT, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BASELINE_ROLLOUT, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.baseline_rewards is not None, "the run does not supply baseline_rewards"
@@ -90,8 +90,8 @@ class ReferenceAnchor(AdvantagePart):
     equation: ClassVar[str] = "A_i = R_i - mean_G(R_ref)"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_REWARDS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.reference_rewards is not None, "the run does not supply reference_rewards"
@@ -112,8 +112,8 @@ class ReferenceMomentum(AdvantagePart):
     floor: float = 1e-4
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_REWARDS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.reference_rewards is not None, "the run does not supply reference_rewards"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,8 @@ class SignWeights(AdvantagePart):
             raise ConfigError("positive and negative are sizes and must not be negative")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         wrong = torch.full_like(batch.rewards, -self.negative)

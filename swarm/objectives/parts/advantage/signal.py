@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics, where_signal
 
 
@@ -30,8 +30,8 @@ class SignalScaled(AdvantagePart):
             raise ConfigError(f"divisor {self.divisor} must be positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})  # the scale counts them
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # the scale counts them
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

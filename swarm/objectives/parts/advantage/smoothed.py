@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Need, Scored
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
 from swarm.objectives.parts.history import renewed
 
 Record = list[float]
@@ -51,8 +51,8 @@ class CumulativeScore(AdvantagePart):
     equation: ClassVar[str] = "A = the smaller of (i-1)/i z_now + (1/i) z_all and (1/i) z_now + (i-1)/i z_all, i visits"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}
@@ -82,7 +82,7 @@ class CumulativeScore(AdvantagePart):
 
 def _own(batch: Batch, group: int) -> Tensor:
     """Rewards of a group of our own policy; none of another policy, which says nothing about ours."""
-    return batch.rewards[(batch.group_index == group) & ~batch.is_foreign]
+    return batch.rewards[(batch.group_index == group) & ~batch.is_external]
 
 
 def _visits(batch: Batch, known: Mapping[str, Record]) -> Iterator[tuple[Tensor, Tensor, Record]]:
@@ -111,8 +111,8 @@ class PromptTracker(AdvantagePart):
             raise ConfigError(f"rate {self.rate} must be in (0, 1]")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Need
+from swarm.objectives.part import AdvantagePart, Requirement
 from swarm.objectives.parts.groups import group_statistics, group_sum, where_signal
 
 
@@ -38,8 +38,8 @@ class EarlyCall(AdvantagePart):
             raise ConfigError("bound must not be negative")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.TURNS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.TURNS})
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import CorrectionPart, Need, Scope, Scored
+from swarm.objectives.part import CorrectionPart, Requirement, Scope, Scored
 from swarm.objectives.parts.ratio.sequence import rollout_sum
 from swarm.objectives.parts.ratio.token import LOG_RATIO_BOUND, log_ratio
 
@@ -51,8 +51,8 @@ class MismatchPart(CorrectionPart):
     __slots__ = ()
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, PromptPart
+from swarm.objectives.part import Memory, PromptPart, Requirement
 from swarm.objectives.parts.history import renewed
 
 
@@ -39,8 +39,8 @@ class GaussianAccuracy(PromptPart):
             raise ConfigError("pace and start must lie in [0, 1], and pace not be 0")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS})
 
     def initial(self) -> Memory:
         return {"accuracy": {}}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, PromptPart
+from swarm.objectives.part import Memory, PromptPart, Requirement
 from swarm.objectives.parts.difficulty import Bins, Prompts, place_of
 
 
@@ -79,8 +79,8 @@ class RobustCounts(PromptPart):
             raise ConfigError(f"pace: {self.pace} is not in (0, 1]")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS, Need.VARIED_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.VARIED_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}, "variances": [0.25] * self.num_bins, "asked": [0, 0]}

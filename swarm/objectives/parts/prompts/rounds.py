@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, PromptPart
+from swarm.objectives.part import PromptPart, Requirement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +35,8 @@ class SuccessiveElimination(PromptPart):
             raise ConfigError(f"rule: {self.rule!r} is neither 'balanced' nor 'positive'")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.VARIED_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.VARIED_GROUPS})
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
         num_right = sum(reward > self.right for reward in rewards)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import CorrectionPart, Need, RatioPart, Scored
+from swarm.objectives.part import CorrectionPart, RatioPart, Requirement, Scored
 from swarm.objectives.parts.ratio.token import log_ratio
 
 
@@ -32,8 +32,8 @@ class InterpolatedProximalRatio(RatioPart):
     )
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = log_ratio(scored.logprobs, scored.behavior, scored.mask)
@@ -50,8 +50,8 @@ class InterpolatedMismatch(CorrectionPart):
     equation: ClassVar[str] = "L_t <- sg[exp(alpha d_t)] L_t, alpha = age/(age+1)"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = log_ratio(scored.logprobs.detach(), scored.behavior, scored.mask)

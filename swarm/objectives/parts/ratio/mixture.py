@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, RatioPart, Scored
+from swarm.objectives.part import RatioPart, Requirement, Scored
 from swarm.objectives.parts.ratio.token import LOG_RATIO_BOUND, log_ratio
 
 
@@ -35,12 +35,12 @@ class MixtureRatio(RatioPart):
             raise ConfigError(f"share: {self.share} must lie in [0, 1), or nothing bounds the ratio")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PROXIMAL_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.PROXIMAL_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         own = log_ratio(scored.logprobs, scored.proximal, scored.mask)
         old = scored.proximal.clamp(max=0).exp()
         mixture = math.log(2) + scored.logprobs - torch.log(old + self.share * old + (1 - self.share))
         mixture = torch.where(scored.mask, mixture, torch.zeros_like(mixture)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        return torch.where(scored.batch.is_foreign[:, None], mixture, own)
+        return torch.where(scored.batch.is_external[:, None], mixture, own)

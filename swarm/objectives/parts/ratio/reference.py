@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from swarm.objectives.part import Need, RatioPart, Scored
+from swarm.objectives.part import RatioPart, Requirement, Scored
 from swarm.objectives.parts.ratio.token import log_ratio
 
 
@@ -23,8 +23,8 @@ class ReferenceRatio(RatioPart):
     equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log pi_ref_t, -20, 20))"
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REFERENCE_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_ratio(scored.logprobs, scored.reference, scored.mask)

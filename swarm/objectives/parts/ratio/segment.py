@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, RatioPart, Scope, Scored
+from swarm.objectives.part import RatioPart, Requirement, Scope, Scored
 from swarm.objectives.parts.ratio.sequence import on_tokens, rollout_sum, spread
 from swarm.objectives.parts.ratio.token import LOG_RATIO_BOUND, log_ratio
 
@@ -57,8 +57,8 @@ class SegmentRatio(RatioPart):
             raise ConfigError(f"cap: {self.cap} must lie in [1, e^20], or a policy is weighed down against itself")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SEGMENT_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.SEGMENT_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = self._drift(scored)

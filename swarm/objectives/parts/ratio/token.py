@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, Part, RatioPart, Scored
+from swarm.objectives.part import Part, RatioPart, Requirement, Scored
 
 LOG_RATIO_BOUND = 20.0
 
@@ -36,8 +36,10 @@ class AgainstPolicy(Part):
             raise ConfigError(f"against: {self.against!r} is neither 'behavior' nor 'proximal'")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS if self.against == "behavior" else Need.PROXIMAL_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset(
+            {Requirement.BEHAVIOR_LOGPROBS if self.against == "behavior" else Requirement.PROXIMAL_LOGPROBS}
+        )
 
     def denominator(self, scored: Scored) -> Tensor:
         """Log-probs [N, L] of the chosen policy."""

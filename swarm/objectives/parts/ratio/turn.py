@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import Need, RatioPart, Scope, Scored
+from swarm.objectives.part import RatioPart, Requirement, Scope, Scored
 from swarm.objectives.parts.ratio.sequence import check_ceiling, on_tokens
 from swarm.objectives.parts.ratio.token import LOG_RATIO_BOUND, AgainstPolicy
 
@@ -52,8 +52,8 @@ class TurnRatio(AgainstPolicy, RatioPart):
         check_ceiling(self.ceiling)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return super(TurnRatio, self).needs | {Need.TURNS}
+    def needs(self) -> frozenset[Requirement]:
+        return super(TurnRatio, self).needs | {Requirement.TURNS}
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = scored.logprobs.detach() - self.denominator(scored)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Memory, Need, RewardPart, Scored
+from swarm.objectives.part import Memory, Requirement, RewardPart, Scored
 from swarm.objectives.parts.history import renewed
 
 
@@ -62,8 +62,8 @@ class HistoryLength(RewardPart):
     correct: float = 0.5  # a success has a higher reward
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}
@@ -86,7 +86,7 @@ class HistoryLength(RewardPart):
         known: Mapping[str, int] = memory["prompts"]
         outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
         news: dict[str, int] = {}
-        is_success = (outcomes > self.correct) & (batch.length > 0) & ~batch.is_foreign
+        is_success = (outcomes > self.correct) & (batch.length > 0) & ~batch.is_external
         for place in is_success.nonzero()[:, 0].tolist():
             key, length = batch.task_keys[int(batch.group_index[place])], int(batch.length[place])
             news[key] = min(length, news.get(key, known.get(key, length)))

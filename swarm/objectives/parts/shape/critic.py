@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, Prediction, Probe, Scope, Scored, ShapePart
+from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart
 from swarm.objectives.parts.groups import group_sum
 
 
@@ -53,8 +53,8 @@ class CrossBaseline(ShapePart):
             raise ConfigError("directions and ending must be at least 1, ridge positive and decay in [0, 1)")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     @property
     def probes(self) -> Mapping[str, Probe]:

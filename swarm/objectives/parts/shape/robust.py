@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, Scored, ShapePart
+from swarm.objectives.part import Memory, Requirement, Scored, ShapePart
 from swarm.objectives.parts.difficulty import Bins, Prompts, place_of
 from swarm.objectives.parts.groups import group_statistics
 
@@ -46,8 +46,8 @@ class RobustWeights(ShapePart):
             raise ConfigError("rate and bound must not be negative, most positive, pace in (0, 1]")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.REPEATED_PROMPTS, Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}, "scores": [0.0] * self.num_bins}
@@ -57,7 +57,7 @@ class RobustWeights(ShapePart):
         prompts, scores = cast(Prompts, memory["prompts"]), list(cast("list[float]", memory["scores"]))
         group = group_statistics(batch.rewards, batch.group_index)
         losses: dict[int, list[float]] = {}
-        for index in batch.group_index[~batch.is_foreign].unique().tolist():
+        for index in batch.group_index[~batch.is_external].unique().tolist():
             first = int(torch.nonzero(batch.group_index == index)[0])
             key, mean = batch.task_keys[index], float(group.mean[first])
             prompts = self._bins().with_group(prompts, key, mean, int(group.count[first]))

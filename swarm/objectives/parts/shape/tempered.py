@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, Prediction, Probe, Scope, Scored, ShapePart, masked_sum
+from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart, masked_sum
 from swarm.objectives.parts.ratio.token import LOG_RATIO_BOUND
 
 
@@ -55,8 +55,8 @@ class TemperedPull(ShapePart):
             raise ConfigError("target and most must not be negative")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SILENT_GROUPS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     @property
     def probes(self) -> Mapping[str, Probe]:

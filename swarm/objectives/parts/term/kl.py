@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, Scope, Scored, TermPart, masked_sum
+from swarm.objectives.part import Requirement, Scope, Scored, TermPart, masked_sum
 from swarm.objectives.parts.ratio.token import log_ratio
 
 K3_BOUND = 10.0
@@ -57,9 +57,9 @@ def step_mean(values: Tensor, scored: Scored, mean: Mean) -> Tensor:
     return masked_sum(values / lengths, scored.mask) / max(1, scored.batch.step_rollouts)
 
 
-def need_of(to: Target | Sampler) -> frozenset[Need]:
+def need_of(to: Target | Sampler) -> frozenset[Requirement]:
     """What log-probs of that policy take."""
-    return frozenset({Need(f"{to}_logprobs")})
+    return frozenset({Requirement(f"{to}_logprobs")})
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ class KlPenalty(TermPart):
         check_choice("mean", self.mean, ("token", "rollout"))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         return need_of(self.to)
 
     def __call__(self, scored: Scored) -> Tensor:
@@ -129,7 +129,7 @@ class ImportanceKl(TermPart):
         check_choice("mean", self.mean, ("token", "rollout"))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         return need_of(self.to) | need_of(self.sampler)
 
     def __call__(self, scored: Scored) -> Tensor:

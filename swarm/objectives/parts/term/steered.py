@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Need, Scope, Scored, TermPart
+from swarm.objectives.part import Memory, Requirement, Scope, Scored, TermPart
 from swarm.objectives.parts.term.kl import (
     Estimator,
     Mean,
@@ -42,7 +42,7 @@ class AccuracyKl(TermPart):
         check_choice("mean", self.mean, ("token", "rollout"))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         return need_of("reference")
 
     def __call__(self, scored: Scored) -> Tensor:
@@ -79,8 +79,8 @@ class ConvexKl(TermPart):
             raise ConfigError("every must be at least 1 and least at most 1")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return need_of("reference") | need_of("proximal") | {Need.SEVERAL_UPDATES}
+    def needs(self) -> frozenset[Requirement]:
+        return need_of("reference") | need_of("proximal") | {Requirement.SEVERAL_UPDATES}
 
     def initial(self) -> Memory:
         return {"steps": 0}
@@ -122,8 +122,8 @@ class MirrorKl(TermPart):
             raise ConfigError(f"horizon: {self.horizon} is not positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return need_of("proximal") | {Need.SEVERAL_UPDATES}
+    def needs(self) -> frozenset[Requirement]:
+        return need_of("proximal") | {Requirement.SEVERAL_UPDATES}
 
     def initial(self) -> Memory:
         return {"steps": 0}
@@ -153,7 +153,7 @@ class KlConstraint(TermPart):
         check_not_negative(steepness=self.steepness)
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         return need_of("proximal")
 
     def __call__(self, scored: Scored) -> Tensor:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, Scope, Scored, TokenLosses, WeightPart, masked_sum
+from swarm.objectives.part import Requirement, Scope, Scored, TokenLosses, WeightPart, masked_sum
 from swarm.objectives.parts.weight.clip import check_dual, clip_surrogate
 
 
@@ -45,8 +45,8 @@ class BalancedClip(WeightPart):
         check_dual(self.dual)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS}) if self.form == "paper" else frozenset()
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS}) if self.form == "paper" else frozenset()
 
     def __call__(self, scored: Scored) -> TokenLosses:
         low, high = self.bounds(scored)

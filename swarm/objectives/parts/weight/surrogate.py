@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Requirement, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts.ratio.token import log_ratio
 from swarm.objectives.parts.weight.clip import clip_surrogate
 
@@ -97,8 +97,8 @@ class CentredClip(WeightPart):
             raise ConfigError(f"width: {self.width} must be positive")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS, Need.PROXIMAL_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
     def __call__(self, scored: Scored) -> TokenLosses:
         centre = log_ratio(scored.proximal, scored.behavior, scored.mask).exp()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Need, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts.weight.clip import check_dual, clip_surrogate
 
 
@@ -35,8 +35,8 @@ class ProbabilityClip(WeightPart):
             raise ConfigError("low and high must not be negative and ceiling must exceed 1")
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.BEHAVIOR_LOGPROBS})
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> TokenLosses:
         rarity = torch.exp(-scored.behavior)

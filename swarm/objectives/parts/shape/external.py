@@ -14,7 +14,7 @@ from swarm.objectives.part import Scored, ShapePart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForeignNovelty(ShapePart):
+class ExternalNovelty(ShapePart):
     """Scales advantages of foreign tokens by how unlikely the policy finds them: what it knows is not learnt again.
 
     Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
@@ -30,4 +30,4 @@ class ForeignNovelty(ShapePart):
     def __call__(self, scored: Scored) -> Tensor:
         unlikely = -torch.expm1(scored.logprobs.detach().clamp(max=0))
         shaped = scored.advantages * unlikely**self.power
-        return torch.where(scored.batch.is_foreign[:, None], shaped, scored.advantages)
+        return torch.where(scored.batch.is_external[:, None], shaped, scored.advantages)
