@@ -164,7 +164,7 @@ def start(
             model=ModelConfig(source=arguments.model, dtype=dtype),
             engine=EngineConfig(kind="vllm", python=arguments.python),
         )
-        vllm = VllmGenerator.start(config, model.codec, version, 0)
+        vllm = VllmGenerator.from_config(config, model.codec, version)
         return vllm, vllm.close
     own = load_model(ModelConfig(source=arguments.model, dtype=dtype))
     return TransformersGenerator(own.network, model.codec, version, 0), lambda: None

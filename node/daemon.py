@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.assemble import build_worker
 from node.status import STATUS
 from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
@@ -185,6 +184,8 @@ class Daemon(Service):
 
     async def _work(self) -> None:
         if self.config.worker == "inline":
+            from node.build import build_worker  # imports torch, which no other agent needs
+
             worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
             freeze_gc()
             try:

@@ -13,7 +13,6 @@ import signal
 import sys
 from pathlib import Path
 
-from node.assemble import build_worker
 from node.ranks import EXIT_CONFIG, follow_leader, forget_rank, launch, num_ranks, own_rank
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
@@ -29,6 +28,7 @@ EXIT_FAILED = 1  # the agent starts another
 
 async def work(config: NodeConfig, socket: Path) -> bool:
     """Connects to the agent and works; True when it is done, False when it was terminated before."""
+    from node.build import build_worker
     from swarm.exchange.local_rpc import LocalClient
 
     task = asyncio.current_task()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swarm.errors import ConfigError, RolloutFailed
-from swarm.interfaces import Offload, PromptChooser
+from swarm.interfaces import Offload, PromptChooser, Verdict
 from swarm.types import RolloutGroup, Task
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ NUM_CANDIDATES = 16  # of one question
 _NEXT_ROUND = 1 << 40  # added to a question's number each time it is answered again, so that new samples are drawn
 
 Answer = Callable[[Sequence[Task], int, Sequence[int]], list[RolloutGroup]]  # blocking; tasks, responses, numbers
-Score = Callable[[str, int, Sequence[str]], Awaitable[Sequence[float]]]  # environment, task id, answers to rewards
+Score = Callable[[str, int, Sequence[str]], Awaitable[Verdict]]  # environment, task id, answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class AdaptiveCurriculum:
         chooser: the recipe's.
         candidates: tasks of the training sequence by first number and count; NUM_CANDIDATES belong to each question.
         answer: makes one group for each task.
-        score: rewards of answers from the sandboxed verifier. Raises RolloutFailed.
+        score: the sandboxed verifier. Raises RolloutFailed.
         offload: runs what blocks.
         path: file of what is remembered.
         seed: of the choices.
@@ -135,11 +135,11 @@ class AdaptiveCurriculum:
     async def _rewards(self, group: RolloutGroup) -> Sequence[float]:
         """Of every response; none where they cannot be scored, and the group then counts for nothing."""
         try:
-            found = await self._score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
+            verdict = await self._score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
         except RolloutFailed as error:
             logger.warning("a group could not be scored when it was made", extra={"error": str(error)})
             return ()
-        return [float(reward) for reward in found]
+        return [float(reward) for reward in verdict.rewards]
 
 
 def key_of(task: Task) -> str:

@@ -71,7 +71,7 @@ class OpenAIGenerator:
     changes what is asked of the server: tokens are drawn as the rollout's `Sampling` says, and no other way.
 
     Example:
-        generator = OpenAIGenerator.start(config, codec, PolicyVersion(policy_id="", step=0), seed=0)
+        generator = OpenAIGenerator.from_config(config, codec, PolicyVersion(policy_id="", step=0))
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class OpenAIGenerator:
         self._scales = bool(scaled)
 
     @classmethod
-    def start(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, seed: int) -> "OpenAIGenerator":
+    def from_config(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion) -> "OpenAIGenerator":
         """Connects to the configured server and asks what it can do (blocking).
 
         Raises:
@@ -129,7 +129,7 @@ class OpenAIGenerator:
             _taking(config, client, server),
             codec,
             version,
-            seed,
+            config.seed,
             max_rows=engine.max_rows,
             tolerance=tolerance_nats("vllm", config.model.dtype, engine.tolerance_nats),
         )

@@ -1,13 +1,15 @@
-"""Tasks to rollout groups, and to greedy answers: pure functions over a generator and a codec.
+"""Rollout groups and greedy answers from tasks: functions over a generator and a codec.
 
 Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from swarm.clock import Clock
+from swarm.config import GeneratorConfig
 from swarm.interfaces import Generator, TextCodec
 from swarm.model.token_alignment import with_byte_lengths
 from swarm.types import NodeId, RolloutGroup, Sampling, Task
@@ -64,6 +66,42 @@ def produce(
         )
         for task, prompt, rollouts in zip(tasks, prompts, generated, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProducer:
+    """The training tasks of a node and the engine that answers them (blocking).
+
+    Example:
+        groups = GroupProducer(engine, codec, mixture.tasks, config.generator, run_id, node_id, clock).produce(0, 4)
+    """
+
+    generator: Generator
+    codec: TextCodec
+    tasks: Callable[[int, int], list[Task]]  # of the training sequence, by first number and count
+    config: GeneratorConfig
+    run_id: str
+    producer: NodeId
+    clock: Clock
+
+    def produce(self, first: int, count: int) -> list[RolloutGroup]:
+        """The groups of `count` tasks of the sequence from number `first` on."""
+        return self.answer(self.tasks(first, count), self.config.group_size, range(first, first + count))
+
+    def answer(self, tasks: Sequence[Task], group_size: int, numbers: Sequence[int]) -> list[RolloutGroup]:
+        """One group of `group_size` rollouts for each task; `numbers` as of `produce`."""
+        return produce(
+            self.generator,
+            self.codec,
+            tasks,
+            group_size,
+            Sampling(temperature=self.config.temperature, max_new_tokens=self.config.max_new_tokens),
+            run_id=self.run_id,
+            producer=self.producer,
+            clock=self.clock,
+            numbers=numbers,
+            byte_lengths=self.config.byte_lengths,
+        )
 
 
 def evaluate(generator: Generator, codec: TextCodec, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:

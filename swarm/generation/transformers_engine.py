@@ -1,4 +1,4 @@
-"""An exact generator over any Hugging Face causal language model.
+"""Exact generator over any Hugging Face causal language model.
 
 Invariant: the log-probability of a token is that of its own row, whatever else is in the batch, and so is the
 random number that chose it: a rollout depends on (seed, version, prompt, number of the question, sample).
@@ -7,13 +7,14 @@ random number that chose it: a rollout depends on (seed, version, prompt, number
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import torch
 from torch import nn
 
+from swarm.config import NodeConfig
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.continuous_batching import Decoding, Row
@@ -22,7 +23,7 @@ from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
 from swarm.generation.tolerances import tolerance_nats as tolerance_for
 from swarm.interfaces import TextCodec
-from swarm.model import PublishedTensors, load_published, snapshot
+from swarm.model import PublishedTensors, load_model, load_published, pick_device, snapshot
 from swarm.types import (
     Canary,
     FloatArray,
@@ -76,6 +77,33 @@ class TransformersGenerator:
         self._call = threading.Lock()  # held by one call of generate, greedy or score
         self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
+
+    @classmethod
+    def from_config(
+        cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, network: nn.Module | None = None
+    ) -> Self:
+        """An engine on the node's device (blocking, slow).
+
+        Args:
+            config: of the node.
+            codec: the model's tokenizer.
+            version: what the base model is.
+            network: the base model, which the engine keeps; None: it loads a copy.
+
+        Raises:
+            ConfigError: the model cannot be loaded.
+        """
+        return cls(
+            (network or load_model(config.model).network).to(pick_device(config.device)),
+            codec,
+            version,
+            config.seed,
+            max_rows=config.engine.max_rows,
+            tolerance_nats=config.engine.tolerance_nats,
+        )
+
+    def close(self) -> None:
+        """Nothing to release; here since other engines have a process or connections."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -254,3 +282,40 @@ class TransformersGenerator:
             finish=row.finish,
             claimed_reward=float("nan"),
         )
+
+
+class SnapshotEvaluator(TransformersGenerator):
+    """Evaluates the newest version of a learner whose network is spread over several processes.
+
+    It has a network of its own, and loads the newest snapshot before each answer and score.
+
+    Args:
+        newest: the learner's newest version and its published tensors.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        codec: TextCodec,
+        newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
+        seed: int,
+    ) -> None:
+        version, weights = newest()
+        super().__init__(network, codec, version, seed)
+        self._newest = newest
+        self.load(version, weights)
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+        """As any engine, with the newest weights."""
+        self._load_newest()
+        return super().greedy(prompts, max_new_tokens)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """As any engine, with the newest weights."""
+        self._load_newest()
+        return super().score(sequences)
+
+    def _load_newest(self) -> None:
+        version, weights = self._newest()
+        if version != self.version:
+            self.load(version, weights)

@@ -44,7 +44,7 @@ class VllmGenerator:
     batches, which on CPU in float32 they nearly always are.
 
     Example:
-        generator = VllmGenerator.start(config, codec, PolicyVersion(policy_id=node_id, step=0), seed=0)
+        generator = VllmGenerator.from_config(config, codec, PolicyVersion(policy_id=node_id, step=0))
         groups = generator.generate([codec.encode_prompt(task)], 8, Sampling(max_new_tokens=64))
         generator.close()
     """
@@ -72,14 +72,13 @@ class VllmGenerator:
         self._process = launch()
 
     @classmethod
-    def start(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, seed: int) -> "VllmGenerator":
+    def from_config(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion) -> "VllmGenerator":
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
         Args:
             config: of the node; `engine.python` names the interpreter that has vLLM.
             codec: the model's tokenizer.
             version: what the base model is.
-            seed: of all sampling.
 
         Raises:
             ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
@@ -108,7 +107,7 @@ class VllmGenerator:
             directory,
             codec,
             version,
-            seed,
+            config.seed,
             tolerance,
         )
 

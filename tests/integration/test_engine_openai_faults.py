@@ -158,7 +158,7 @@ def test_no_option_changes_what_is_asked_of_the_server(dialect: str, name: str, 
     with serving(dialect) as server:
         config = NodeConfig(dir=tmp_path, engine=EngineConfig(kind="openai", url=server.url, options={name: 0.5}))
         with pytest.raises(ConfigError, match=rf"engine\.options\.{name}: .*api_key_env.*weights_dir"):
-            OpenAIGenerator.start(config, CODEC, START, 0)
+            OpenAIGenerator.from_config(config, CODEC, START)
         assert not server.seen
 
 
@@ -170,13 +170,13 @@ def test_a_key_comes_from_the_environment_and_stands_in_no_message(
     config = NodeConfig(dir=tmp_path, engine=EngineConfig(kind="openai", url=vllm.url, options=options))
     monkeypatch.delenv("MODEL_SERVER_KEY", raising=False)
     with pytest.raises(ConfigError, match="MODEL_SERVER_KEY"):
-        OpenAIGenerator.start(config, CODEC, START, 0)
+        OpenAIGenerator.from_config(config, CODEC, START)
     monkeypatch.setenv("MODEL_SERVER_KEY", "another")
     with pytest.raises(ConfigError, match="401") as caught:
-        OpenAIGenerator.start(config, CODEC, START, 0)
+        OpenAIGenerator.from_config(config, CODEC, START)
     assert "another" not in str(caught.value)
     monkeypatch.setenv("MODEL_SERVER_KEY", "not-for-logs")
-    engine = OpenAIGenerator.start(config, CODEC, START, 0)
+    engine = OpenAIGenerator.from_config(config, CODEC, START)
     assert len(engine.generate(PROMPTS[:1], 1, SHORT)[0]) == 1
 
 
@@ -308,7 +308,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
             model=ModelConfig(source="tiny", dtype="float32"),
             engine=EngineConfig(kind="openai", url=server.url, options=options),
         )
-        engine = OpenAIGenerator.start(config, CODEC, START, 0)
+        engine = OpenAIGenerator.from_config(config, CODEC, START)
         np.testing.assert_allclose(engine.score(PROMPTS[2:])[0][1:], full_forward(shipped, PROMPTS[2])[1:], atol=1e-4)
         engine.generate(PROMPTS[:1], 1, SHORT)
         assert [path.name for path in (tmp_path / "shared").iterdir()] == [identity.node_id]
@@ -323,7 +323,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
         ):
             given = config.model_copy(update={"engine": EngineConfig(kind="openai", url=url, options=changed)})
             with pytest.raises(ConfigError, match=message):
-                OpenAIGenerator.start(given, CODEC, START, 0)
+                OpenAIGenerator.from_config(given, CODEC, START)
         plain = config.model_copy(update={"engine": EngineConfig(kind="openai", url=server.url)})
         with pytest.raises(ConfigError, match="sglang_disk or vllm_lora"):
-            OpenAIGenerator.start(plain, CODEC, START, 0).load(NEXT, snapshot(shipped))
+            OpenAIGenerator.from_config(plain, CODEC, START).load(NEXT, snapshot(shipped))

@@ -115,7 +115,7 @@ def small(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
     """One process for all checks; each begins with the first weights."""
     directory = tmp_path_factory.mktemp("small")
     model = ModelConfig(source=str(_small_folder(directory)), dtype="float32")
-    engine = VllmGenerator.start(_config(directory, python, model, max_rows=8), CharCodec(), START, seed=0)
+    engine = VllmGenerator.from_config(_config(directory, python, model, max_rows=8), CharCodec(), START)
     first, newer = snapshot(_small(0)), _small(7)
 
     def make() -> Engine:
@@ -192,7 +192,7 @@ config = NodeConfig(
     model=ModelConfig(source={str(_small_folder(tmp_path))!r}, dtype="float32"),
     engine=EngineConfig(kind="vllm", python={python!r}, options={{"kv_cache_memory_bytes": 1 << 26}}),
 )
-engine = VllmGenerator.start(config, CharCodec(), PolicyVersion(policy_id="a", step=0), 0)
+engine = VllmGenerator.from_config(config, CharCodec(), PolicyVersion(policy_id="a", step=0))
 print(engine.pid, flush=True)
 sys.stdin.read()
 """
@@ -211,7 +211,7 @@ sys.stdin.read()
 def test_an_engine_that_hangs_ends_itself_and_says_where(python: str, tmp_path: Path) -> None:
     config = _config(tmp_path, python, ModelConfig(source=str(_small_folder(tmp_path)), dtype="float32"), max_rows=8)
     no_step_is_so_short = config.engine.model_copy(update={"stall_s": 1e-5})
-    engine = VllmGenerator.start(config.model_copy(update={"engine": no_step_is_so_short}), CharCodec(), START, seed=0)
+    engine = VllmGenerator.from_config(config.model_copy(update={"engine": no_step_is_so_short}), CharCodec(), START)
     first = engine.pid
     with pytest.raises(RolloutFailed, match="ended twice over one call of generate"):
         engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8))
@@ -240,7 +240,7 @@ class Real:
         self.model: LoadedModel = load_model(config.model)
         version = replace(START, digest=weights_digest(published_state(self.model.network)))
         self.reference = TransformersGenerator(self.model.network, self.model.codec, version, 0)
-        self.engine = VllmGenerator.start(config, self.model.codec, version, seed=0)
+        self.engine = VllmGenerator.from_config(config, self.model.codec, version)
         self.prompts = [
             self.model.codec.encode_prompt(
                 Task(env="test", task_id=0, messages=(Message(role="user", content=question),))

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.environments.prompt_choice import AdaptiveCurriculum
 from swarm.errors import ConfigError, RolloutFailed
-from swarm.interfaces import PromptChooser
+from swarm.interfaces import PromptChooser, Verdict
 from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
 from swarm.objectives.parts.prompts.robust import RobustCounts
 from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
@@ -59,8 +59,9 @@ class Model:
             created_at_s=0.0,
         )
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> list[float]:
-        return [float(answer) for answer in answers]
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        rewards = np.array([float(answer) for answer in answers], np.float32)
+        return Verdict(task=task(task_id), rewards=rewards, verifier="", reference="")
 
 
 async def inline(function: Any, /, *arguments: object) -> Any:
@@ -147,7 +148,7 @@ async def test_counts_keep_the_mean(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_scored_is_handed_on_and_teaches_nothing(tmp_path: Path) -> None:
     class Broken(Model):
-        async def score(self, env: str, task_id: int, answers: Sequence[str]) -> list[float]:
+        async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
             raise RolloutFailed("out of time")
 
     groups = await chosen(GaussianAccuracy(), Broken(), tmp_path).ask(0, 4)

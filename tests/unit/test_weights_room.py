@@ -1,27 +1,25 @@
 """A trainer whose disk cannot hold what it publishes does not start."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from node.engines import load_engines
-from swarm.config import ModelConfig, NodeConfig, WeightsConfig
+from node.build import build_worker
+from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig, WeightsConfig
 from swarm.errors import ConfigError
 from swarm.model import load_model, published_state
-from swarm.objectives.methods import recipes_of
 from swarm.testing.builders import make_identity
-from swarm.types import Role, Task
+from swarm.types import Role
 
+SORT = EnvironmentConfig(name="sort", kind="char", dataset="sort")
 TINY = ModelConfig(source="tiny", dtype="bfloat16")
 
 
 def start(directory: Path, store_bytes: int) -> None:
-    def task_of(env: str, task_id: int) -> Task:
-        raise AssertionError("nothing is learned here")
-
     weights = WeightsConfig(publish=True, store_bytes=store_bytes)
-    config = NodeConfig(dir=directory, roles=(Role.TRAINER,), model=TINY, weights=weights)
-    load_engines(config, make_identity(1).node_id, recipes_of(config), task_of, []).close()
+    config = NodeConfig(dir=directory, roles=(Role.TRAINER,), model=TINY, weights=weights, environments=(SORT,))
+    build_worker(config, make_identity(1).node_id, cast(Any, None)).close()
 
 
 def test_a_trainer_whose_weight_store_has_no_room_for_its_versions_says_how_much_it_needs(tmp_path: Path) -> None:

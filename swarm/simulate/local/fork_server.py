@@ -29,7 +29,7 @@ OF_AGENTS = (
     "swarm.peers.discovery_dht",
 )
 OF_WORKERS = (
-    "node.engines",
+    "node.build",
     "swarm.generation.produce",
     "swarm.environments.load",
     "swarm.learn.learner",

@@ -1,0 +1,268 @@
+"""Builds the worker of a node from its configuration: model, policy, engine, questions, evaluation, published versions.
+
+Invariant: nothing here runs a loop or talks to a peer, and a configuration that cannot work raises before the first
+step. A node either trains a policy (`build_trainer`) or follows one (`build_generator`); what generates has weights of
+its own, so that it can run while the learner steps.
+
+This module imports torch: it is imported where a worker is built, never by the agent.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Final, Protocol, cast
+
+import torch
+from torch import nn
+
+from node.ranks import join, open_policy
+from swarm.clock import SystemClock
+from swarm.config import NodeConfig
+from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
+from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.load import build_environments
+from swarm.environments.prompt_choice import NUM_CANDIDATES, AdaptiveCurriculum
+from swarm.errors import ConfigError
+from swarm.generation.produce import GroupProducer, evaluate
+from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
+from swarm.interfaces import Generator, LocalExchange, TaskOf, TextCodec
+from swarm.learn.guarded_learner import GuardedLearner
+from swarm.loops import Ask, Worker
+from swarm.model import LoadedModel, PublishedTensors, load_model, published_state, snapshot, weights_digest
+from swarm.objectives.batch import own_prompt_ids
+from swarm.objectives.fallbacks import RecipeSet
+from swarm.objectives.methods import load_recipe, recipes_of
+from swarm.objectives.part import Requirement
+from swarm.types import Draw, NodeId, PolicyVersion, Role, Task
+from swarm.weights.anchors import keep_anchor
+from swarm.weights.apply import Applier
+from swarm.weights.publish import Held
+from swarm.weights.publisher import Publisher, least_store_bytes
+from swarm.weights.store import WeightStore
+from swarm.weights.tensors import TorchWeights, specs_of
+
+BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
+EvaluationTasks = Mapping[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
+
+
+class Engine(Generator, Protocol):
+    """A generator that holds resources (a process, connections) until it is closed."""
+
+    def close(self) -> None:
+        """Releases them (blocking)."""
+        ...
+
+
+def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+    """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
+
+    Raises:
+        ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
+            supply; the message names the key and the fix.
+    """
+    torch.set_num_threads(config.num_threads)
+    build = build_trainer if Role.TRAINER in config.roles else build_generator
+    return build(config, node_id, exchange)
+
+
+def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+    """A worker that trains a policy of its own, and generates for it where the node has that role."""
+    recipes = recipes_of(config)
+    environments = build_environments(config.environments)
+    task_of = partial(rebuild_task, environments)
+    evaluations = make_evaluation_tasks(config, environments)
+    loaded = load_model(config.model)
+    codec = loaded.codec
+    if config.weights.publish:
+        require_store_room(config, loaded)
+    closing = ExitStack()
+
+    # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
+    ranks = join(config)
+    policy = open_policy(config, node_id, loaded, recipes, task_of, ranks)
+    learner = GuardedLearner(policy, load_recipe(config.guard.safe_recipe), config.guard, config.replay.max_age_steps)
+    evaluator: TransformersGenerator  # always answers with the learner's newest weights
+    if ranks is None:
+        evaluator = TransformersGenerator(loaded.network, codec, learner.version, config.seed)
+    else:
+        network = load_model(config.model).network.to(ranks.device)
+        evaluator = SnapshotEvaluator(network, codec, policy.snapshot, config.seed)
+        closing.callback(ranks.stop)
+        closing.callback(policy.stop)
+
+    engine: Generator = evaluator
+    if Role.GENERATOR in config.roles:
+        started = load_engine(config, codec, learner.version)
+        closing.callback(started.close)
+        started.load(*learner.snapshot())
+        engine = started
+
+    publish = None
+    if config.weights.publish:
+        canaries = [task for tasks in zip(*evaluations.values(), strict=False) for task in tasks]
+        publisher = Publisher(
+            open_weight_store(config).put_chunk,
+            [codec.encode_prompt(task) for task in canaries[: config.weights.num_canaries]],
+            evaluator.score,
+            config.weights.anchor_every,
+        )
+        publish = partial(publish_version, publisher)
+    greedy = None
+    if Requirement.BASELINE_ROLLOUT in recipes.needs:
+        greedy = partial(answer_greedily, evaluator, codec, task_of, config.generator.max_new_tokens)
+    producer = make_producer(config, node_id, engine, codec, environments, recipes)
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=engine,
+        produce=producer.produce,
+        ask=make_curriculum(config, recipes, producer, exchange),
+        greedy=greedy,
+        evaluate=partial(evaluate, evaluator, codec, max_new_tokens=config.generator.max_new_tokens),
+        learner=learner,
+        codec=codec,
+        evaluation_tasks=dict(evaluations),
+        encode=publish,
+        close=closing.close,
+        clock=SystemClock(),
+        offload=asyncio.to_thread,
+    )
+
+
+def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+    """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
+    recipes = recipes_of(config)
+    environments = build_environments(config.environments)
+    evaluations = make_evaluation_tasks(config, environments)
+    loaded = load_model(config.model)
+    weights = snapshot(loaded.network)
+    base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
+    engine = load_engine(config, loaded.codec, base, loaded.network)
+    store = open_weight_store(config)
+    applier = Applier(
+        engine,
+        Held(version=base, weights=TorchWeights(weights)),
+        store.chunk,
+        keep=partial(keep_anchor, store),
+        in_flight=config.follow.mode == "push" and config.follow.in_flight,
+    )
+    producer = make_producer(config, node_id, engine, loaded.codec, environments, recipes)
+    return Worker(
+        config=config,
+        exchange=exchange,
+        generator=engine,
+        produce=producer.produce,
+        ask=make_curriculum(config, recipes, producer, exchange),
+        evaluate=partial(evaluate, engine, loaded.codec, max_new_tokens=config.generator.max_new_tokens),
+        learner=None,
+        codec=loaded.codec,
+        evaluation_tasks=dict(evaluations),
+        applier=applier,
+        close=engine.close,
+        clock=SystemClock(),
+        offload=asyncio.to_thread,
+    )
+
+
+# --- parts of both ------------------------------------------------------------------------------
+
+
+def load_engine(
+    config: NodeConfig, codec: TextCodec, version: PolicyVersion, network: nn.Module | None = None
+) -> Engine:
+    """The engine that `engine.kind` names, with the run's base model (blocking, slow).
+
+    Args:
+        network: the base model, which a transformers engine may keep; None: it loads another copy.
+    """
+    # Imported here: each needs what a node with another engine may not have.
+    if config.engine.kind == "vllm":
+        from swarm.generation.vllm_engine import VllmGenerator
+
+        return VllmGenerator.from_config(config, codec, version)
+    if config.engine.kind == "openai":
+        from swarm.generation.openai_engine import OpenAIGenerator
+
+        return OpenAIGenerator.from_config(config, codec, version)
+    return TransformersGenerator.from_config(config, codec, version, network)
+
+
+def make_producer(
+    config: NodeConfig,
+    node_id: NodeId,
+    engine: Generator,
+    codec: TextCodec,
+    environments: Mapping[str, NumberedEnvironment],
+    recipes: RecipeSet,
+) -> GroupProducer:
+    """The endless sequence of training tasks, and the engine that answers them.
+
+    No task comes again while a group about it may still wait for a draw: the spacing is at least what waits then.
+    """
+    num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
+    if recipes.main.prompts is not None:
+        num_waiting *= NUM_CANDIDATES
+    mixture = TaskMixture(environments, config.generator.asks, config.seed, spacing=max(SPACING, num_waiting))
+    return GroupProducer(engine, codec, mixture.tasks, config.generator, config.run_id, node_id, SystemClock())
+
+
+def make_curriculum(
+    config: NodeConfig, recipes: RecipeSet, producer: GroupProducer, exchange: LocalExchange
+) -> Ask | None:
+    """Adaptive choice among the training sequence where the recipe asks for it, else None."""
+    if recipes.main.prompts is None:
+        return None
+    return AdaptiveCurriculum(
+        chooser=recipes.main.prompts,
+        candidates=producer.tasks,
+        answer=producer.answer,
+        score=exchange.score,
+        offload=asyncio.to_thread,
+        path=config.dir / "questions.json",
+        seed=config.seed,
+        group_size=config.generator.group_size,
+        largest=max(config.generator.group_size, config.generator.largest_group),
+    ).ask
+
+
+def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, NumberedEnvironment]) -> EvaluationTasks:
+    """Problems of each environment and split, the same on every node."""
+    return {
+        (name, split): evaluation_tasks(environments[name], split, config.evaluation.num_problems, seed=0)
+        for name in config.evaluation.environments or tuple(environments)
+        for split in ("held_out", "all")
+    }
+
+
+def rebuild_task(environments: Mapping[str, NumberedEnvironment], env: str, task_id: int) -> Task:
+    """The task with that number. Raises LookupError."""
+    return environments[env].task(task_id)
+
+
+def answer_greedily(
+    evaluator: TransformersGenerator, codec: TextCodec, task_of: TaskOf, max_new_tokens: int, draw: Draw
+) -> list[str]:
+    """A greedy answer to the prompt of each drawn group (blocking), for recipes that compare with one."""
+    prompts = [own_prompt_ids(drawn.scored, codec, task_of) for drawn in draw.groups]
+    return evaluator.greedy(prompts, max_new_tokens)
+
+
+def publish_version(publisher: Publisher, version: PolicyVersion, weights: object) -> list[bytes]:
+    """Manifest bodies of a version whose chunks are in the node's weight store (blocking). Raises StorageFull."""
+    return publisher.publish(version, TorchWeights(cast("PublishedTensors", weights)))
+
+
+def require_store_room(config: NodeConfig, loaded: LoadedModel) -> None:
+    """Raises ConfigError where published versions would exceed the disk budget for good."""
+    least = least_store_bytes(specs_of(TorchWeights(published_state(loaded.network))))
+    if config.weights.store_bytes < least:
+        raise ConfigError(
+            f"weights.store_bytes: {config.weights.store_bytes} has no room for a version in full and a patch; "
+            f"for this model set at least {least}"
+        )
+
+
+def open_weight_store(config: NodeConfig) -> WeightStore:
+    """The directory of weights that the agent serves from and fetches into."""
+    return WeightStore(config.dir / "weights", config.weights.store_bytes)
