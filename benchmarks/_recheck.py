@@ -22,7 +22,7 @@ from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ToyCodec, make_rollout
+from swarm.testing.builders import ToyTokenizer, make_rollout
 from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 
@@ -84,7 +84,7 @@ def _admission(verifier: Verifier) -> Admission:
     return Admission(
         run_id=RUN_ID,
         node_id=Identity.create().node_id,
-        codec=ToyCodec(),
+        tokenizer=ToyTokenizer(),
         verifier=verifier,
         store=MemoryGroupStore(clock, max_bytes=2**30),
         clock=clock,
@@ -120,15 +120,15 @@ def _group(task: Task, reference: str, verifier: str, identity: Identity, random
         )
         for text in [reference, reference[:-1] + "?"] * (GROUP_SIZE // 2)
     ]
-    codec = ToyCodec()
+    tokenizer = ToyTokenizer()
     return RolloutGroup(
         run_id=RUN_ID,
         producer=identity.node_id,
         policy_id=identity.node_id,
         env=task.env,
         task_id=task.task_id,
-        tokenizer_digest=codec.digest,
-        prompt_ids=np.array(codec.encode_prompt(task), np.int32),
+        tokenizer_digest=tokenizer.digest,
+        prompt_ids=np.array(tokenizer.encode_prompt(task), np.int32),
         rollouts=tuple(rollouts),
         verifier=verifier,
         created_at_s=time.time(),

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from swarm.clock import SystemClock
 from swarm.generation.produce import produce
-from swarm.interfaces import Generator, TextCodec, Verifier
+from swarm.interfaces import Generator, Tokenizer, Verifier
 from swarm.types import Correction, NodeId, Sampling, ScoredGroup, Task
 
 
 async def scored_groups(
     generator: Generator,
-    codec: TextCodec,
+    tokenizer: Tokenizer,
     verifier: Verifier,
     tasks: Sequence[Task],
     group_size: int,
@@ -27,7 +27,7 @@ async def scored_groups(
 
     Args:
         generator: whose weights answer.
-        codec: its tokenizer.
+        tokenizer: the one of its model.
         verifier: of the answers; a pure function, so one verdict serves every consumer.
         tasks: the questions.
         group_size: rollouts of each.
@@ -36,7 +36,7 @@ async def scored_groups(
         label: of this call, unique within the run.
     """
     groups = produce(
-        generator, codec, tasks, group_size, sampling, run_id="benchmark", producer=producer, clock=SystemClock()
+        generator, tokenizer, tasks, group_size, sampling, run_id="benchmark", producer=producer, clock=SystemClock()
     )
     scored: list[ScoredGroup] = []
     for index, group in enumerate(groups):

@@ -27,7 +27,7 @@ from swarm.exchange.external_sampler import Candidate, sample
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharCodec, PublishedTensors, load_published, tiny_network
+from swarm.model import CharTokenizer, PublishedTensors, load_published, tiny_network
 from swarm.objectives.methods import load_recipe
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
@@ -192,18 +192,18 @@ class Swarm:
     def _node(self, number: int, weights: PublishedTensors, folder: Path) -> _Node:
         seed = 1000 * self.job.seed + number
         name = hashlib.sha256(f"sharing/{seed}".encode()).hexdigest()
-        codec, network, engine = CharCodec(), tiny_network(), tiny_network()
+        tokenizer, network, engine = CharTokenizer(), tiny_network(), tiny_network()
         load_published(network, weights)
         learner = PolicyLearner(
             network,
-            codec,
+            tokenizer,
             load_recipe("swarm_sampling"),
             LearnerConfig(learning_rate=LEARNING_RATE),
             ReplayConfig(external=self.arm.external),
             name,
             folder / str(number),
         )
-        generator = TransformersGenerator(engine, codec, learner.version, seed=self.job.seed, max_rows=_MAX_ROWS)
+        generator = TransformersGenerator(engine, tokenizer, learner.version, seed=self.job.seed, max_rows=_MAX_ROWS)
         generator.load(*learner.snapshot())
         asked = own_tasks(number, self.job.setting.num_nodes) if self.job.mode == "heteroq" else tuple(KINDS)
         mixture = TaskMixture(self._environments, dict.fromkeys(asked, 1.0), seed)
@@ -262,7 +262,7 @@ class Swarm:
         """The node's groups of a round, with their rewards."""
         scored = await scored_groups(
             node.generator,
-            CharCodec(),
+            CharTokenizer(),
             self._verifier,
             [node.mixture.next_task() for _ in range(self.arm.num_generated)],
             GROUP_SIZE,
@@ -296,7 +296,7 @@ class Swarm:
         """Held-out greedy accuracy of each task, mean over nodes."""
         totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for node in self.nodes:
-            answers = evaluate(node.generator, CharCodec(), [task for _, task in self._problems], MAX_NEW_TOKENS)
+            answers = evaluate(node.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
             for (environment, task), answer in zip(self._problems, answers, strict=True):
                 totals[environment.name].append(environment.reward(task.task_id, answer))
         return {kind: float(np.mean(values)) for kind, values in totals.items()}

@@ -28,7 +28,7 @@ from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharCodec, load_published, tiny_network
+from swarm.model import CharTokenizer, load_published, tiny_network
 from swarm.objectives.methods import load_recipe
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
 
@@ -182,12 +182,12 @@ class _Policy:
 
     def __init__(self, name: str, job: Job, method: Method, seed: int, folder: Path, kinds: Sequence[str]) -> None:
         self.name = hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest()
-        codec, network, engine = CharCodec(), tiny_network(), tiny_network()
+        tokenizer, network, engine = CharTokenizer(), tiny_network(), tiny_network()
         load_published(network, warm_weights(job.warm_seed))
         recipe, guard = load_recipe(method.recipe, method.params), GuardConfig(enabled=method.is_guarded)
         policy = PolicyLearner(
             network,
-            codec,
+            tokenizer,
             recipe,
             LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
             ReplayConfig(external="all"),
@@ -195,7 +195,7 @@ class _Policy:
             folder / name,
         )
         self.learner = GuardedLearner(policy, load_recipe(guard.safe_recipe), guard, max_age_steps=job.age)
-        self.generator = TransformersGenerator(engine, codec, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
+        self.generator = TransformersGenerator(engine, tokenizer, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
         self.generator.load(*self.learner.snapshot())
         self.environments = build_environments(
             EnvironmentConfig(name=kind, kind="char", dataset=kind, seed=1) for kind in kinds
@@ -210,7 +210,7 @@ class _Policy:
         self.num_made += 1
         groups = await scored_groups(
             self.generator,
-            CharCodec(),
+            CharTokenizer(),
             self.verifier,
             [self.mixture.next_task() for _ in range(num_groups)],
             GROUP_SIZE,
@@ -310,7 +310,7 @@ class StaleRun:
 
     def accuracies(self) -> dict[str, float]:
         """Held-out greedy accuracy of each task."""
-        answers = evaluate(self.policy.generator, CharCodec(), [task for _, task in self._problems], MAX_NEW_TOKENS)
+        answers = evaluate(self.policy.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
         totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for (environment, task), answer in zip(self._problems, answers, strict=True):
             totals[environment.name].append(environment.reward(task.task_id, answer))

@@ -105,7 +105,7 @@ class _Run:
 
     def __init__(self, learning_rate: float, scratch: Path) -> None:
         trained, engine = load_model(MODEL), load_model(MODEL)
-        self._codec = trained.codec
+        self._tokenizer = trained.tokenizer
         self._name = hashlib.sha256(b"benchmarks.weights").hexdigest()
         environments = build_environments([ENVIRONMENT])
         self._verifier = InlineVerifier(environments)
@@ -113,9 +113,9 @@ class _Run:
         config = LearnerConfig(recipe="grpo", learning_rate=learning_rate)
         recipe = load_recipe(config.recipe)
         self.learner = PolicyLearner(
-            trained.network, self._codec, recipe, config, ReplayConfig(), self._name, scratch / "learner"
+            trained.network, self._tokenizer, recipe, config, ReplayConfig(), self._name, scratch / "learner"
         )
-        self._generator = TransformersGenerator(engine.network, self._codec, self.learner.version, seed=1)
+        self._generator = TransformersGenerator(engine.network, self._tokenizer, self.learner.version, seed=1)
 
     def step(self, number: int) -> None:
         """Generates until there are enough groups with signal, learns from them, and loads the new version."""
@@ -135,7 +135,7 @@ class _Run:
         return asyncio.run(
             scored_groups(
                 self._generator,
-                self._codec,
+                self._tokenizer,
                 self._verifier,
                 [self._mixture.next_task() for _ in range(GROUPS_PER_STEP)],
                 GROUP_SIZE,

@@ -115,8 +115,8 @@ def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) 
     weights = snapshot(model.network)
     version = PolicyVersion(policy_id=PRODUCER, step=0, digest=weights_digest(weights))
     tasks = [Task(env="q", task_id=i, messages=(Message(role="user", content=q),)) for i, q in enumerate(QUESTIONS)]
-    prompts = [model.codec.encode_prompt(task) for task in tasks]
-    reference = TransformersGenerator(model.network, model.codec, version, 0)
+    prompts = [model.tokenizer.encode_prompt(task) for task in tasks]
+    reference = TransformersGenerator(model.network, model.tokenizer, version, 0)
     canaries = [
         Canary(token_ids=np.asarray(prompt, np.int32), logprobs=scores)
         for prompt, scores in zip(prompts, reference.score(prompts), strict=True)
@@ -164,10 +164,10 @@ def start(
             model=ModelConfig(source=arguments.model, dtype=dtype),
             engine=EngineConfig(kind="vllm", python=arguments.python),
         )
-        vllm = VllmGenerator.from_config(config, model.codec, version)
+        vllm = VllmGenerator.from_config(config, model.tokenizer, version)
         return vllm, vllm.close
     own = load_model(ModelConfig(source=arguments.model, dtype=dtype))
-    return TransformersGenerator(own.network, model.codec, version, 0), lambda: None
+    return TransformersGenerator(own.network, model.tokenizer, version, 0), lambda: None
 
 
 def _made(
@@ -178,7 +178,7 @@ def _made(
     began_s = time.monotonic()
     groups = produce(
         generator,
-        model.codec,
+        model.tokenizer,
         tasks,
         arguments.samples,
         sampling,
@@ -208,7 +208,7 @@ def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "n
         )
         for index, group in enumerate(groups)
     ]
-    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_zero_variance=0), model.codec)
+    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_zero_variance=0), model.tokenizer)
     found: list[torch.Tensor] = []
     for packed in pack(batch, TOKEN_BUDGET):
         ours = score_tokens(model.network, packed).logprobs

@@ -190,10 +190,10 @@ def _require_recipe(node: NodeConfig) -> None:
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:
     """Of the run's model, when this machine has it; a coordinator needs no model."""
-    from swarm.model import load_codec
+    from swarm.model import load_tokenizer
 
     try:
-        return load_codec(config.node.model).digest.hex()
+        return load_tokenizer(config.node.model).digest.hex()
     except (ConfigError, ImportError) as error:
         logger.info("manifest without tokenizer digest", extra={"reason": str(error)})
         return ""

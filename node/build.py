@@ -26,7 +26,7 @@ from swarm.environments.prompt_choice import NUM_CANDIDATES, AdaptiveCurriculum
 from swarm.errors import ConfigError
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
-from swarm.interfaces import Generator, LocalExchange, TaskOf, TextCodec
+from swarm.interfaces import Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.model import LoadedModel, PublishedTensors, load_model, published_state, snapshot, weights_digest
@@ -73,7 +73,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
     task_of = partial(rebuild_task, environments)
     evaluations = make_evaluation_tasks(config, environments)
     loaded = load_model(config.model)
-    codec = loaded.codec
+    tokenizer = loaded.tokenizer
     if config.weights.publish:
         require_store_room(config, loaded)
     closing = ExitStack()
@@ -84,16 +84,16 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
     learner = GuardedLearner(policy, load_recipe(config.guard.safe_recipe), config.guard, config.replay.max_age_steps)
     evaluator: TransformersGenerator  # always answers with the learner's newest weights
     if ranks is None:
-        evaluator = TransformersGenerator(loaded.network, codec, learner.version, config.seed)
+        evaluator = TransformersGenerator(loaded.network, tokenizer, learner.version, config.seed)
     else:
         network = load_model(config.model).network.to(ranks.device)
-        evaluator = SnapshotEvaluator(network, codec, policy.snapshot, config.seed)
+        evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:
-        started = load_engine(config, codec, learner.version)
+        started = load_engine(config, tokenizer, learner.version)
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started
@@ -103,15 +103,15 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
         canaries = [task for tasks in zip(*evaluations.values(), strict=False) for task in tasks]
         publisher = Publisher(
             open_weight_store(config).put_chunk,
-            [codec.encode_prompt(task) for task in canaries[: config.weights.num_canaries]],
+            [tokenizer.encode_prompt(task) for task in canaries[: config.weights.num_canaries]],
             evaluator.score,
             config.weights.anchor_every,
         )
         publish = partial(publish_version, publisher)
     greedy = None
     if Requirement.BASELINE_ROLLOUT in recipes.needs:
-        greedy = partial(answer_greedily, evaluator, codec, task_of, config.generator.max_new_tokens)
-    producer = make_producer(config, node_id, engine, codec, environments, recipes)
+        greedy = partial(answer_greedily, evaluator, tokenizer, task_of, config.generator.max_new_tokens)
+    producer = make_producer(config, node_id, engine, tokenizer, environments, recipes)
     return Worker(
         config=config,
         exchange=exchange,
@@ -119,9 +119,9 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
         greedy=greedy,
-        evaluate=partial(evaluate, evaluator, codec, max_new_tokens=config.generator.max_new_tokens),
+        evaluate=partial(evaluate, evaluator, tokenizer, max_new_tokens=config.generator.max_new_tokens),
         learner=learner,
-        codec=codec,
+        tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
         encode=publish,
         close=closing.close,
@@ -138,7 +138,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
     loaded = load_model(config.model)
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
-    engine = load_engine(config, loaded.codec, base, loaded.network)
+    engine = load_engine(config, loaded.tokenizer, base, loaded.network)
     store = open_weight_store(config)
     applier = Applier(
         engine,
@@ -147,16 +147,16 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
         keep=partial(keep_anchor, store),
         in_flight=config.follow.mode == "push" and config.follow.in_flight,
     )
-    producer = make_producer(config, node_id, engine, loaded.codec, environments, recipes)
+    producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes)
     return Worker(
         config=config,
         exchange=exchange,
         generator=engine,
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
-        evaluate=partial(evaluate, engine, loaded.codec, max_new_tokens=config.generator.max_new_tokens),
+        evaluate=partial(evaluate, engine, loaded.tokenizer, max_new_tokens=config.generator.max_new_tokens),
         learner=None,
-        codec=loaded.codec,
+        tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
         applier=applier,
         close=engine.close,
@@ -169,7 +169,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
 
 
 def load_engine(
-    config: NodeConfig, codec: TextCodec, version: PolicyVersion, network: nn.Module | None = None
+    config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, network: nn.Module | None = None
 ) -> Engine:
     """The engine that `engine.kind` names, with the run's base model (blocking, slow).
 
@@ -180,19 +180,19 @@ def load_engine(
     if config.engine.kind == "vllm":
         from swarm.generation.vllm_engine import VllmGenerator
 
-        return VllmGenerator.from_config(config, codec, version)
+        return VllmGenerator.from_config(config, tokenizer, version)
     if config.engine.kind == "openai":
         from swarm.generation.openai_engine import OpenAIGenerator
 
-        return OpenAIGenerator.from_config(config, codec, version)
-    return TransformersGenerator.from_config(config, codec, version, network)
+        return OpenAIGenerator.from_config(config, tokenizer, version)
+    return TransformersGenerator.from_config(config, tokenizer, version, network)
 
 
 def make_producer(
     config: NodeConfig,
     node_id: NodeId,
     engine: Generator,
-    codec: TextCodec,
+    tokenizer: Tokenizer,
     environments: Mapping[str, NumberedEnvironment],
     recipes: RecipeSet,
 ) -> GroupProducer:
@@ -204,7 +204,7 @@ def make_producer(
     if recipes.main.prompts is not None:
         num_waiting *= NUM_CANDIDATES
     mixture = TaskMixture(environments, config.generator.asks, config.seed, spacing=max(SPACING, num_waiting))
-    return GroupProducer(engine, codec, mixture.tasks, config.generator, config.run_id, node_id, SystemClock())
+    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, SystemClock())
 
 
 def make_curriculum(
@@ -241,10 +241,10 @@ def rebuild_task(environments: Mapping[str, NumberedEnvironment], env: str, task
 
 
 def answer_greedily(
-    evaluator: TransformersGenerator, codec: TextCodec, task_of: TaskOf, max_new_tokens: int, draw: Draw
+    evaluator: TransformersGenerator, tokenizer: Tokenizer, task_of: TaskOf, max_new_tokens: int, draw: Draw
 ) -> list[str]:
     """A greedy answer to the prompt of each drawn group (blocking), for recipes that compare with one."""
-    prompts = [own_prompt_ids(drawn.scored, codec, task_of) for drawn in draw.groups]
+    prompts = [own_prompt_ids(drawn.scored, tokenizer, task_of) for drawn in draw.groups]
     return evaluator.greedy(prompts, max_new_tokens)
 
 

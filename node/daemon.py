@@ -1,6 +1,6 @@
 """The node daemon: builds every part, starts them in order, and drains them in reverse.
 
-Order: identity, store, codec, sandbox, agent, transport (serve), directory, coordinator, loops, worker.
+Order: identity, store, tokenizer, sandbox, agent, transport (serve), directory, coordinator, loops, worker.
 Invariant: whatever was started is stopped, also when a later part fails to start.
 """
 
@@ -28,7 +28,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
-from swarm.interfaces import CoordinatorClient, TextCodec
+from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
 from swarm.peers.reputation import Reputation
 from swarm.process import (
@@ -129,13 +129,13 @@ class Daemon(Service):
         config = self.config
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
         self._exit.push_async_callback(store.close)
-        codec = await asyncio.to_thread(_load_codec, config)
+        tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self._verifier.close)
         admission = Admission(
             run_id=config.run_id,
             node_id=identity.node_id,
-            codec=codec,
+            tokenizer=tokenizer,
             verifier=self._verifier,
             store=store,
             clock=self.clock,
@@ -153,7 +153,7 @@ class Daemon(Service):
             replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
             admission=admission,
             verifier=self._verifier,
-            tokenizer_digest=codec.digest,
+            tokenizer_digest=tokenizer.digest,
             clock=self.clock,
             emit=self._emit,
             weights=await asyncio.to_thread(_open_weights, config),
@@ -355,10 +355,10 @@ def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
     return load_recipes(config.learner).usable
 
 
-def _load_codec(config: NodeConfig) -> TextCodec:
-    from swarm.model import load_codec
+def _load_tokenizer(config: NodeConfig) -> Tokenizer:
+    from swarm.model import load_tokenizer
 
-    return load_codec(config.model)
+    return load_tokenizer(config.model)
 
 
 async def _leave(client: CoordinatorClient, agent: Agent) -> None:

@@ -124,7 +124,7 @@ def open_policy(
         from swarm.learn.leader import LeadingLearner as kind
     return kind(
         network=loaded.network,
-        codec=loaded.codec,
+        tokenizer=loaded.tokenizer,
         recipe=recipes,
         config=config.learner,
         replay=config.replay,

@@ -98,7 +98,7 @@ class Verifier(Protocol):
 # --- text and tokens ---------------------------------------------------------------------------
 
 
-class TextCodec(Protocol):
+class Tokenizer(Protocol):
     """The tokenizer as admission and scoring see it."""
 
     digest: Digest

@@ -26,7 +26,7 @@ from swarm.exchange.admission_checks import (
 )
 from swarm.exchange.version_history import Versions
 from swarm.identity import Identity
-from swarm.interfaces import GroupStore, Offload, TextCodec, Verdict, Verifier
+from swarm.interfaces import GroupStore, Offload, Tokenizer, Verdict, Verifier
 from swarm.peers.reputation import UNPROVEN, Reputation
 from swarm.types import (
     Correction,
@@ -57,7 +57,7 @@ class Admission:
     Args:
         run_id: groups of other runs are refused.
         node_id: our own; our groups coming back are duplicates. Also the name of our lineage.
-        codec: tokenizer of this node.
+        tokenizer: of this node's model.
         verifier: scores answers in the sandbox and rebuilds tasks.
         store: admitted groups are in it before `admit` returns.
         clock: wall clock and monotonic time.
@@ -74,7 +74,7 @@ class Admission:
         *,
         run_id: str,
         node_id: NodeId,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         verifier: Verifier,
         store: GroupStore,
         clock: Clock,
@@ -87,7 +87,7 @@ class Admission:
     ) -> None:
         self._run_id = run_id
         self._node_id = node_id
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._verifier = verifier
         self._store = store
         self._clock = clock
@@ -223,7 +223,7 @@ class Admission:
 
     async def _judge(self, group: RolloutGroup, sealed: SealedGroup) -> ScoredGroup | Refused:
         """Its values and its answers."""
-        finding = await self._offload(check_form, group, self._codec, self._limits)
+        finding = await self._offload(check_form, group, self._tokenizer, self._limits)
         if finding is not None:
             return _refused(finding, sealed)
         verdict = await self._verdict(group)
@@ -267,7 +267,7 @@ class Admission:
         except RolloutFailed as error:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
-        return check_verdict(group, verdict, self._codec, self._limits) or verdict
+        return check_verdict(group, verdict, self._tokenizer, self._limits) or verdict
 
     async def _keep(self, group: RolloutGroup, sealed: SealedGroup, verdict: Verdict) -> ScoredGroup | Refused:
         scored = self._scored(clamp_logprobs(group), sealed, verdict.rewards, is_made_here=False)
@@ -288,7 +288,7 @@ class Admission:
             digest=sealed.digest,
             group=group,
             rewards=rewards,
-            correction=correction_of(group, self._codec),
+            correction=correction_of(group, self._tokenizer),
             is_made_here=is_made_here,
             first_seen_s=self._clock.now_s(),
             size_bytes=sealed.size_bytes,

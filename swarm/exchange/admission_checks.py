@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from swarm.config import NodeConfig
-from swarm.interfaces import TextCodec, Verdict
+from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import (
     Correction,
     FinishReason,
@@ -65,7 +65,7 @@ class AdmissionLimits:
         )
 
 
-def check_form(group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
+def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Everything that group, vocabulary and limits decide alone."""
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
@@ -73,34 +73,39 @@ def check_form(group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -
     num_traced = sum([rollout.trace is not None for rollout in group.rollouts])
     if num_traced not in (0, len(group.rollouts)):
         return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"
-    if num_traced and group.tokenizer_digest == codec.digest and not _are_in_vocabulary(group.prompt_ids, codec):
-        return RefusalReason.BAD_TOKENS, f"token id of the prompt outside [0, {codec.vocab_size})"
+    if (
+        num_traced
+        and group.tokenizer_digest == tokenizer.digest
+        and not _are_in_vocabulary(group.prompt_ids, tokenizer)
+    ):
+        return RefusalReason.BAD_TOKENS, f"token id of the prompt outside [0, {tokenizer.vocab_size})"
     for rollout in group.rollouts:
-        finding = _check_rollout(rollout, group, codec, limits)
+        finding = _check_rollout(rollout, group, tokenizer, limits)
         if finding is not None:
             return finding
     return None
 
 
-def _check_rollout(rollout: Rollout, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
+def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     if rollout.finish is FinishReason.ABORTED:
         return RefusalReason.BAD_SAMPLING, "an aborted rollout"
     finding = _check_sampling(rollout, limits)
     if finding is not None:
         return finding
     trace, bound = rollout.trace, _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-    if (trace is None or group.tokenizer_digest != codec.digest) and len(rollout.text) > bound:  # it is re-encoded here
+    is_encoded_here = trace is None or group.tokenizer_digest != tokenizer.digest
+    if is_encoded_here and len(rollout.text) > bound:
         return RefusalReason.BAD_TOKENS, f"{len(rollout.text)} characters exceed {bound}"
     if trace is None:
         return None
     finding = (
         _check_spans(trace, group.policy_id)
-        or _check_tokens(trace, group, codec, limits)
+        or _check_tokens(trace, group, tokenizer, limits)
         or _check_logprobs(trace)
         or _check_byte_lengths(rollout.text, trace)
     )
-    if finding is None and group.tokenizer_digest == codec.digest:
-        finding = _check_text(rollout.text, trace, codec)
+    if finding is None and group.tokenizer_digest == tokenizer.digest:
+        finding = _check_text(rollout.text, trace, tokenizer)
     return finding
 
 
@@ -128,21 +133,22 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
     return None
 
 
-def _check_tokens(trace: TokenTrace, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
+def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     num_trained = int(np.count_nonzero(trace.action_mask))
     if not 1 <= num_trained <= limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"{num_trained} trained tokens, expected 1 to {limits.max_new_tokens}"
-    if group.tokenizer_digest != codec.digest:
+    if group.tokenizer_digest != tokenizer.digest:
         return None  # ids of another vocabulary are never looked up here
-    if not _are_in_vocabulary(trace.token_ids, codec):
-        return RefusalReason.BAD_TOKENS, f"token id outside [0, {codec.vocab_size})"
-    if _has_inner_eos(trace, codec.eos_ids):
+    if not _are_in_vocabulary(trace.token_ids, tokenizer):
+        return RefusalReason.BAD_TOKENS, f"token id outside [0, {tokenizer.vocab_size})"
+    if _has_inner_eos(trace, tokenizer.eos_ids):
         return RefusalReason.BAD_TOKENS, "tokens after an end of sequence within a turn"
     return None
 
 
-def _are_in_vocabulary(ids: IntArray, codec: TextCodec) -> bool:
-    return not ids.size or int(np.maximum.reduce(ids.view(np.uint32))) < codec.vocab_size  # a negative id is a huge one
+def _are_in_vocabulary(ids: IntArray, tokenizer: Tokenizer) -> bool:
+    # Seen as unsigned, a negative id is a huge one.
+    return not ids.size or int(np.maximum.reduce(ids.view(np.uint32))) < tokenizer.vocab_size
 
 
 def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
@@ -178,9 +184,9 @@ def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
     return (RefusalReason.BAD_TOKENS, f"byte lengths add up to {total}, not {expected}") if total != expected else None
 
 
-def _check_text(text: str, trace: TokenTrace, codec: TextCodec) -> Finding:
+def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
     """What is scored is what is learned."""
-    if codec.decode(trace.token_ids[trace.action_mask].tolist()) != text:
+    if tokenizer.decode(trace.token_ids[trace.action_mask].tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
     return None
 
@@ -214,14 +220,15 @@ def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: floa
     return None
 
 
-def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limits: AdmissionLimits) -> Finding:
+def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says."""
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
         return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
     if verdict.task.is_held_out:
         return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
-    if group.tokenizer_digest == codec.digest and group.prompt_ids.tolist() != codec.encode_prompt(verdict.task):
+    is_ours = group.tokenizer_digest == tokenizer.digest
+    if is_ours and group.prompt_ids.tolist() != tokenizer.encode_prompt(verdict.task):
         return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
     if group.verifier == verdict.verifier:
         for rollout, reward in zip(group.rollouts, rewards, strict=True):
@@ -231,9 +238,9 @@ def check_verdict(group: RolloutGroup, verdict: Verdict, codec: TextCodec, limit
     return None
 
 
-def correction_of(group: RolloutGroup, codec: TextCodec) -> Correction:
+def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
     """Which ratios this node may form for the group."""
-    if group.tokenizer_digest != codec.digest:
+    if group.tokenizer_digest != tokenizer.digest:
         return Correction.TEXT_ONLY
     is_exact = True
     for rollout in group.rollouts:

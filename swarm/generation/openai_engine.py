@@ -32,7 +32,7 @@ from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.tolerances import tolerance_nats
 from swarm.identity import Identity
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, load_model, snapshot
 from swarm.types import (
     Canary,
@@ -71,7 +71,7 @@ class OpenAIGenerator:
     changes what is asked of the server: tokens are drawn as the rollout's `Sampling` says, and no other way.
 
     Example:
-        generator = OpenAIGenerator.from_config(config, codec, PolicyVersion(policy_id="", step=0))
+        generator = OpenAIGenerator.from_config(config, tokenizer, PolicyVersion(policy_id="", step=0))
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class OpenAIGenerator:
         client: JsonClient,
         server: Server,
         taking: Taking,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         version: PolicyVersion,
         seed: int,
         *,
@@ -89,7 +89,7 @@ class OpenAIGenerator:
         self._client = client
         self._server = server
         self._taking = taking
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._version = version
         self._model = taking.model
         self._seeds = SampleSeeds(seed)
@@ -99,12 +99,12 @@ class OpenAIGenerator:
         self._is_sampling = False
         self._pool = ThreadPoolExecutor(max_rows, thread_name_prefix="openai")
         self._lost = ""  # why nobody knows which weights the server has
-        scaled = log_probs_are_scaled(server, self._model, [codec.encode_response(text)[:-1] for text in _PROBES])
+        scaled = log_probs_are_scaled(server, self._model, [tokenizer.encode_response(text)[:-1] for text in _PROBES])
         self._gives_logprobs = scaled is not None
         self._scales = bool(scaled)
 
     @classmethod
-    def from_config(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion) -> "OpenAIGenerator":
+    def from_config(cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion) -> "OpenAIGenerator":
         """Connects to the configured server and asks what it can do (blocking).
 
         Raises:
@@ -122,12 +122,12 @@ class OpenAIGenerator:
         client = JsonClient(
             engine.url.rstrip("/").removesuffix("/v1"), _api_key(options), float(options.get("timeout_s", 600.0))
         )
-        server = find_server(client, str(options.get("model", "")), codec.eos_ids)
+        server = find_server(client, str(options.get("model", "")), tokenizer.eos_ids)
         return cls(
             client,
             server,
             _taking(config, client, server),
-            codec,
+            tokenizer,
             version,
             config.seed,
             max_rows=engine.max_rows,
@@ -168,7 +168,7 @@ class OpenAIGenerator:
         sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
         with self._call, self._sampling():
             made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
-            return [self._codec.decode(completion.token_ids) for completion in made]
+            return [self._tokenizer.decode(completion.token_ids) for completion in made]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
@@ -250,9 +250,9 @@ class OpenAIGenerator:
         return self._server.complete(self._model, prompt, sampling, seed % 2**_SEED_BITS)
 
     def _score(self, model: str, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._codec.vocab_size]
+        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._tokenizer.vocab_size]
         if outside:
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._tokenizer.vocab_size}")
         asked = [sequence for sequence in sequences if len(sequence) > 1]
         made = iter(self._each(asked, lambda sequence: self._server.score(model, sequence), []))
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
@@ -284,7 +284,7 @@ class OpenAIGenerator:
             spans=(VersionSpan(start=0, version=self._version),),
         )
         return Rollout(
-            text=self._codec.decode(completion.token_ids),
+            text=self._tokenizer.decode(completion.token_ids),
             trace=trace,
             sampling=sampling,
             finish=completion.finish,

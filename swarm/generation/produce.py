@@ -1,4 +1,4 @@
-"""Rollout groups and greedy answers from tasks: functions over a generator and a codec.
+"""Rollout groups and greedy answers from tasks: functions over a generator and a tokenizer.
 
 Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.config import GeneratorConfig
-from swarm.interfaces import Generator, TextCodec
+from swarm.interfaces import Generator, Tokenizer
 from swarm.model.token_alignment import with_byte_lengths
 from swarm.types import NodeId, RolloutGroup, Sampling, Task
 
@@ -20,7 +20,7 @@ UNSCORED = "unscored"
 
 def produce(
     generator: Generator,
-    codec: TextCodec,
+    tokenizer: Tokenizer,
     tasks: Sequence[Task],
     group_size: int,
     sampling: Sampling,
@@ -35,7 +35,7 @@ def produce(
 
     Args:
         generator: whose weights answer.
-        codec: its tokenizer.
+        tokenizer: its tokenizer.
         tasks: the questions.
         group_size: rollouts of each.
         sampling: how tokens are drawn.
@@ -48,7 +48,7 @@ def produce(
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
     """
-    prompts = [codec.encode_prompt(task) for task in tasks]
+    prompts = [tokenizer.encode_prompt(task) for task in tasks]
     policy_id = generator.version.policy_id
     generated = generator.generate(prompts, group_size, sampling, numbers)
     return [
@@ -58,9 +58,11 @@ def produce(
             policy_id=policy_id,
             env=task.env,
             task_id=task.task_id,
-            tokenizer_digest=codec.digest,
+            tokenizer_digest=tokenizer.digest,
             prompt_ids=np.asarray(prompt, dtype=np.int32),
-            rollouts=tuple(with_byte_lengths(each, codec) for each in rollouts) if byte_lengths else tuple(rollouts),
+            rollouts=tuple(with_byte_lengths(each, tokenizer) for each in rollouts)
+            if byte_lengths
+            else tuple(rollouts),
             verifier=UNSCORED,
             created_at_s=clock.now_s(),
         )
@@ -73,11 +75,11 @@ class GroupProducer:
     """The training tasks of a node and the engine that answers them (blocking).
 
     Example:
-        groups = GroupProducer(engine, codec, mixture.tasks, config.generator, run_id, node_id, clock).produce(0, 4)
+        groups = GroupProducer(engine, tokenizer, mixture.tasks, config.generator, run_id, node_id, clock).produce(0, 4)
     """
 
     generator: Generator
-    codec: TextCodec
+    tokenizer: Tokenizer
     tasks: Callable[[int, int], list[Task]]  # of the training sequence, by first number and count
     config: GeneratorConfig
     run_id: str
@@ -92,7 +94,7 @@ class GroupProducer:
         """One group of `group_size` rollouts for each task; `numbers` as of `produce`."""
         return produce(
             self.generator,
-            self.codec,
+            self.tokenizer,
             tasks,
             group_size,
             Sampling(temperature=self.config.temperature, max_new_tokens=self.config.max_new_tokens),
@@ -104,6 +106,6 @@ class GroupProducer:
         )
 
 
-def evaluate(generator: Generator, codec: TextCodec, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:
+def evaluate(generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:
     """The greedy answer to each task, in order (blocking)."""
-    return generator.greedy([codec.encode_prompt(task) for task in tasks], max_new_tokens)
+    return generator.greedy([tokenizer.encode_prompt(task) for task in tasks], max_new_tokens)

@@ -22,7 +22,7 @@ from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
 from swarm.generation.tolerances import tolerance_nats as tolerance_for
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, load_model, load_published, pick_device, snapshot
 from swarm.types import (
     Canary,
@@ -45,21 +45,21 @@ class TransformersGenerator:
 
     Args:
         network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
-        codec: its tokenizer.
+        tokenizer: its tokenizer.
         version: the weights it holds.
         seed: of all sampling.
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
         tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
 
     Example:
-        generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), seed=0)
-        rollouts = generator.generate([codec.encode_prompt(task)], 8, Sampling(max_new_tokens=6))
+        generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
+        rollouts = generator.generate([tokenizer.encode_prompt(task)], 8, Sampling(max_new_tokens=6))
     """
 
     def __init__(
         self,
         network: nn.Module,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         version: PolicyVersion,
         seed: int,
         *,
@@ -68,7 +68,7 @@ class TransformersGenerator:
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._version = version
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
@@ -80,13 +80,13 @@ class TransformersGenerator:
 
     @classmethod
     def from_config(
-        cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion, network: nn.Module | None = None
+        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, network: nn.Module | None = None
     ) -> Self:
         """An engine on the node's device (blocking, slow).
 
         Args:
             config: of the node.
-            codec: the model's tokenizer.
+            tokenizer: the model's tokenizer.
             version: what the base model is.
             network: the base model, which the engine keeps; None: it loads a copy.
 
@@ -95,7 +95,7 @@ class TransformersGenerator:
         """
         return cls(
             (network or load_model(config.model).network).to(pick_device(config.device)),
-            codec,
+            tokenizer,
             version,
             config.seed,
             max_rows=config.engine.max_rows,
@@ -147,7 +147,7 @@ class TransformersGenerator:
                 rows,
                 max_rows=self._max_rows,
                 max_new_tokens=sampling.max_new_tokens,
-                eos_ids=self._codec.eos_ids,
+                eos_ids=self._tokenizer.eos_ids,
                 choose=sampler(sampling),
             )
             while decoding.goes_on and not self._cancelled.is_set():
@@ -167,12 +167,12 @@ class TransformersGenerator:
                 rows,
                 max_rows=self._max_rows,
                 max_new_tokens=max_new_tokens,
-                eos_ids=self._codec.eos_ids,
+                eos_ids=self._tokenizer.eos_ids,
                 choose=choose_greedy,
             )
             while decoding.goes_on and not self._cancelled.is_set():
                 decoding.step(self._version)
-            return [self._codec.decode(row.tokens) for row in rows]
+            return [self._tokenizer.decode(row.tokens) for row in rows]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
@@ -239,9 +239,9 @@ class TransformersGenerator:
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._codec.vocab_size]
+        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._tokenizer.vocab_size]
         if outside:
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._codec.vocab_size}")
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._tokenizer.vocab_size}")
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
         order = sorted((i for i in range(len(sequences)) if len(sequences[i]) > 1), key=lambda i: len(sequences[i]))
         while order:
@@ -276,7 +276,7 @@ class TransformersGenerator:
             spans=tuple(row.spans) or (VersionSpan(start=0, version=self._version),),
         )
         return Rollout(
-            text=self._codec.decode(row.tokens),
+            text=self._tokenizer.decode(row.tokens),
             trace=trace,
             sampling=sampling,
             finish=row.finish,
@@ -296,12 +296,12 @@ class SnapshotEvaluator(TransformersGenerator):
     def __init__(
         self,
         network: nn.Module,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
         seed: int,
     ) -> None:
         version, weights = newest()
-        super().__init__(network, codec, version, seed)
+        super().__init__(network, tokenizer, version, seed)
         self._newest = newest
         self.load(version, weights)
 

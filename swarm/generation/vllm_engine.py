@@ -20,7 +20,7 @@ from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.tolerances import tolerance_nats
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.generation.vllm_settings import EngineSettings
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, resolve_source, weights_digest
 from swarm.model.network import save_tensors
 from swarm.model.source import TINY
@@ -44,8 +44,8 @@ class VllmGenerator:
     batches, which on CPU in float32 they nearly always are.
 
     Example:
-        generator = VllmGenerator.from_config(config, codec, PolicyVersion(policy_id=node_id, step=0))
-        groups = generator.generate([codec.encode_prompt(task)], 8, Sampling(max_new_tokens=64))
+        generator = VllmGenerator.from_config(config, tokenizer, PolicyVersion(policy_id=node_id, step=0))
+        groups = generator.generate([tokenizer.encode_prompt(task)], 8, Sampling(max_new_tokens=64))
         generator.close()
     """
 
@@ -53,14 +53,14 @@ class VllmGenerator:
         self,
         launch: Callable[[], EngineProcess],
         directory: Path,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         version: PolicyVersion,
         seed: int,
         tolerance: float,
     ) -> None:
         self._launch = launch
         self._directory = directory
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._base = version  # what a new process starts with
         self._version = version
         self._good: Path | None = None  # file of `version`; None: the base
@@ -72,12 +72,12 @@ class VllmGenerator:
         self._process = launch()
 
     @classmethod
-    def from_config(cls, config: NodeConfig, codec: TextCodec, version: PolicyVersion) -> "VllmGenerator":
+    def from_config(cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion) -> "VllmGenerator":
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
         Args:
             config: of the node; `engine.python` names the interpreter that has vLLM.
-            codec: the model's tokenizer.
+            tokenizer: the model's tokenizer.
             version: what the base model is.
 
         Raises:
@@ -95,7 +95,7 @@ class VllmGenerator:
             model=str(resolve_source(config.model, None, with_weights=True)),
             dtype=config.model.dtype,
             max_rows=config.engine.max_rows,
-            eos_ids=sorted(codec.eos_ids),
+            eos_ids=sorted(tokenizer.eos_ids),
             version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
             options=config.engine.options,
             stall_s=config.engine.stall_s,
@@ -105,7 +105,7 @@ class VllmGenerator:
         return cls(
             lambda: EngineProcess(python, settings, directory, config.num_threads),
             directory,
-            codec,
+            tokenizer,
             version,
             config.seed,
             tolerance,
@@ -232,7 +232,7 @@ class VllmGenerator:
         spans = tuple(VersionSpan(start=span.start, version=self._named(span.version)) for span in trace.spans)
         logprobs = np.empty(0, np.float32) if not ids else trace.logprobs  # none at all look like none known
         trace = replace(trace, spans=spans, logprobs=logprobs)
-        return replace(rollout, text=self._codec.decode(ids), sampling=sampling, trace=trace)
+        return replace(rollout, text=self._tokenizer.decode(ids), sampling=sampling, trace=trace)
 
     def _named(self, version: PolicyVersion) -> PolicyVersion:
         return version if version.policy_id != _NAMELESS else replace(version, policy_id="")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
-from swarm.interfaces import TaskOf, TextCodec
+from swarm.interfaces import TaskOf, Tokenizer
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import OffPolicyStats, off_policy_by_source
 from swarm.learn.fused_head import Head
@@ -48,7 +48,7 @@ class PolicyLearner:
     def __init__(
         self,
         network: nn.Module,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         recipe: Recipe | RecipeSet,
         config: LearnerConfig,
         replay: ReplayConfig,
@@ -68,7 +68,7 @@ class PolicyLearner:
         self._network = network.eval()
         self._ranks = ranks or OneProcess()
         check_head(self._network)
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._recipes = recipe if isinstance(recipe, RecipeSet) else RecipeSet(main=recipe)
         self._config = config
         self._replay = replay
@@ -181,7 +181,7 @@ class PolicyLearner:
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
-        batch = make_batch(draw, self._codec, self._ranks.device, self._task_of, self.version.policy_id)
+        batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
         batch = replace(batch, ratio_band=ratio_band)
         shares: list[RecipeSlice] = []
         if not is_frozen:

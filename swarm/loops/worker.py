@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.interfaces import Generator, Learner, LocalExchange, Offload, TextCodec
+from swarm.interfaces import Generator, Learner, LocalExchange, Offload, Tokenizer
 from swarm.loops.overlap import Overlap
 from swarm.types import Draw, PolicyVersion, RolloutGroup, Task
 from swarm.weights.apply import Applier
@@ -30,7 +30,7 @@ class Worker:
     produce: Produce
     evaluate: Evaluate
     learner: Learner | None
-    codec: TextCodec
+    tokenizer: Tokenizer
     evaluation_tasks: dict[tuple[str, str], Sequence[Task]]  # (environment, split) -> tasks
     clock: Clock
     offload: Offload

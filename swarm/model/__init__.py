@@ -1,13 +1,13 @@
 """Model and tokenizer: where they come from, how they are read, and what of them is published.
 
-Invariant: importing this package, or loading a codec, never imports torch; names that need it resolve on first use.
+Invariant: importing this package, or loading a tokenizer, never imports torch; names that need it resolve on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from swarm.model.source import default_cache_dir, resolve_source
-from swarm.model.tokenizer import CharCodec, HfCodec, load_codec
+from swarm.model.tokenizer import CharTokenizer, HfTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from swarm.model.lora import add_adapters, merged_state
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from swarm.model.version_digest import PublishedTensors, load_published, published_state, snapshot, weights_digest
 
 __all__ = [
-    "CharCodec",
-    "HfCodec",
+    "CharTokenizer",
+    "HfTokenizer",
     "LoadedModel",
     "PublishedTensors",
     "add_adapters",
     "default_cache_dir",
-    "load_codec",
     "load_model",
     "load_published",
+    "load_tokenizer",
     "merged_state",
     "pick_device",
     "published_state",

@@ -16,10 +16,10 @@ from torch import nn
 
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters, merged_state
 from swarm.model.source import TINY, resolve_source
-from swarm.model.tokenizer import CharCodec, HfCodec
+from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest
 
@@ -31,7 +31,7 @@ class LoadedModel:
     """A network ready for scoring, its tokenizer, and the digest of the weights it came with."""
 
     network: nn.Module  # transformers causal LM, eval mode; trainable parameters require grad
-    codec: TextCodec
+    tokenizer: Tokenizer
     base_digest: Digest  # of all published tensors before adapters were added
     folder: Path | None  # Hugging Face folder it came from; None for the tiny model
 
@@ -47,10 +47,10 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
     """
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     if config.source == TINY:
-        folder, codec, network = None, CharCodec(), _shipped_tiny().to(dtype)
+        folder, tokenizer, network = None, CharTokenizer(), _shipped_tiny().to(dtype)
     else:
         folder = resolve_source(config, cache_dir, with_weights=True)
-        codec, network = HfCodec(folder), _from_folder(folder, dtype)
+        tokenizer, network = HfTokenizer(folder), _from_folder(folder, dtype)
     _without_dropout(network)
     digest = weights_digest(published_state(network))
     if config.digest and digest.hex() != config.digest.lower():
@@ -60,7 +60,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
         )
     if config.lora_rank:
         add_adapters(network, config.lora_rank)
-    return LoadedModel(network=network, codec=codec, base_digest=digest, folder=folder)
+    return LoadedModel(network=network, tokenizer=tokenizer, base_digest=digest, folder=folder)
 
 
 def pick_device(name: str) -> torch.device:
@@ -84,9 +84,9 @@ def tiny_network(seed: int = 0) -> nn.Module:
     """The tiny character-level Llama (0.19M parameters, float32) with random weights; the global RNG is untouched."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     config = LlamaConfig(
-        vocab_size=codec.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         hidden_size=96,
         intermediate_size=192,
         num_hidden_layers=2,
@@ -95,8 +95,8 @@ def tiny_network(seed: int = 0) -> nn.Module:
         max_position_embeddings=128,
         tie_word_embeddings=True,
         bos_token_id=None,
-        pad_token_id=codec.pad_id,
-        eos_token_id=codec.eos_id,
+        pad_token_id=tokenizer.pad_id,
+        eos_token_id=tokenizer.eos_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

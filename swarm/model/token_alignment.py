@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.types import FinishReason, IntArray, Rollout
 
 Positions = NDArray[np.int64]
@@ -80,7 +80,7 @@ def _segments(token_ends: Positions, ends: Positions) -> Positions:
     return np.where(found < ends.size, found, UNALIGNED)
 
 
-def with_byte_lengths(rollout: Rollout, codec: TextCodec) -> Rollout:
+def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
     """Our rollout with the bytes of its text that each token stands for, for nodes of other tokenizers.
 
     Only where its tokens are the ones that its text is encoded as: a ratio of canonical tokenisations says nothing
@@ -89,8 +89,8 @@ def with_byte_lengths(rollout: Rollout, codec: TextCodec) -> Rollout:
     trace = rollout.trace
     if trace is None or not trace.action_mask.all():
         return rollout
-    lengths = codec.byte_lengths(rollout.text)
-    canonical = codec.encode_response(rollout.text)
+    lengths = tokenizer.byte_lengths(rollout.text)
+    canonical = tokenizer.encode_response(rollout.text)
     is_whole = rollout.finish is FinishReason.STOP
     if not is_whole:
         lengths, canonical = lengths[:-1], canonical[:-1]
@@ -99,17 +99,17 @@ def with_byte_lengths(rollout: Rollout, codec: TextCodec) -> Rollout:
     return replace(rollout, trace=replace(trace, byte_lengths=np.array(lengths, np.int32)))
 
 
-def aligned_logprobs(rollout: Rollout, codec: TextCodec) -> tuple[Positions, NDArray[np.float32]] | None:
+def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions, NDArray[np.float32]] | None:
     """What the sender's log-probs say about our tokens of its text.
 
     Returns:
-        (segment of each token of `codec.encode_response(rollout.text)`, the sender's log-prob of each segment at its
-        first token, in nats), or None where the sender did not say enough.
+        (segment of each token of `tokenizer.encode_response(rollout.text)`, the sender's log-prob of each segment at
+        its first token, in nats), or None where the group lacks log-probs or byte lengths.
     """
     trace = rollout.trace
     if trace is None or trace.logprobs is None or trace.byte_lengths is None or not rollout.sampling.is_exact:
         return None
-    num_bytes, own_lengths = len(rollout.text.encode()), codec.byte_lengths(rollout.text)
+    num_bytes, own_lengths = len(rollout.text.encode()), tokenizer.byte_lengths(rollout.text)
     if not sum(own_lengths) == trace.byte_lengths.sum(dtype=np.int64) == num_bytes:
         return None  # our tokenizer drops characters
     ours, theirs = token_ends(own_lengths, True), token_ends(trace.byte_lengths, rollout.finish is FinishReason.STOP)

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.model.source import TINY, resolve_source
 from swarm.types import Digest, Task
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    import tokenizers
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
 
 
-class CharCodec:
+class CharTokenizer:
     """One token per character of ALPHABET, for the tiny model; id 0 pads, id 1 ends.
 
     Example:
-        CharCodec().decode([2, 3, 1])  # "ab"
+        CharTokenizer().decode([2, 3, 1])  # "ab"
     """
 
     pad_id = 0
@@ -63,7 +63,7 @@ class CharCodec:
         return "".join(ALPHABET[index - self._first] for index in token_ids if index >= self._first)
 
 
-class HfCodec:
+class HfTokenizer:
     """A fast tokenizer with its chat template, read from a folder in Hugging Face layout.
 
     Uses `tokenizers` directly: about 60 MB and 0.5 s where transformers' classes import torch.
@@ -117,7 +117,7 @@ class HfCodec:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     @cached_property
-    def _plain_tokenizer(self) -> "Tokenizer":
+    def _plain_tokenizer(self) -> "tokenizers.Tokenizer":
         from tokenizers import processors
 
         tokenizer = self._read_tokenizer()
@@ -125,13 +125,13 @@ class HfCodec:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # adds nothing; offsets keep their spaces
         return tokenizer
 
-    def _read_tokenizer(self) -> "Tokenizer":
+    def _read_tokenizer(self) -> "tokenizers.Tokenizer":
         try:
-            from tokenizers import Tokenizer
+            import tokenizers
         except ImportError:
             raise ConfigError("model: tokenizers is missing: pip install 'swarm-trainer[learn]'") from None
         try:
-            tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+            tokenizer = tokenizers.Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises bare Exception for a file that is absent or broken
             raise ConfigError(f"{self._folder}: tokenizer.json cannot be read: {error}") from error
         tokenizer.no_padding()
@@ -150,7 +150,7 @@ class HfCodec:
         return frozenset(ids)
 
 
-def load_codec(config: ModelConfig, cache_dir: Path | None = None) -> TextCodec:
+def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokenizer:
     """The tokenizer of a model, without its weights and without torch.
 
     Args:
@@ -160,8 +160,8 @@ def load_codec(config: ModelConfig, cache_dir: Path | None = None) -> TextCodec:
         ConfigError: the source is missing or unusable.
     """
     if config.source == TINY:
-        return CharCodec()
-    return HfCodec(resolve_source(config, cache_dir, with_weights=False))
+        return CharTokenizer()
+    return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
 
 
 def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:

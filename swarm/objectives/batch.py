@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.interfaces import TaskOf, TextCodec
+from swarm.interfaces import TaskOf, Tokenizer
 from swarm.model.token_alignment import aligned_logprobs
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
@@ -171,7 +171,7 @@ class _Response:
 
 def make_batch(
     draw: Draw,
-    codec: TextCodec,
+    tokenizer: Tokenizer,
     device: torch.device | str = "cpu",
     task_of: TaskOf | None = None,
     policy_id: str | None = None,
@@ -180,7 +180,7 @@ def make_batch(
 
     Args:
         draw: at least one group; every group has as many rewards as rollouts.
-        codec: our tokenizer.
+        tokenizer: our own.
         device: where the tensors go.
         task_of: where the prompts of groups of another tokenizer come from.
         policy_id: our own lineage; groups of others are foreign. None: those that other nodes made are.
@@ -196,8 +196,8 @@ def make_batch(
     for index, drawn in enumerate(draw.groups):
         group = drawn.scored.group
         assert len(group.rollouts) == drawn.scored.rewards.shape[0] and group.prompt_ids.shape[0] > 0
-        prompts.append(torch.tensor(own_prompt_ids(drawn.scored, codec, task_of), dtype=torch.int64, device=device))
-        responses += [_response(rollout, drawn.scored.correction, codec) for rollout in group.rollouts]
+        prompts.append(torch.tensor(own_prompt_ids(drawn.scored, tokenizer, task_of), dtype=torch.int64, device=device))
+        responses += [_response(rollout, drawn.scored.correction, tokenizer) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
     is_claimed = [not drawn.scored.is_made_here for drawn in draw.groups]
@@ -240,20 +240,20 @@ def make_batch(
     )
 
 
-def own_prompt_ids(scored: ScoredGroup, codec: TextCodec, task_of: TaskOf | None) -> list[int]:
+def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | None) -> list[int]:
     """The prompt in our own tokens: those of a group of another tokenizer mean nothing here. Raises ConfigError."""
     group = scored.group
-    if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == codec.digest:
+    if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == tokenizer.digest:
         return group.prompt_ids.tolist()
     if task_of is None:
         raise ConfigError(f"a group of {group.producer[:8]} has another tokenizer, and its task cannot be rebuilt here")
-    return codec.encode_prompt(task_of(group.env, group.task_id))
+    return tokenizer.encode_prompt(task_of(group.env, group.task_id))
 
 
-def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Response:
+def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) -> _Response:
     trace = rollout.trace
     if correction is Correction.TEXT_ONLY or trace is None:
-        token_ids = np.asarray(codec.encode_response(rollout.text), dtype=np.int64)
+        token_ids = np.asarray(tokenizer.encode_response(rollout.text), dtype=np.int64)
         mask = np.full(token_ids.shape, rollout.finish is not FinishReason.ABORTED)
         mask[-1:] &= (
             rollout.finish is FinishReason.STOP
@@ -266,7 +266,7 @@ def _response(rollout: Rollout, correction: Correction, codec: TextCodec) -> _Re
             logprobs=unknown,
             turn_ids=zeros,
             correction=Correction.TEXT_ONLY,
-            segments=aligned_logprobs(rollout, codec),
+            segments=aligned_logprobs(rollout, tokenizer),
         )
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS

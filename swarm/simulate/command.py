@@ -120,11 +120,11 @@ def silo_of(options: SimulationOptions) -> SimulationOptions:
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
     """Converts and caches the model once, before several nodes would do so at the same time."""
-    from swarm.model import load_codec, resolve_source
+    from swarm.model import load_tokenizer, resolve_source
 
     config = node_configs(options, directory)[0].model
     with console.status(f"preparing model {config.source} (once)"):
-        load_codec(config)
+        load_tokenizer(config)
         if config.source != "tiny":
             resolve_source(config, None, with_weights=True)
 

@@ -28,7 +28,7 @@ from swarm.environments.held_out import is_held_out
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
-from swarm.model import CharCodec, published_state, tiny_network
+from swarm.model import CharTokenizer, published_state, tiny_network
 from swarm.model.network import save_tensors
 from swarm.types import Message, PolicyVersion, Sampling, Task
 
@@ -109,14 +109,14 @@ def warm_start(seed: int, report: Callable[[int, float], None] | None = None, nu
 
 def accuracies(generator: Generator, num_problems: int, num_samples: int) -> dict[str, tuple[float, float]]:
     """Task name -> (greedy accuracy, accuracy of samples at temperature 1) on held-out questions."""
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     results: dict[str, tuple[float, float]] = {}
     for kind in KINDS:
         problems = list(_held_out(CharTask(kind, seed=1), num_problems))
         tasks = [Task(env=kind, task_id=i, messages=(Message(role="user", content=q),)) for i, q, _ in problems]
         truths = [answer for _, _, answer in problems]
-        greedy = evaluate(generator, codec, tasks, MAX_NEW_TOKENS)
-        prompts = [codec.encode_prompt(task) for task in tasks]
+        greedy = evaluate(generator, tokenizer, tasks, MAX_NEW_TOKENS)
+        prompts = [tokenizer.encode_prompt(task) for task in tasks]
         groups = generator.generate(prompts, num_samples, Sampling(max_new_tokens=MAX_NEW_TOKENS))
         num_right = sum(r.text == truth for group, truth in zip(groups, truths, strict=True) for r in group)
         hits = sum(answer == truth for answer, truth in zip(greedy, truths, strict=True))
@@ -148,17 +148,17 @@ def _held_out(task: CharTask, num_problems: int) -> Iterator[tuple[int, str, str
 
 def _batch(pairs: list[Pairs], right_shares: list[float], source: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and targets, both int64 [BATCH_SIZE, longest]; targets are -100 off the answer."""
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     rows: list[tuple[list[int], list[int]]] = []
     for _ in range(BATCH_SIZE):
         which = source.randrange(len(pairs))
         question, answer = pairs[which](source)
-        prompt = codec.encode_response(question)[:-1]
-        label = codec.encode_response(distorted(answer, right_shares[which], source))
+        prompt = tokenizer.encode_response(question)[:-1]
+        label = tokenizer.encode_response(distorted(answer, right_shares[which], source))
         rows.append((prompt + label, [-100] * len(prompt) + label))
     longest = max(len(tokens) for tokens, _ in rows)
     # Padding stands on the right, where causal attention never sees it.
-    tokens = [tokens + [codec.pad_id] * (longest - len(tokens)) for tokens, _ in rows]
+    tokens = [tokens + [tokenizer.pad_id] * (longest - len(tokens)) for tokens, _ in rows]
     targets = [targets + [-100] * (longest - len(targets)) for _, targets in rows]
     return torch.tensor(tokens), torch.tensor(targets)
 
@@ -185,7 +185,9 @@ def main(arguments: list[str] | None = None) -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     save_tensors(published_state(network), given.out)
     print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - started_s:.0f} s")
-    generator = TransformersGenerator(network, CharCodec(), PolicyVersion(policy_id="tiny", step=0), seed=given.seed)
+    generator = TransformersGenerator(
+        network, CharTokenizer(), PolicyVersion(policy_id="tiny", step=0), seed=given.seed
+    )
     scores = accuracies(generator, num_problems=64, num_samples=16)
     for kind, (greedy, sampled) in scores.items():
         print(f"{kind:10s} greedy {greedy:.3f}  T=1 {sampled:.3f}")

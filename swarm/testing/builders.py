@@ -1,7 +1,7 @@
 """Builders and fakes of the seams, shipped so that plug-in authors can test against them too.
 
 Invariant: everything a builder makes by default is consistent: it passes the door of a node that uses
-`ToyCodec` and `ScriptedVerifier`. A test changes only the field that matters to it.
+`ToyTokenizer` and `ScriptedVerifier`. A test changes only the field that matters to it.
 """
 
 import hashlib
@@ -40,12 +40,12 @@ TOY_ENV: Final = "digits"
 TOY_NOW_S: Final = 1_700_000_000.0  # where ManualClock starts
 
 
-class ToyCodec:
+class ToyTokenizer:
     """A tokenizer of one token per character (printable ASCII and newline), with padding, start and end tokens.
 
     Example:
-        codec = ToyCodec()
-        assert codec.decode(codec.encode_response("42")) == "42"
+        tokenizer = ToyTokenizer()
+        assert tokenizer.decode(tokenizer.encode_response("42")) == "42"
     """
 
     BOS_ID: Final = 1
@@ -54,7 +54,7 @@ class ToyCodec:
     _CHARACTERS: Final = "\n" + "".join(map(chr, range(32, 127)))
 
     def __init__(self, name: str = "toy") -> None:
-        """A codec; another name is another tokenizer digest."""
+        """Another name gives another digest."""
         self.digest: Digest = hashlib.sha256(f"{name}\0{self._CHARACTERS}".encode()).digest()
         self.vocab_size = self._FIRST_CHARACTER_ID + len(self._CHARACTERS)
         self.eos_ids = frozenset({self.EOS_ID})
@@ -133,13 +133,13 @@ def make_rollout(
     *,
     policy_id: str,
     step: int = 0,
-    codec: ToyCodec | None = None,
+    tokenizer: ToyTokenizer | None = None,
     reward: float = 0.0,
     logprob: float | None = -1.0,
     sampling: Sampling | None = None,
 ) -> Rollout:
     """One rollout whose tokens are those of the text, all trained, each of log-prob `logprob` (None: no log-probs)."""
-    token_ids = np.array((codec or ToyCodec()).encode_response(text), np.int32)
+    token_ids = np.array((tokenizer or ToyTokenizer()).encode_response(text), np.int32)
     trace = TokenTrace(
         token_ids=token_ids,
         action_mask=np.ones(token_ids.shape, np.bool_),
@@ -162,7 +162,7 @@ def make_group(
     task_id: int = 7,
     texts: Sequence[str] | None = None,
     step: int = 0,
-    codec: ToyCodec | None = None,
+    tokenizer: ToyTokenizer | None = None,
     env: str = TOY_ENV,
     run_id: str = TOY_RUN_ID,
     created_at_s: float = TOY_NOW_S,
@@ -176,14 +176,14 @@ def make_group(
         task_id: of `toy_task`.
         texts: the answers; four right ones and four wrong ones when left out.
         step: of the policy that made every token.
-        codec: tokenizer.
+        tokenizer: of its prompt and answers.
         env: environment.
         run_id: run.
         created_at_s: producer's wall clock.
         logprob: of every token; None sends none.
         sampling: of every rollout; temperature 1 when left out.
     """
-    codec = codec or ToyCodec()
+    tokenizer = tokenizer or ToyTokenizer()
     producer = make_identity().node_id if producer is None else producer
     right, wrong = str(task_id % 10), str((task_id + 1) % 10)
     answers = [right] * 4 + [wrong] * 4 if texts is None else texts
@@ -192,7 +192,7 @@ def make_group(
             text,
             policy_id=producer,
             step=step,
-            codec=codec,
+            tokenizer=tokenizer,
             reward=float(text == right),
             logprob=logprob,
             sampling=sampling,
@@ -205,8 +205,8 @@ def make_group(
         policy_id=producer,
         env=env,
         task_id=task_id,
-        tokenizer_digest=codec.digest,
-        prompt_ids=np.array(codec.encode_prompt(toy_task(env, task_id)), np.int32),
+        tokenizer_digest=tokenizer.digest,
+        prompt_ids=np.array(tokenizer.encode_prompt(toy_task(env, task_id)), np.int32),
         rollouts=rollouts,
         verifier="digits/1",
         created_at_s=created_at_s,

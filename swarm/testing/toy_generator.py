@@ -15,7 +15,7 @@ from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.interfaces import TextCodec
+from swarm.interfaces import Tokenizer
 from swarm.types import (
     Canary,
     FinishReason,
@@ -43,26 +43,26 @@ class ToyGenerator:
     """Samples from a hash.
 
     Args:
-        codec: whose tokens are made.
+        tokenizer: whose tokens are made.
         version: of the weights at the start.
         weights: see `toy_weights`.
         seed: of all sampling.
         on_token: called between two tokens of a call of generate.
 
     Example:
-        generator = ToyGenerator(ToyCodec(), PolicyVersion(policy_id="a", step=0), toy_weights(0))
+        generator = ToyGenerator(ToyTokenizer(), PolicyVersion(policy_id="a", step=0), toy_weights(0))
     """
 
     def __init__(
         self,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         version: PolicyVersion,
         weights: Mapping[str, FloatArray],
         seed: int = 0,
         *,
         on_token: Callable[[], None] | None = None,
     ) -> None:
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._version = version
         self._content = _content(weights)
         self._seeds = SampleSeeds(seed)
@@ -95,7 +95,7 @@ class ToyGenerator:
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
         """The most likely answer to each prompt."""
         with self._weights.taken():
-            return [self._codec.decode(self._greedy(prompt, max_new_tokens)) for prompt in prompts]
+            return [self._tokenizer.decode(self._greedy(prompt, max_new_tokens)) for prompt in prompts]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it, the first NaN."""
@@ -137,14 +137,14 @@ class ToyGenerator:
             place = np.searchsorted(cumulative, random.random() * cumulative[-1], side="right")
             tokens.append(min(int(place), len(own) - 1))
             logprobs.append(float(own[tokens[-1]]))
-            if tokens[-1] in self._codec.eos_ids:
+            if tokens[-1] in self._tokenizer.eos_ids:
                 finish = FinishReason.STOP
             elif len(tokens) == sampling.max_new_tokens:
                 finish = FinishReason.LENGTH
             if self._on_token is not None:
                 self._on_token()
         return Rollout(
-            text=self._codec.decode(tokens),
+            text=self._tokenizer.decode(tokens),
             trace=TokenTrace(
                 token_ids=np.asarray(tokens, np.int32),
                 action_mask=np.ones(len(tokens), np.bool_),
@@ -159,14 +159,14 @@ class ToyGenerator:
 
     def _greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         tokens: list[int] = []
-        while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self._codec.eos_ids):
+        while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self._tokenizer.eos_ids):
             tokens.append(int(self._logits([*prompt, *tokens]).argmax()))
         return tokens
 
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
-        if any(not 0 <= token < self._codec.vocab_size for sequence in sequences for token in sequence):
-            raise ValueError(f"a token id is outside the vocabulary of {self._codec.vocab_size}")
+        if any(not 0 <= token < self._tokenizer.vocab_size for sequence in sequences for token in sequence):
+            raise ValueError(f"a token id is outside the vocabulary of {self._tokenizer.vocab_size}")
         for score, sequence in zip(scores, sequences, strict=True):
             for place in range(1, len(sequence)):
                 score[place] = _log_softmax(self._logits(sequence[:place]))[sequence[place]]
@@ -175,8 +175,8 @@ class ToyGenerator:
     def _logits(self, context: Sequence[int]) -> NDArray[np.float64]:
         """[V] of the token after the context."""
         key = hashlib.sha256(self._content + np.asarray(context, "<i8").tobytes()).digest()
-        logits = np.random.default_rng(int.from_bytes(key, "little")).normal(size=self._codec.vocab_size) * _SPREAD
-        logits[list(self._codec.eos_ids)] += _END
+        logits = np.random.default_rng(int.from_bytes(key, "little")).normal(size=self._tokenizer.vocab_size) * _SPREAD
+        logits[list(self._tokenizer.eos_ids)] += _END
         return logits
 
 

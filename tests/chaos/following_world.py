@@ -27,7 +27,7 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
 from swarm.types import (
     JsonDict,
     LoadReport,
@@ -149,7 +149,7 @@ class Node:
         admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=self.node_id,
-            codec=ToyCodec(),
+            tokenizer=ToyTokenizer(),
             verifier=verifier,
             store=groups,
             clock=world.clock,
@@ -166,7 +166,7 @@ class Node:
             replay=ReplayBuffer(config.replay, self.node_id, 0, world.clock),
             admission=admission,
             verifier=verifier,
-            tokenizer_digest=ToyCodec().digest,
+            tokenizer_digest=ToyTokenizer().digest,
             clock=world.clock,
             emit=lambda kind, fields: self.events.append((kind, fields)),
             weights=self.store,

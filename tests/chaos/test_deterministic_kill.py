@@ -24,7 +24,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import Worker, run_worker
 from swarm.peers.reputation import Reputation
-from swarm.testing.builders import ToyCodec, make_identity, make_rollout
+from swarm.testing.builders import ToyTokenizer, make_identity, make_rollout
 from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
 NUM_STEPS = 6
@@ -138,7 +138,7 @@ class HashGenerator:
 
     def __init__(self, version: PolicyVersion) -> None:
         self.version = version
-        self.codec = ToyCodec()
+        self.tokenizer = ToyTokenizer()
         self.mixture = TaskMixture(ENVIRONMENTS, {}, seed=0, spacing=8)
 
     def load(self, version: PolicyVersion, weights: object) -> None:
@@ -160,8 +160,8 @@ class HashGenerator:
             policy_id=IDENTITY.node_id,
             env=task.env,
             task_id=task.task_id,
-            tokenizer_digest=self.codec.digest,
-            prompt_ids=np.array(self.codec.encode_prompt(task), np.int32),
+            tokenizer_digest=self.tokenizer.digest,
+            prompt_ids=np.array(self.tokenizer.encode_prompt(task), np.int32),
             rollouts=tuple(
                 make_rollout(
                     text, policy_id=IDENTITY.node_id, step=self.version.step, logprob=-luck[2] / 256 - low_bits
@@ -183,7 +183,7 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
     admission = Admission(
         run_id="local",
         node_id=IDENTITY.node_id,
-        codec=ToyCodec(),
+        tokenizer=ToyTokenizer(),
         verifier=verifier,
         store=store,
         clock=clock,
@@ -200,7 +200,7 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
         replay=ReplayBuffer(CONFIG.replay, IDENTITY.node_id, 0, clock),
         admission=admission,
         verifier=verifier,
-        tokenizer_digest=ToyCodec().digest,
+        tokenizer_digest=ToyTokenizer().digest,
         clock=clock,
         emit=machine.emit,
     )
@@ -226,7 +226,7 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
         produce=generator.produce,
         evaluate=lambda tasks: [learner.answer(task) for task in tasks],
         learner=learner,
-        codec=generator.codec,
+        tokenizer=generator.tokenizer,
         evaluation_tasks={("sort", "all"): evaluation_tasks(ENVIRONMENTS["sort"], "all", 3, 0)},
         clock=clock,
         offload=inline,

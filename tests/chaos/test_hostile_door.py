@@ -22,7 +22,7 @@ from swarm.testing.builders import (
     TOY_NOW_S,
     TOY_RUN_ID,
     ScriptedVerifier,
-    ToyCodec,
+    ToyTokenizer,
     make_group,
     make_identity,
     make_rollout,
@@ -67,11 +67,11 @@ class Gate:
         self.disk_error: int | None = None
         self.store = MemoryGroupStore(self.clock, 10**8, self._before_write)
         self.reputation = Reputation(self.clock, groups_per_minute)
-        self.codec = ToyCodec()
+        self.tokenizer = ToyTokenizer()
         self.admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=OURSELVES.node_id,
-            codec=self.codec,
+            tokenizer=self.tokenizer,
             verifier=self.verifier,
             store=self.store,
             clock=self.clock,
@@ -127,12 +127,12 @@ def on_first_trace(**changes: object) -> Change:
 def signed(body: bytes, identity: Identity = HOSTILE, is_compressed: bool = False) -> SealedGroup:
     """Any bytes at all, correctly signed."""
     digest = hashlib.sha256(body).digest()
-    codec = rollout_pb2.BODY_CODEC_ZSTD if is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
+    tokenizer = rollout_pb2.BODY_CODEC_ZSTD if is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
     return SealedGroup(
         digest=digest,
         producer=identity.node_id,
         public_key=identity.public_key,
-        signature=identity.sign(DOMAIN_GROUP, bytes([codec]) + digest),
+        signature=identity.sign(DOMAIN_GROUP, bytes([tokenizer]) + digest),
         is_compressed=is_compressed,
         body=body,
     )
@@ -291,7 +291,7 @@ async def test_a_held_out_problem() -> None:
 
 
 async def test_another_prompt_than_the_tasks() -> None:
-    other = np.array(ToyCodec().encode_prompt(toy_task(TOY_ENV, 8)), np.int32)
+    other = np.array(ToyTokenizer().encode_prompt(toy_task(TOY_ENV, 8)), np.int32)
     await Gate().expect(hostile(lambda g: replace(g, prompt_ids=other)), RefusalReason.WRONG_PROMPT)
 
 
@@ -307,8 +307,8 @@ async def test_text_that_differs_from_the_token_ids() -> None:
 
 
 async def test_tokens_that_the_text_hides() -> None:
-    codec = ToyCodec()
-    ids = np.array([codec.EOS_ID, *codec.encode_response("7")], np.int32)
+    tokenizer = ToyTokenizer()
+    ids = np.array([tokenizer.EOS_ID, *tokenizer.encode_response("7")], np.int32)
     hidden = TokenTrace(
         token_ids=ids,
         action_mask=np.ones(3, np.bool_),
@@ -354,7 +354,7 @@ async def test_a_log_prob_above_zero_by_rounding_is_clamped() -> None:
 
 
 async def test_token_ids_outside_the_vocabulary() -> None:
-    size = ToyCodec().vocab_size
+    size = ToyTokenizer().vocab_size
     ids = np.array([size, 2], np.int32)
     await Gate().expect(hostile(on_first_trace(token_ids=ids)), RefusalReason.BAD_TOKENS)
     prompt = np.array([1, size + 5], np.int32)
@@ -498,7 +498,7 @@ async def test_spans_of_another_lineage_than_the_groups() -> None:
 
 
 async def test_what_ratios_are_legal_follows_from_the_group_and_not_from_a_claim() -> None:
-    other = ToyCodec("another tokenizer")
+    other = ToyTokenizer("another tokenizer")
 
     def bare(group: RolloutGroup) -> RolloutGroup:
         return replace(group, rollouts=tuple(replace(r, trace=None) for r in group.rollouts))
@@ -507,7 +507,7 @@ async def test_what_ratios_are_legal_follows_from_the_group_and_not_from_a_claim
         (hostile(), Correction.EXACT),
         (hostile(logprob=None), Correction.NO_LOGPROBS),
         (hostile(sampling=Sampling(top_p=0.9, max_new_tokens=8)), Correction.NO_LOGPROBS),
-        (hostile(codec=other), Correction.TEXT_ONLY),
+        (hostile(tokenizer=other), Correction.TEXT_ONLY),
         (
             hostile(bare),
             Correction.TEXT_ONLY,

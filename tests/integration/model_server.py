@@ -19,13 +19,13 @@ from swarm.generation.openai_dialects import find_server
 from swarm.generation.openai_engine import OpenAIGenerator
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import CharCodec, load_published, snapshot, tiny_network
+from swarm.model import CharTokenizer, load_published, snapshot, tiny_network
 from swarm.model.lora import add_adapters
 from swarm.types import Canary, FloatArray, PolicyVersion, Sampling
 
 START = PolicyVersion(policy_id="a", step=4)
 NEXT = PolicyVersion(policy_id="a", step=5)
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18]]
 TEXTS = [[5, 6, 7, 8, 20, 21], [30, 31, 2, 40]]
 RANK = 2
@@ -61,7 +61,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.dialect = dialect
         self.network = network or network_of(0)
-        self.engines = {"tiny": TransformersGenerator(self.network, CODEC, START, 0)}
+        self.engines = {"tiny": TransformersGenerator(self.network, TOKENIZER, START, 0)}
         self.weight_version = "default"
         self.key = ""
         self.failures: list[int] = []  # statuses of the next answers
@@ -106,14 +106,14 @@ class Server(ThreadingHTTPServer):
             ]
         else:
             ids, logprobs, choice["finish_reason"] = self.sampled(engine, body["prompt"], body, body["max_tokens"])
-            choice |= {"text": CODEC.decode(ids), "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
+            choice |= {"text": TOKENIZER.decode(ids), "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
         return 200, {"choices": [{name: value for name, value in choice.items() if name not in self.lacks}]}
 
     def sampled(
         self, engine: TransformersGenerator, prompt: list[int], how: dict[str, Any], count: int
     ) -> tuple[list[int], list[float], str]:
         if how["temperature"] == 0:
-            ids = CODEC.encode_response(engine.greedy([prompt], count)[0])[:count]
+            ids = TOKENIZER.encode_response(engine.greedy([prompt], count)[0])[:count]
             return ids, [0.0] * len(ids), "length"
         sampling = Sampling(temperature=how["temperature"], top_p=how["top_p"], max_new_tokens=count)
         seed = how.get("seed", how.get("sampling_seed"))
@@ -157,7 +157,7 @@ class Server(ThreadingHTTPServer):
             state[f"{module}.{ours[f'{matrix}.{weight}']}"] = tensor
         load_published(network, state)
         assert body["lora_name"] not in self.engines
-        self.engines[body["lora_name"]] = TransformersGenerator(network, CODEC, START, 0)
+        self.engines[body["lora_name"]] = TransformersGenerator(network, TOKENIZER, START, 0)
         return 200, "Success: LoRA adapter added successfully."
 
     def unload_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -204,12 +204,12 @@ def serving(dialect: str, network: torch.nn.Module | None = None) -> Generator[S
 
 def engine_on(server: Server, folder: Path) -> OpenAIGenerator:
     client = JsonClient(server.url.removesuffix("/v1"))
-    found = find_server(client, "", CODEC.eos_ids)
+    found = find_server(client, "", TOKENIZER.eos_ids)
     if server.dialect == "sglang":
         taking = DiskWeights(client, folder, snapshot(server.network))
     else:
         taking = LoraAdapters(client, "tiny", folder)
-    return OpenAIGenerator(client, found, taking, CODEC, START, 0, max_rows=3, tolerance=1e-3)
+    return OpenAIGenerator(client, found, taking, TOKENIZER, START, 0, max_rows=3, tolerance=1e-3)
 
 
 def full_forward(network: torch.nn.Module, ids: list[int]) -> FloatArray:

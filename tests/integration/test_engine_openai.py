@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from model_server import CODEC, PROMPTS, START, Server, canaries_of, engine_on, network_of, newer_of, serving
+from model_server import PROMPTS, START, TOKENIZER, Server, canaries_of, engine_on, network_of, newer_of, serving
 
 from swarm.generation import http_json
 from swarm.interfaces import Generator as Engine
@@ -40,7 +40,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             make=make,
             start=START,
             prompts=PROMPTS,
-            eos_ids=CODEC.eos_ids,
+            eos_ids=TOKENIZER.eos_ids,
             newer=snapshot(newer),
             canaries=canaries_of(newer),
             misfit={name: tensor[:1] for name, tensor in snapshot(network_of(0)).items()},

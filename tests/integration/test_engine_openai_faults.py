@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from model_server import (
-    CODEC,
     NEXT,
     PROMPTS,
     START,
+    TOKENIZER,
     Server,
     canaries_of,
     engine_on,
@@ -141,7 +141,7 @@ def test_every_parameter_of_sampling_is_sent_and_the_prompt_as_ids(vllm: Server,
         assert body["prompt"] == PROMPTS[0] and body["n"] == 1 and body["return_token_ids"] is True
         assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, -1, 0.0)
         assert (body["repetition_penalty"], body["presence_penalty"], body["frequency_penalty"]) == (1.0, 0.0, 0.0)
-        assert body["stop_token_ids"] == [CODEC.eos_id] and body["max_tokens"] == 6
+        assert body["stop_token_ids"] == [TOKENIZER.eos_id] and body["max_tokens"] == 6
 
 
 def test_every_parameter_of_sampling_is_sent_to_sglang_too(sglang: Server, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_every_parameter_of_sampling_is_sent_to_sglang_too(sglang: Server, tmp_p
     how = sglang.seen[-1][1]["sampling_params"]
     assert (how["temperature"], how["top_p"], how["top_k"], how["min_p"]) == (1.0, 1.0, -1, 0.0)
     assert (how["repetition_penalty"], how["presence_penalty"], how["frequency_penalty"]) == (1.0, 0.0, 0.0)
-    assert how["stop_token_ids"] == [CODEC.eos_id] and how["max_new_tokens"] == 6
+    assert how["stop_token_ids"] == [TOKENIZER.eos_id] and how["max_new_tokens"] == 6
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
@@ -158,7 +158,7 @@ def test_no_option_changes_what_is_asked_of_the_server(dialect: str, name: str, 
     with serving(dialect) as server:
         config = NodeConfig(dir=tmp_path, engine=EngineConfig(kind="openai", url=server.url, options={name: 0.5}))
         with pytest.raises(ConfigError, match=rf"engine\.options\.{name}: .*api_key_env.*weights_dir"):
-            OpenAIGenerator.from_config(config, CODEC, START)
+            OpenAIGenerator.from_config(config, TOKENIZER, START)
         assert not server.seen
 
 
@@ -170,13 +170,13 @@ def test_a_key_comes_from_the_environment_and_stands_in_no_message(
     config = NodeConfig(dir=tmp_path, engine=EngineConfig(kind="openai", url=vllm.url, options=options))
     monkeypatch.delenv("MODEL_SERVER_KEY", raising=False)
     with pytest.raises(ConfigError, match="MODEL_SERVER_KEY"):
-        OpenAIGenerator.from_config(config, CODEC, START)
+        OpenAIGenerator.from_config(config, TOKENIZER, START)
     monkeypatch.setenv("MODEL_SERVER_KEY", "another")
     with pytest.raises(ConfigError, match="401") as caught:
-        OpenAIGenerator.from_config(config, CODEC, START)
+        OpenAIGenerator.from_config(config, TOKENIZER, START)
     assert "another" not in str(caught.value)
     monkeypatch.setenv("MODEL_SERVER_KEY", "not-for-logs")
-    engine = OpenAIGenerator.from_config(config, CODEC, START)
+    engine = OpenAIGenerator.from_config(config, TOKENIZER, START)
     assert len(engine.generate(PROMPTS[:1], 1, SHORT)[0]) == 1
 
 
@@ -308,7 +308,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
             model=ModelConfig(source="tiny", dtype="float32"),
             engine=EngineConfig(kind="openai", url=server.url, options=options),
         )
-        engine = OpenAIGenerator.from_config(config, CODEC, START)
+        engine = OpenAIGenerator.from_config(config, TOKENIZER, START)
         np.testing.assert_allclose(engine.score(PROMPTS[2:])[0][1:], full_forward(shipped, PROMPTS[2])[1:], atol=1e-4)
         engine.generate(PROMPTS[:1], 1, SHORT)
         assert [path.name for path in (tmp_path / "shared").iterdir()] == [identity.node_id]
@@ -323,7 +323,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
         ):
             given = config.model_copy(update={"engine": EngineConfig(kind="openai", url=url, options=changed)})
             with pytest.raises(ConfigError, match=message):
-                OpenAIGenerator.from_config(given, CODEC, START)
+                OpenAIGenerator.from_config(given, TOKENIZER, START)
         plain = config.model_copy(update={"engine": EngineConfig(kind="openai", url=server.url)})
         with pytest.raises(ConfigError, match="sglang_disk or vllm_lora"):
-            OpenAIGenerator.from_config(plain, CODEC, START).load(NEXT, snapshot(shipped))
+            OpenAIGenerator.from_config(plain, TOKENIZER, START).load(NEXT, snapshot(shipped))

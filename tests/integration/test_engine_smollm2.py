@@ -43,19 +43,19 @@ def test_the_cached_folder_is_complete_and_holds_safetensors(model: LoadedModel)
     names = {path.name for path in Path(model.folder).iterdir()}
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
     assert len(published_state(model.network)) == 272
-    assert model.codec.vocab_size == 49152 and model.codec.eos_ids == {2}
+    assert model.tokenizer.vocab_size == 49152 and model.tokenizer.eos_ids == {2}
 
 
 def test_it_knows_what_7_plus_5_is(model: LoadedModel) -> None:
-    generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), 0)
-    answers = generator.greedy([model.codec.encode_prompt(asked("What is 7+5?"))], 12)
+    generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), 0)
+    answers = generator.greedy([model.tokenizer.encode_prompt(asked("What is 7+5?"))], 12)
     assert "12" in answers[0]
 
 
 def test_logprobs_equal_an_uncached_forward_in_a_batch_of_different_lengths(model: LoadedModel) -> None:
-    generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), 0)
+    generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), 0)
     questions = ["What is 3 + 4?", "Please compute the product of 6 and 7 and give only the number.", "2*3"]
-    prompts = [model.codec.encode_prompt(asked(question, "Answer:")) for question in questions]
+    prompts = [model.tokenizer.encode_prompt(asked(question, "Answer:")) for question in questions]
     assert len({len(prompt) for prompt in prompts}) == 3
     groups = generator.generate(prompts, 2, Sampling(temperature=0.9, max_new_tokens=5))
     for prompt, group in zip(prompts, groups, strict=True):

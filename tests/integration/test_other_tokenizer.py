@@ -22,7 +22,7 @@ from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model import load_model
 from swarm.model.token_alignment import with_byte_lengths
-from swarm.model.tokenizer import ALPHABET, CharCodec
+from swarm.model.tokenizer import ALPHABET, CharTokenizer
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import scored as scored_by
 from swarm.objectives.fallbacks import RecipeSet
@@ -53,7 +53,7 @@ ENVIRONMENT = EnvironmentConfig(name="reverse", kind="char", dataset="reverse")
 RUN = "run"
 
 
-class PairCodec(CharCodec):
+class PairTokenizer(CharTokenizer):
     """Two characters a token where there are two, from the left: another vocabulary, hence another digest."""
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class PairCodec(CharCodec):
         return [text[at : at + 2] for at in range(0, len(text), 2)]
 
 
-def answer(text: str, codec: CharCodec, finish: FinishReason = FinishReason.STOP) -> Rollout:
-    ids = np.array(codec.encode_response(text), np.int32)
+def answer(text: str, tokenizer: CharTokenizer, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    ids = np.array(tokenizer.encode_response(text), np.int32)
     ids = ids if finish is FinishReason.STOP else ids[:-1]
     trace = TokenTrace(
         token_ids=ids,
@@ -83,16 +83,16 @@ def answer(text: str, codec: CharCodec, finish: FinishReason = FinishReason.STOP
     return Rollout(text=text, trace=trace, sampling=Sampling(max_new_tokens=8), finish=finish, claimed_reward=0.0)
 
 
-def group_of(codec: CharCodec, texts: Sequence[str], **changes: object) -> RolloutGroup:
+def group_of(tokenizer: CharTokenizer, texts: Sequence[str], **changes: object) -> RolloutGroup:
     group = RolloutGroup(
         run_id=RUN,
         producer=THEM.node_id,
         policy_id=THEM.node_id,
         env="reverse",
         task_id=5,
-        tokenizer_digest=codec.digest,
+        tokenizer_digest=tokenizer.digest,
         prompt_ids=np.array([99_999, 7], np.int32),  # ids that mean nothing to us
-        rollouts=tuple(with_byte_lengths(answer(text, codec), codec) for text in texts),
+        rollouts=tuple(with_byte_lengths(answer(text, tokenizer), tokenizer) for text in texts),
         verifier="another/1",
         created_at_s=SystemClock().now_s(),
     )
@@ -111,7 +111,7 @@ async def admit(store: SqliteGroupStore, group: RolloutGroup, recipes: RecipeSet
     admission = Admission(
         run_id=RUN,
         node_id=US.node_id,
-        codec=CharCodec(),
+        tokenizer=CharTokenizer(),
         verifier=verifier,
         store=store,
         clock=SystemClock(),
@@ -137,7 +137,7 @@ def learner(folder: Path, chosen: RecipeSet) -> PolicyLearner:
     environments = build_environments((ENVIRONMENT,))
     return PolicyLearner(
         network=model.network,
-        codec=model.codec,
+        tokenizer=model.tokenizer,
         recipe=chosen,
         config=LearnerConfig(learning_rate=1e-3),
         replay=ReplayConfig(external="all"),
@@ -158,7 +158,7 @@ async def test_a_group_of_another_tokenizer_is_learned_from(
     recipe: str, store: SqliteGroupStore, tmp_path: Path
 ) -> None:
     chosen = recipes(recipe_text_only=recipe)
-    found = await admit(store, group_of(PairCodec(), right_and_wrong()), chosen)
+    found = await admit(store, group_of(PairTokenizer(), right_and_wrong()), chosen)
     assert isinstance(found, ScoredGroup), found
     assert found.correction is Correction.TEXT_ONLY and found.rewards[0] == 1.0 and found.rewards[3] == 0.0
     (restored,) = await store.load_scored(10)  # what a restart finds
@@ -177,9 +177,9 @@ async def test_a_group_of_another_tokenizer_is_learned_from(
 
 def own_group() -> ScoredGroup:
     """Two rollouts of our own, at log-probs of about those of a fresh network."""
-    codec = CharCodec()
-    rollouts = tuple(answer(text, codec) for text in ("ab", "cd"))
-    group = replace(group_of(codec, ()), producer=US.node_id, policy_id=US.node_id)
+    tokenizer = CharTokenizer()
+    rollouts = tuple(answer(text, tokenizer) for text in ("ab", "cd"))
+    group = replace(group_of(tokenizer, ()), producer=US.node_id, policy_id=US.node_id)
     return ScoredGroup(
         digest=bytes(32),
         group=replace(group, prompt_ids=np.array([5, 6, 7], np.int32), rollouts=rollouts),
@@ -192,17 +192,17 @@ def own_group() -> ScoredGroup:
 
 
 async def test_its_prompt_and_text_are_encoded_here(store: SqliteGroupStore) -> None:
-    found = await admit(store, group_of(PairCodec(), right_and_wrong()), recipes())
+    found = await admit(store, group_of(PairTokenizer(), right_and_wrong()), recipes())
     assert isinstance(found, ScoredGroup)
     draw = Draw(step=1, groups=(DrawnGroup(scored=found, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
-    batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
-    assert batch.prompts[0].tolist() == CharCodec().encode_prompt(task)
+    batch = make_batch(draw, CharTokenizer(), task_of=lambda env, task_id: task)
+    assert batch.prompts[0].tolist() == CharTokenizer().encode_prompt(task)
     assert batch.corrections == (Correction.TEXT_ONLY,) * 4
     rows = [ids[mask].tolist() for ids, mask in zip(batch.token_ids, batch.mask, strict=True)]
-    assert rows == [CharCodec().encode_response(text) for text in right_and_wrong()]
+    assert rows == [CharTokenizer().encode_response(text) for text in right_and_wrong()]
     with pytest.raises(ConfigError, match="another tokenizer"):
-        make_batch(draw, CharCodec())
+        make_batch(draw, CharTokenizer())
 
 
 async def test_a_group_without_usable_logprobs_is_learned_from(store: SqliteGroupStore, tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ async def test_a_group_without_usable_logprobs_is_learned_from(store: SqliteGrou
 
 def truncated_group() -> RolloutGroup:
     """Of our own tokenizer, sampled with top-p, so that its log-probs are not those of what was sampled."""
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
-    group = group_of(codec, right_and_wrong()[:3], prompt_ids=np.array(codec.encode_prompt(task), np.int32))
+    group = group_of(tokenizer, right_and_wrong()[:3], prompt_ids=np.array(tokenizer.encode_prompt(task), np.int32))
     rollouts = tuple(replace(each, sampling=Sampling(top_p=0.9, max_new_tokens=8)) for each in group.rollouts)
     return replace(group, rollouts=rollouts)
 
@@ -233,7 +233,7 @@ def truncated_group() -> RolloutGroup:
 async def test_an_empty_key_refuses_the_kind_at_the_door_with_a_reason(
     key: str, kind: Correction, store: SqliteGroupStore
 ) -> None:
-    group = truncated_group() if kind is Correction.NO_LOGPROBS else group_of(PairCodec(), right_and_wrong())
+    group = truncated_group() if kind is Correction.NO_LOGPROBS else group_of(PairTokenizer(), right_and_wrong())
     refused = await admit(store, group, recipes(**{key: ""}))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
     assert kind in refused.detail and await store.load_scored(10) == []
@@ -246,7 +246,7 @@ async def test_an_empty_key_refuses_the_kind_at_the_door_with_a_reason(
 async def test_byte_lengths_add_up_to_the_text(
     lengths: list[int], reason: RefusalReason | None, store: SqliteGroupStore
 ) -> None:
-    group = group_of(PairCodec(), ["abc", "d"])
+    group = group_of(PairTokenizer(), ["abc", "d"])
     first = group.rollouts[0]
     assert first.trace is not None and first.trace.byte_lengths is not None
     assert first.trace.byte_lengths.tolist() == [2, 1, 0]
@@ -256,21 +256,21 @@ async def test_byte_lengths_add_up_to_the_text(
 
 
 async def test_a_text_beyond_what_may_be_generated_is_refused(store: SqliteGroupStore) -> None:
-    long = answer("abc", PairCodec())
-    group = group_of(PairCodec(), ["ab"])
+    long = answer("abc", PairTokenizer())
+    group = group_of(PairTokenizer(), ["ab"])
     found = await admit(store, replace(group, rollouts=(replace(long, text="a" * 257), long)), recipes())
     assert isinstance(found, Refused) and found.reason is RefusalReason.BAD_TOKENS and "257" in found.detail
 
 
 def test_segments_have_the_ratio_of_their_tokens_together() -> None:
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     texts = ["abc", "a"]
     scored = replace(
-        own_group(), group=group_of(PairCodec(), texts), correction=Correction.TEXT_ONLY, is_made_here=False
+        own_group(), group=group_of(PairTokenizer(), texts), correction=Correction.TEXT_ONLY, is_made_here=False
     )
     draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
-    batch = make_batch(draw, codec, task_of=lambda env, task_id: task)
+    batch = make_batch(draw, tokenizer, task_of=lambda env, task_id: task)
     logprobs = torch.tensor([[-0.1, -0.2, -1.7, -2.0], [-0.25, -1.1, 0.0, 0.0]])
     recipe = load_recipe("segment_ratio", {"ratio.cap": 3.0})
     ratios = scored_by(recipe, batch, logprobs, torch.zeros_like(logprobs)).log_ratio
@@ -285,34 +285,34 @@ def test_segments_have_the_ratio_of_their_tokens_together() -> None:
 
 
 def test_a_sender_of_our_own_tokenizer_gives_token_ratios() -> None:
-    codec = CharCodec()
-    group = group_of(codec, ["abc", "a"])
+    tokenizer = CharTokenizer()
+    group = group_of(tokenizer, ["abc", "a"])
     logprobs = torch.tensor([[-0.1, -0.2, -1.7, -2.0], [-0.25, -1.1, 0.0, 0.0]])
     found = []
     for kind in (Correction.EXACT, Correction.TEXT_ONLY):
         scored = replace(own_group(), group=group, correction=kind)
         draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
-        batch = make_batch(draw, codec)
+        batch = make_batch(draw, tokenizer)
         assert (batch.segment_ids is not None) == (kind is Correction.TEXT_ONLY)
         found.append(scored_by(load_recipe("segment_ratio"), batch, logprobs, torch.zeros_like(logprobs)).log_ratio)
     torch.testing.assert_close(found[0], found[1])
 
 
 def test_tokens_that_are_not_those_of_the_text_are_not_explained() -> None:
-    codec = PairCodec()
-    odd = answer("abc", codec)
+    tokenizer = PairTokenizer()
+    odd = answer("abc", tokenizer)
     assert odd.trace is not None
     other = replace(odd, trace=replace(odd.trace, token_ids=odd.trace.token_ids + 1))
-    assert with_byte_lengths(other, codec) is other
-    cut = with_byte_lengths(answer("abc", codec, FinishReason.LENGTH), codec)
+    assert with_byte_lengths(other, tokenizer) is other
+    cut = with_byte_lengths(answer("abc", tokenizer, FinishReason.LENGTH), tokenizer)
     assert cut.trace is not None and cut.trace.byte_lengths is not None
     assert cut.trace.byte_lengths.tolist() == [2, 1]
     scored = replace(
-        own_group(), group=replace(group_of(codec, ()), rollouts=(other, cut)), correction=Correction.TEXT_ONLY
+        own_group(), group=replace(group_of(tokenizer, ()), rollouts=(other, cut)), correction=Correction.TEXT_ONLY
     )
     draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
-    batch = make_batch(draw, CharCodec(), task_of=lambda env, task_id: task)
+    batch = make_batch(draw, CharTokenizer(), task_of=lambda env, task_id: task)
     assert batch.mask.tolist() == [[True] * 4, [True] * 3 + [False]]  # where they were cut off, we do not learn to end
     logprobs = torch.full(batch.mask.shape, -1.0)
     ratios = scored_by(load_recipe("segment_ratio"), batch, logprobs, torch.zeros_like(logprobs)).log_ratio
@@ -327,11 +327,11 @@ def test_a_node_says_what_its_tokens_stand_for_where_it_is_asked_to() -> None:
     task = build_environments((ENVIRONMENT,))["reverse"].task(5)
 
     def groups(byte_lengths: bool) -> list[RolloutGroup]:
-        generator = TransformersGenerator(network=model.network, codec=model.codec, version=version, seed=1)
+        generator = TransformersGenerator(network=model.network, tokenizer=model.tokenizer, version=version, seed=1)
         asked = Sampling(max_new_tokens=4)
         return produce(
             generator,
-            model.codec,
+            model.tokenizer,
             [task],
             8,
             asked,
@@ -347,7 +347,7 @@ def test_a_node_says_what_its_tokens_stand_for_where_it_is_asked_to() -> None:
         assert before.trace is not None and after.trace is not None and before.trace.byte_lengths is None
         assert before.text == after.text and before.trace.token_ids.tolist() == after.trace.token_ids.tolist()
         lengths = after.trace.byte_lengths
-        ids = model.codec.encode_response(after.text)
+        ids = model.tokenizer.encode_response(after.text)
         is_canonical = after.trace.token_ids.tolist() in (ids, ids[:-1])
         assert (lengths is not None) == is_canonical
         if lengths is not None:

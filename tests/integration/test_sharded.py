@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.model import CharCodec, add_adapters, tiny_network, weights_digest
+from swarm.model import CharTokenizer, add_adapters, tiny_network, weights_digest
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import AggregatePart, Scored
 from swarm.objectives.recipe import Recipe
@@ -28,7 +28,7 @@ from swarm.types import Draw, DrawnGroup, StepReport
 
 OWN, PEER = "a" * 64, "b" * 64
 NUM_STEPS, SAVED_AT = 10, 5
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 pytestmark = pytest.mark.timeout(180)  # the first test starts two processes that import torch
 
 
@@ -103,7 +103,7 @@ def learner(
     if case.lora_rank:
         add_adapters(network, case.lora_rank)
     settings = LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
-    return kind(network, CODEC, recipe(case), settings, ReplayConfig(external="all"), OWN, dir, ranks)
+    return kind(network, TOKENIZER, recipe(case), settings, ReplayConfig(external="all"), OWN, dir, ranks)
 
 
 def draw(case: Case, step: int) -> Draw:
@@ -113,7 +113,7 @@ def draw(case: Case, step: int) -> Draw:
     groups: list[DrawnGroup] = []
     for index in range(num_groups):
         texts = ["".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 9)))) for _ in range(4)]
-        group = make_group(PEER if index % 2 else OWN, task_id=index, codec=CODEC, texts=texts, logprob=-3.5)
+        group = make_group(PEER if index % 2 else OWN, task_id=index, tokenizer=TOKENIZER, texts=texts, logprob=-3.5)
         rewards = [1.0, 0.0, 0.0, float(rng.integers(0, 2))]
         groups.append(
             DrawnGroup(

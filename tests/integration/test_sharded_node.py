@@ -129,7 +129,7 @@ async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothin
     saved = read_checkpoint(config.dir / "checkpoints")
     alone = PolicyLearner(
         load_model(MODEL).network,
-        load_model(MODEL).codec,
+        load_model(MODEL).tokenizer,
         load_recipe(config.learner.recipe),
         config.learner,
         config.replay,

@@ -25,7 +25,7 @@ from swarm.generation.tolerances import tolerance_nats
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.interfaces import Generator as Engine
-from swarm.model import CharCodec, LoadedModel, load_model, published_state, snapshot, weights_digest
+from swarm.model import CharTokenizer, LoadedModel, load_model, published_state, snapshot, weights_digest
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
 from swarm.types import Canary, FinishReason, FloatArray, Message, PolicyVersion, Sampling, Task
 
@@ -65,9 +65,9 @@ def _small(seed: int) -> Any:
     """A Llama with heads that vLLM has kernels for, whose logits depend visibly on the whole context."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     config = LlamaConfig(
-        vocab_size=codec.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=6,  # a call lasts long enough that something can happen meanwhile
@@ -76,8 +76,8 @@ def _small(seed: int) -> Any:
         max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,
-        pad_token_id=codec.pad_id,
-        eos_token_id=codec.eos_id,
+        pad_token_id=tokenizer.pad_id,
+        eos_token_id=tokenizer.eos_id,
     )
     torch.manual_seed(seed)
     network = LlamaForCausalLM(config).eval()
@@ -115,19 +115,19 @@ def small(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
     """One process for all checks; each begins with the first weights."""
     directory = tmp_path_factory.mktemp("small")
     model = ModelConfig(source=str(_small_folder(directory)), dtype="float32")
-    engine = VllmGenerator.from_config(_config(directory, python, model, max_rows=8), CharCodec(), START)
+    engine = VllmGenerator.from_config(_config(directory, python, model, max_rows=8), CharTokenizer(), START)
     first, newer = snapshot(_small(0)), _small(7)
 
     def make() -> Engine:
         engine.load(START, first)
         return engine
 
-    scored = TransformersGenerator(newer, CharCodec(), START, 0).score(TEXTS)
+    scored = TransformersGenerator(newer, CharTokenizer(), START, 0).score(TEXTS)
     yield EngineBench(
         make=make,
         start=START,
         prompts=PROMPTS,
-        eos_ids=CharCodec().eos_ids,
+        eos_ids=CharTokenizer().eos_ids,
         newer=snapshot(newer),
         canaries=[Canary(token_ids=np.array(t, np.int32), logprobs=s) for t, s in zip(TEXTS, scored, strict=True)],
         misfit={name: tensor[:1] for name, tensor in first.items()},
@@ -145,7 +145,7 @@ def test_vllm_keeps_the_contract(small: EngineBench, check: Check) -> None:
         check(small)
         return
     made: Iterator[Callable[[], Engine]] = iter(
-        [small.make, lambda: TransformersGenerator(_small(0), CharCodec(), START, 0)]
+        [small.make, lambda: TransformersGenerator(_small(0), CharTokenizer(), START, 0)]
     )
     check(replace(small, make=lambda: next(made)()))
 
@@ -184,7 +184,7 @@ def test_the_engine_ends_with_the_process_that_started_it(python: str, tmp_path:
 import sys
 from pathlib import Path
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
-from swarm.model import CharCodec
+from swarm.model import CharTokenizer
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.types import PolicyVersion
 config = NodeConfig(
@@ -192,7 +192,7 @@ config = NodeConfig(
     model=ModelConfig(source={str(_small_folder(tmp_path))!r}, dtype="float32"),
     engine=EngineConfig(kind="vllm", python={python!r}, options={{"kv_cache_memory_bytes": 1 << 26}}),
 )
-engine = VllmGenerator.from_config(config, CharCodec(), PolicyVersion(policy_id="a", step=0))
+engine = VllmGenerator.from_config(config, CharTokenizer(), PolicyVersion(policy_id="a", step=0))
 print(engine.pid, flush=True)
 sys.stdin.read()
 """
@@ -211,7 +211,9 @@ sys.stdin.read()
 def test_an_engine_that_hangs_ends_itself_and_says_where(python: str, tmp_path: Path) -> None:
     config = _config(tmp_path, python, ModelConfig(source=str(_small_folder(tmp_path)), dtype="float32"), max_rows=8)
     no_step_is_so_short = config.engine.model_copy(update={"stall_s": 1e-5})
-    engine = VllmGenerator.from_config(config.model_copy(update={"engine": no_step_is_so_short}), CharCodec(), START)
+    engine = VllmGenerator.from_config(
+        config.model_copy(update={"engine": no_step_is_so_short}), CharTokenizer(), START
+    )
     first = engine.pid
     with pytest.raises(RolloutFailed, match="ended twice over one call of generate"):
         engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8))
@@ -239,10 +241,10 @@ class Real:
         self.dtype = dtype
         self.model: LoadedModel = load_model(config.model)
         version = replace(START, digest=weights_digest(published_state(self.model.network)))
-        self.reference = TransformersGenerator(self.model.network, self.model.codec, version, 0)
-        self.engine = VllmGenerator.from_config(config, self.model.codec, version)
+        self.reference = TransformersGenerator(self.model.network, self.model.tokenizer, version, 0)
+        self.engine = VllmGenerator.from_config(config, self.model.tokenizer, version)
         self.prompts = [
-            self.model.codec.encode_prompt(
+            self.model.tokenizer.encode_prompt(
                 Task(env="test", task_id=0, messages=(Message(role="user", content=question),))
             )
             for question in QUESTIONS

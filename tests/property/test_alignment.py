@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.model.token_alignment import UNALIGNED, align, aligned_logprobs, token_ends
-from swarm.testing.builders import ToyCodec, make_group
+from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.types import FinishReason, Rollout, Sampling, TokenTrace
 
 ALPHABET = "ab é\u4e2d\U0001f600"
@@ -110,7 +110,7 @@ def test_whatever_lengths_a_sender_makes_up_its_mass_is_only_moved(cuts: list[in
     rng = random.Random(seed)
     logprobs = np.array([-rng.random() for _ in cuts], np.float32)
     rollout = sent(text, cuts, logprobs, FinishReason.STOP if is_ended else FinishReason.LENGTH)
-    found = aligned_logprobs(rollout, ToyCodec())
+    found = aligned_logprobs(rollout, ToyTokenizer())
     assert found is not None
     segments, placed = found
     assert segments.shape == placed.shape == (len(text) + 1,)

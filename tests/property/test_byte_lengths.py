@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.model import CharCodec, HfCodec
+from swarm.model import CharTokenizer, HfTokenizer
 
 CORPUS = [
     "the cat sat on the mat\n  and then  left",
@@ -21,7 +21,7 @@ texts = st.text(st.sampled_from("the catmn\n\t 12é中文\U0001f600=()\u0301"), 
 
 
 @cache
-def trained(kind: str, size: int) -> HfCodec:
+def trained(kind: str, size: int) -> HfTokenizer:
     """A tokenizer of `size` merges over the corpus, in a folder of its own."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -47,31 +47,31 @@ def trained(kind: str, size: int) -> HfCodec:
     (folder / "chat_template.jinja").write_text("x")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "config.json").write_text("{}")
-    return HfCodec(folder)
+    return HfTokenizer(folder)
 
 
 @pytest.mark.parametrize("size", [270, 420])
 @given(texts)
 def test_every_boundary_is_one_of_the_bytes_that_tokens_decode_to(size: int, text: str) -> None:
-    codec = trained("byte-level", size)
-    ids, lengths = codec.encode_response(text), codec.byte_lengths(text)
+    tokenizer = trained("byte-level", size)
+    ids, lengths = tokenizer.encode_response(text), tokenizer.byte_lengths(text)
     data = text.encode()
     assert len(lengths) == len(ids) and sum(lengths) == len(data) and lengths[-1] == 0 and min(lengths) >= 0
     ends = [0, *accumulate(lengths)]
     for place in range(len(ids)):
         if ends[place + 1] > ends[place]:  # a token that its predecessor did not pay for: its start is a boundary
-            assert codec.decode(ids[:place]).encode() == data[: ends[place]], (place, ends)
+            assert tokenizer.decode(ids[:place]).encode() == data[: ends[place]], (place, ends)
 
 
 @given(texts)
 def test_no_character_is_lost_by_a_tokenizer_that_marks_spaces(text: str) -> None:
-    codec = trained("metaspace", 420)
-    lengths = codec.byte_lengths(text)
-    assert len(lengths) == len(codec.encode_response(text)) and sum(lengths) == len(text.encode())
+    tokenizer = trained("metaspace", 420)
+    lengths = tokenizer.byte_lengths(text)
+    assert len(lengths) == len(tokenizer.encode_response(text)) and sum(lengths) == len(text.encode())
 
 
 def test_a_character_of_several_tokens_counts_for_the_first() -> None:
-    codec = trained("byte-level", 270)
-    lengths = codec.byte_lengths("a\U0001f9ffb")
+    tokenizer = trained("byte-level", 270)
+    lengths = tokenizer.byte_lengths("a\U0001f9ffb")
     assert lengths[:3] == [1, 4, 0] and lengths[-2:] == [1, 0] and sum(lengths) == 6
-    assert CharCodec().byte_lengths("a\u00e9") == [1, 2, 0]
+    assert CharTokenizer().byte_lengths("a\u00e9") == [1, 2, 0]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import CharCodec, tiny_network
+from swarm.model import CharTokenizer, tiny_network
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling
 
 VERSION = PolicyVersion(policy_id="a", step=0)
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 
 
 def _noisy() -> torch.nn.Module:
@@ -28,7 +28,7 @@ NETWORK = _noisy()
 
 
 def _made(max_rows: int, prompts: list[list[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:
-    engine = TransformersGenerator(NETWORK, CODEC, VERSION, 3, max_rows=max_rows)
+    engine = TransformersGenerator(NETWORK, TOKENIZER, VERSION, 3, max_rows=max_rows)
     return engine.generate(prompts, num_samples, sampling, list(range(len(prompts))))
 
 
@@ -65,7 +65,7 @@ def test_a_group_larger_than_max_rows_never_has_more_rows_in_the_cache() -> None
         widths.append(kwargs["input_ids"].shape[1])
 
     network.register_forward_pre_hook(note, with_kwargs=True)
-    engine = TransformersGenerator(network, CODEC, VERSION, 0, max_rows=4)
+    engine = TransformersGenerator(network, TOKENIZER, VERSION, 0, max_rows=4)
     sampling = Sampling(temperature=2.0, max_new_tokens=40)
     groups = engine.generate([[5, 6, 7], [9, 10]], 32, sampling)
     assert [len(group) for group in groups] == [32, 32]

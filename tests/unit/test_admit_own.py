@@ -9,7 +9,7 @@ from swarm.errors import RolloutFailed
 from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
 from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
 
 
@@ -21,7 +21,7 @@ def make_admission(
     admission = Admission(
         run_id=TOY_RUN_ID,
         node_id=make_identity(number).node_id,
-        codec=ToyCodec(),
+        tokenizer=ToyTokenizer(),
         verifier=ScriptedVerifier(crashes_on="CRASH"),
         store=store,
         clock=clock,

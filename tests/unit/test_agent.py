@@ -19,7 +19,7 @@ from swarm.loops.supervise import supervise
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyCodec, make_group, make_identity
+from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
 from swarm.types import Advice, EdgeReport, JsonDict, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
@@ -47,7 +47,7 @@ class Bench:
         admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=IDENTITY.node_id,
-            codec=ToyCodec(),
+            tokenizer=ToyTokenizer(),
             verifier=verifier,
             store=self.store,
             clock=self.clock,
@@ -64,7 +64,7 @@ class Bench:
             replay=ReplayBuffer(self.config.replay, IDENTITY.node_id, 0, self.clock),
             admission=admission,
             verifier=verifier,
-            tokenizer_digest=ToyCodec().digest,
+            tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
             emit=lambda kind, fields: self.events.append((kind, fields)),
         )

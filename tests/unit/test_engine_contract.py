@@ -9,8 +9,8 @@ import torch
 
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator as Engine
-from swarm.model import CharCodec, snapshot, tiny_network
-from swarm.testing.builders import ToyCodec
+from swarm.model import CharTokenizer, snapshot, tiny_network
+from swarm.testing.builders import ToyTokenizer
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
 from swarm.testing.toy_generator import TOY_TENSOR, ToyGenerator, toy_weights
 from swarm.types import Canary, FloatArray, PolicyVersion
@@ -50,10 +50,10 @@ def _transformers(dtype: torch.dtype) -> EngineBench:
             handle.remove()
 
     return EngineBench(
-        make=lambda: TransformersGenerator(_network(0, dtype), CharCodec(), START, 0, max_rows=8),
+        make=lambda: TransformersGenerator(_network(0, dtype), CharTokenizer(), START, 0, max_rows=8),
         start=START,
         prompts=PROMPTS,
-        eos_ids=CharCodec().eos_ids,
+        eos_ids=CharTokenizer().eos_ids,
         newer=snapshot(newer),
         canaries=[Canary(token_ids=np.array(text, np.int32), logprobs=_full_forward(newer, text)) for text in TEXTS],
         misfit={name: tensor[:1] for name, tensor in snapshot(newer).items()},
@@ -68,7 +68,9 @@ def _fake() -> EngineBench:
     hooks: dict[int, Callable[[], None]] = {}
 
     def make() -> Engine:
-        engine = ToyGenerator(ToyCodec(), START, toy_weights(0), on_token=lambda: hooks.get(id(engine), lambda: None)())
+        engine = ToyGenerator(
+            ToyTokenizer(), START, toy_weights(0), on_token=lambda: hooks.get(id(engine), lambda: None)()
+        )
         return engine
 
     @contextmanager
@@ -77,12 +79,12 @@ def _fake() -> EngineBench:
         yield
         del hooks[id(engine)]
 
-    newer = ToyGenerator(ToyCodec(), START, toy_weights(1))
+    newer = ToyGenerator(ToyTokenizer(), START, toy_weights(1))
     return EngineBench(
         make=make,
         start=START,
         prompts=PROMPTS,
-        eos_ids=ToyCodec().eos_ids,
+        eos_ids=ToyTokenizer().eos_ids,
         newer=toy_weights(1),
         canaries=[
             Canary(token_ids=np.array(text, np.int32), logprobs=score)

@@ -13,11 +13,11 @@ from swarm.generation.produce import UNSCORED, evaluate, produce
 from swarm.generation.sampling import truncated
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
-from swarm.model import CharCodec, snapshot, tiny_network
+from swarm.model import CharTokenizer, snapshot, tiny_network
 from swarm.types import FinishReason, Message, PolicyVersion, Rollout, Sampling, Task
 
 VERSION = PolicyVersion(policy_id="a", step=0)
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [20, 21, 22, 23, 24, 25]]
 WARM = Sampling(temperature=0.7, max_new_tokens=12)
 
@@ -33,7 +33,7 @@ def noisy_network(seed: int = 0) -> torch.nn.Module:
 
 
 def engine(seed: int = 0, **options: int) -> TransformersGenerator:
-    return TransformersGenerator(noisy_network(), CODEC, VERSION, seed, **options)
+    return TransformersGenerator(noisy_network(), TOKENIZER, VERSION, seed, **options)
 
 
 def tokens_of(rollout: Rollout) -> list[int]:
@@ -109,14 +109,14 @@ def test_greedy_equals_generate_of_transformers() -> None:
         ids = torch.tensor([prompt])
         with torch.no_grad():
             whole = network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10)
-        expected.append(CODEC.decode(whole[0, len(prompt) :].tolist()))
+        expected.append(TOKENIZER.decode(whole[0, len(prompt) :].tolist()))
     assert engine().greedy(PROMPTS, 10) == expected
     assert len(set(expected)) == len(PROMPTS)
 
 
 def test_sampled_frequencies_are_the_probabilities() -> None:
     groups = engine(max_rows=4096).generate([PROMPTS[0]], 4096, Sampling(max_new_tokens=1))
-    counts = np.bincount([tokens_of(r)[0] for r in groups[0]], minlength=CODEC.vocab_size) / 4096
+    counts = np.bincount([tokens_of(r)[0] for r in groups[0]], minlength=TOKENIZER.vocab_size) / 4096
     with torch.no_grad():
         logits = noisy_network()(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
     expected = torch.softmax(logits.float(), -1).numpy()
@@ -130,9 +130,9 @@ def test_eos_is_kept_and_finish_says_why_a_rollout_ended() -> None:
     for rollout in (rollout for group in groups for rollout in group):
         ids = tokens_of(rollout)
         finishes.add(rollout.finish)
-        assert rollout.text == CODEC.decode(ids)
-        assert (ids[-1] == CODEC.eos_id) == (rollout.finish is FinishReason.STOP)
-        assert CODEC.eos_id not in ids[:-1]
+        assert rollout.text == TOKENIZER.decode(ids)
+        assert (ids[-1] == TOKENIZER.eos_id) == (rollout.finish is FinishReason.STOP)
+        assert TOKENIZER.eos_id not in ids[:-1]
         assert rollout.finish is FinishReason.STOP or len(ids) == 20
         assert rollout.trace is not None and rollout.trace.action_mask.all()
         assert rollout.trace.spans[0].version == VERSION and np.isnan(rollout.claimed_reward)
@@ -196,7 +196,7 @@ def test_a_load_that_fails_half_way_leaves_the_old_weights(
 
 def test_cancel_ends_a_call_and_marks_the_unfinished_aborted() -> None:
     network = noisy_network()
-    generator = TransformersGenerator(network, CODEC, VERSION, 0)
+    generator = TransformersGenerator(network, TOKENIZER, VERSION, 0)
     num_forwards = 0
 
     def cancel_at_the_fourth(*_: object) -> None:
@@ -228,7 +228,7 @@ def test_each_prompt_is_prefilled_once() -> None:
 
     network.register_forward_pre_hook(note, with_kwargs=True)
     long = Sampling(temperature=2.0, max_new_tokens=60)
-    TransformersGenerator(network, CODEC, VERSION, 0).generate(PROMPTS, 8, long)
+    TransformersGenerator(network, TOKENIZER, VERSION, 0).generate(PROMPTS, 8, long)
     assert shapes[0] == (4, 9)
     assert all(width == 1 and num_rows <= 32 for num_rows, width in shapes[1:])
     assert shapes[-1][0] < 32  # finished rows cost nothing
@@ -241,11 +241,11 @@ def test_produced_groups_name_prompt_tokenizer_and_producer() -> None:
     ]
     generator = engine()
     clock = ManualClock(start_s=50.0)
-    groups = produce(generator, CODEC, tasks, 3, WARM, run_id="r", producer="n", clock=clock)
+    groups = produce(generator, TOKENIZER, tasks, 3, WARM, run_id="r", producer="n", clock=clock)
     assert [group.task_id for group in groups] == [0, 1]
     for task, group in zip(tasks, groups, strict=True):
-        assert group.prompt_ids.tolist() == CODEC.encode_prompt(task) and group.prompt_ids.dtype == np.int32
+        assert group.prompt_ids.tolist() == TOKENIZER.encode_prompt(task) and group.prompt_ids.dtype == np.int32
         assert (group.env, group.run_id, group.producer, group.policy_id) == ("rev", "r", "n", "a")
-        assert group.tokenizer_digest == CODEC.digest and group.verifier == UNSCORED and group.created_at_s == 50.0
+        assert group.tokenizer_digest == TOKENIZER.digest and group.verifier == UNSCORED and group.created_at_s == 50.0
         assert len(group.rollouts) == 3
-    assert evaluate(generator, CODEC, tasks, 5) == generator.greedy([CODEC.encode_prompt(t) for t in tasks], 5)
+    assert evaluate(generator, TOKENIZER, tasks, 5) == generator.greedy([TOKENIZER.encode_prompt(t) for t in tasks], 5)

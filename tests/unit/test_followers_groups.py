@@ -18,7 +18,7 @@ from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,
-    ToyCodec,
+    ToyTokenizer,
     make_group,
     make_identity,
     make_sealed,
@@ -72,7 +72,7 @@ class Bench:
         admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=TRAINER.node_id,
-            codec=ToyCodec(),
+            tokenizer=ToyTokenizer(),
             verifier=verifier,
             store=self.store,
             clock=self.clock,
@@ -89,7 +89,7 @@ class Bench:
             replay=ReplayBuffer(CONFIG.replay, TRAINER.node_id, 0, self.clock),
             admission=admission,
             verifier=verifier,
-            tokenizer_digest=ToyCodec().digest,
+            tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
             emit=lambda kind, fields: self.events.append((kind, fields)),
         )

@@ -5,13 +5,13 @@ import pytest
 from swarm.config import GeneratorConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
-from swarm.testing.builders import ToyCodec, make_group
+from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.types import RefusalReason
 
 
 def is_admitted(num_rollouts: int, limits: AdmissionLimits) -> bool:
     group = make_group(texts=["7"] * num_rollouts)
-    finding = check_form(group, ToyCodec(), limits)
+    finding = check_form(group, ToyTokenizer(), limits)
     assert finding is None or finding[0] is RefusalReason.WRONG_GROUP_SIZE, finding
     return finding is None
 

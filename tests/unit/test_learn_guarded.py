@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import Level
-from swarm.model import CharCodec, load_model
+from swarm.model import CharTokenizer, load_model
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe, recipes_of
@@ -28,7 +28,7 @@ def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
     loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
     recipe = load_recipe("swarm_sampling")
     learner = PolicyLearner(
-        loaded.network, loaded.codec, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
+        loaded.network, loaded.tokenizer, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
     ).resumed()
     return GuardedLearner(learner, load_recipe("sequence_ratio"), config, MAX_AGE)
 
@@ -121,7 +121,7 @@ def test_a_safe_recipe_that_nothing_is_prepared_for_is_refused_before_the_run(na
 @pytest.mark.parametrize("name", ["sequence_ratio", "geometric_mean", "grpo"])
 def test_a_token_outside_the_band_has_no_gradient_whatever_the_unit_of_the_ratio(name: str) -> None:
     recipe = load_recipe(name)
-    batch = make_batch(draw(1), CharCodec())
+    batch = make_batch(draw(1), CharTokenizer())
     logprobs = batch.behavior_logprobs + torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
     entropy = torch.zeros_like(logprobs)
     ready = with_advantages(recipe, replace(batch, ratio_band=1.5), "all")

@@ -12,7 +12,7 @@ from torch import Tensor
 from swarm.config import LearnerConfig, ModelConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharCodec, load_model
+from swarm.model import CharTokenizer, load_model
 from swarm.objectives.fallbacks import MAIN, RecipeSet, merged
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import CorrectionPart, Memory, Requirement, Scored
@@ -31,7 +31,7 @@ from swarm.types import (
     VersionSpan,
 )
 
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 PLAIN, NEEDY = load_recipe("swarm_sampling"), load_recipe("grpo")
 KINDS = (Correction.EXACT, Correction.TEXT_ONLY, Correction.NO_LOGPROBS, Correction.EXACT, Correction.TEXT_ONLY)
 
@@ -70,8 +70,8 @@ def drawn(seed: int, correction: Correction) -> DrawnGroup:
         policy_id="a" * 64,
         env="char",
         task_id=seed,
-        tokenizer_digest=CODEC.digest,
-        prompt_ids=rng.integers(2, CODEC.vocab_size, 5).astype(np.int32),
+        tokenizer_digest=TOKENIZER.digest,
+        prompt_ids=rng.integers(2, TOKENIZER.vocab_size, 5).astype(np.int32),
         rollouts=rollouts,
         verifier="char/1",
         created_at_s=0.0,
@@ -90,7 +90,7 @@ def drawn(seed: int, correction: Correction) -> DrawnGroup:
 
 def rollout(rng: np.random.Generator) -> Rollout:
     text = "".join(rng.choice(list("abc"), int(rng.integers(1, 6))))
-    ids = np.array(CODEC.encode_response(text), np.int32)
+    ids = np.array(TOKENIZER.encode_response(text), np.int32)
     trace = TokenTrace(
         token_ids=ids,
         action_mask=np.ones(ids.shape, bool),
@@ -111,7 +111,7 @@ def learner(folder: Path, recipe: Recipe | RecipeSet, **changes: Any) -> PolicyL
     model = load_model(ModelConfig(source="tiny", dtype="float32"))
     return PolicyLearner(
         network=model.network,
-        codec=CODEC,
+        tokenizer=TOKENIZER,
         recipe=recipe,
         config=LearnerConfig(learning_rate=1e-3, token_budget=64, **changes),
         replay=ReplayConfig(external="all"),
@@ -152,7 +152,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
     one.save()
     again = PolicyLearner(
         load_model(ModelConfig(source="tiny", dtype="float32")).network,
-        CODEC,
+        TOKENIZER,
         mixed,
         LearnerConfig(learning_rate=1e-3, token_budget=64),
         ReplayConfig(external="all"),
@@ -169,7 +169,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
 def test_every_group_is_in_one_share_with_the_totals_of_the_step(tmp_path: Path) -> None:
     from swarm.objectives.batch import make_batch
 
-    batch = make_batch(draw(), CODEC)
+    batch = make_batch(draw(), TOKENIZER)
     shares = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).shares(batch)
     assert [share.name for share in shares] == [MAIN, "no_logprobs", "text_only"]
     assert sorted(place for share in shares for place in share.places.tolist()) == list(range(15))

@@ -14,7 +14,7 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharCodec, tiny_network, weights_digest
+from swarm.model import CharTokenizer, tiny_network, weights_digest
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
@@ -45,13 +45,13 @@ def representatives() -> list[str]:
 
 
 OWN, PEER = "a" * 64, "b" * 64
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 
 
 def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
     length = int(rng.integers(1, 8))
     trace = TokenTrace(
-        token_ids=rng.integers(1, CODEC.vocab_size, length).astype(np.int32),
+        token_ids=rng.integers(1, TOKENIZER.vocab_size, length).astype(np.int32),
         action_mask=np.ones(length, bool),
         logprobs=np.full(length, logprob, np.float32) - rng.random(length).astype(np.float32),
         turn_ids=np.zeros(length, np.int16),
@@ -75,8 +75,8 @@ def drawn(
         policy_id=OWN if is_made_here else PEER,
         env="char",
         task_id=0,
-        tokenizer_digest=CODEC.digest,
-        prompt_ids=rng.integers(1, CODEC.vocab_size, int(rng.integers(4, 12))).astype(np.int32),
+        tokenizer_digest=TOKENIZER.digest,
+        prompt_ids=rng.integers(1, TOKENIZER.vocab_size, int(rng.integers(4, 12))).astype(np.int32),
         rollouts=tuple(rollout(rng, logprob) for _ in range(size)),
         verifier="char/1",
         created_at_s=0.0,
@@ -107,7 +107,7 @@ def learner(
 def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any) -> dict[str, Any]:
     return {
         "network": tiny_network(seed=1).to(dtype),
-        "codec": CODEC,
+        "tokenizer": TOKENIZER,
         "recipe": load_recipe(recipe) if isinstance(recipe, str) else recipe,
         "config": LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 4, **config}),
         "replay": ReplayConfig(),
@@ -295,7 +295,7 @@ def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
         PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER}).resumed()
     network: Any = tiny_network(seed=1)
-    network.resize_token_embeddings(CODEC.vocab_size + 1)
+    network.resize_token_embeddings(TOKENIZER.vocab_size + 1)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
         PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network}).resumed()
 

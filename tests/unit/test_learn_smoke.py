@@ -29,12 +29,16 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
     loaded, engine = load_model(TINY), load_model(TINY)
     environments = [CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind)) for kind in KINDS]
     config = LearnerConfig(learning_rate=3e-4)
-    learner = PolicyLearner(loaded.network, loaded.codec, load_recipe(recipe), config, ReplayConfig(), NODE, tmp_path)
-    generator = TransformersGenerator(network=engine.network, codec=engine.codec, version=learner.version, seed=0)
+    learner = PolicyLearner(
+        loaded.network, loaded.tokenizer, load_recipe(recipe), config, ReplayConfig(), NODE, tmp_path
+    )
+    generator = TransformersGenerator(
+        network=engine.network, tokenizer=engine.tokenizer, version=learner.version, seed=0
+    )
 
     def accuracy() -> float:
         pairs = [(environment, 500_000 + number) for environment in environments for number in range(40)]
-        answers = evaluate(generator, loaded.codec, [env.task(number) for env, number in pairs], 9)
+        answers = evaluate(generator, loaded.tokenizer, [env.task(number) for env, number in pairs], 9)
         return float(np.mean([env.reward(number, text) for (env, number), text in zip(pairs, answers, strict=True)]))
 
     def groups(step: int) -> tuple[DrawnGroup, ...]:
@@ -43,7 +47,9 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
         for attempt in range(20):
             tasks = [env.task(step * 1000 + attempt) for env in environments]
             sampling = Sampling(max_new_tokens=9)
-            made = produce(generator, loaded.codec, tasks, 8, sampling, run_id="r", producer=NODE, clock=SystemClock())
+            made = produce(
+                generator, loaded.tokenizer, tasks, 8, sampling, run_id="r", producer=NODE, clock=SystemClock()
+            )
             for env, group in zip(environments, made, strict=True):
                 rewards = [env.reward(group.task_id, rollout.text) for rollout in group.rollouts]
                 scored = ScoredGroup(

@@ -15,7 +15,7 @@ from swarm.cli.main import app
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharCodec, add_adapters, tiny_network
+from swarm.model import CharTokenizer, add_adapters, tiny_network
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, TermPart
 from swarm.objectives.recipe import Recipe
@@ -23,7 +23,7 @@ from swarm.objectives.requirements import check_supply, supplied_by
 from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, StepReport
 
-CODEC: Any = CharCodec()
+TOKENIZER: Any = CharTokenizer()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,10 @@ def draw(step: int, num_groups: int = 6, reward: float = 1.0) -> Draw:
     groups = [
         make_scored(
             make_group(
-                ("a" if index < 3 else "b") * 64, task_id=index, codec=CODEC, texts=[text(rng) for _ in range(4)]
+                ("a" if index < 3 else "b") * 64,
+                task_id=index,
+                tokenizer=TOKENIZER,
+                texts=[text(rng) for _ in range(4)],
             ),
             rewards=[reward, 0.0, 0.0, float(rng.integers(0, 2))],
             is_made_here=index < 3,
@@ -81,7 +84,7 @@ def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> Pol
     if lora_rank:
         add_adapters(network, lora_rank)
     settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
-    return PolicyLearner(network, CODEC, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resumed()
+    return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resumed()
 
 
 def figures(report: StepReport) -> tuple[object, ...]:
@@ -156,7 +159,7 @@ def test_other_initial_weights_at_a_restart_are_refused(tmp_path: Path) -> None:
     other = tiny_network(seed=2)
     add_adapters(other, 2)
     with pytest.raises(ConfigError, match="the reference policy was"):
-        PolicyLearner(other, CODEC, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path).resumed()
+        PolicyLearner(other, TOKENIZER, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path).resumed()
 
 
 def test_an_update_that_is_not_finite_leaves_memory_and_weights_and_the_next_one_goes_on(tmp_path: Path) -> None:

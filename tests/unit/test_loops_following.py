@@ -13,7 +13,7 @@ from swarm.errors import Unavailable
 from swarm.loops import follow_weights as following
 from swarm.loops.follow_weights import Following
 from swarm.loops.worker import Worker
-from swarm.testing.builders import ToyCodec, make_group
+from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.types import ApplyReport, FinishReason, PatchChain, PolicyVersion, RolloutGroup
 
 TRAINER = "t" * 64
@@ -125,7 +125,7 @@ def swarm_of(
         produce=lambda first, count: [],
         evaluate=lambda tasks: [],
         learner=None,
-        codec=ToyCodec(),
+        tokenizer=ToyTokenizer(),
         evaluation_tasks={},
         clock=SystemClock(),
         offload=offload,

@@ -22,7 +22,7 @@ from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,
-    ToyCodec,
+    ToyTokenizer,
     make_advert,
     make_group,
     make_identity,
@@ -50,7 +50,7 @@ def agent_on(clock: LoopClock, reputation: Reputation) -> Agent:
     admission = Admission(
         run_id=TOY_RUN_ID,
         node_id=OURS.node_id,
-        codec=ToyCodec(),
+        tokenizer=ToyTokenizer(),
         verifier=verifier,
         store=store,
         clock=clock,
@@ -67,7 +67,7 @@ def agent_on(clock: LoopClock, reputation: Reputation) -> Agent:
         replay=ReplayBuffer(config.replay, OURS.node_id, 0, clock),
         admission=admission,
         verifier=verifier,
-        tokenizer_digest=ToyCodec().digest,
+        tokenizer_digest=ToyTokenizer().digest,
         clock=clock,
         emit=lambda kind, fields: None,
     )

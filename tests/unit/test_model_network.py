@@ -34,7 +34,7 @@ def test_the_shipped_tiny_model_is_small_and_in_eval_mode() -> None:
     model = load_model(TINY)
     num_parameters = sum(p.numel() for p in model.network.parameters())
     assert 150_000 < num_parameters < 250_000
-    assert not model.network.training and model.codec.vocab_size == 47
+    assert not model.network.training and model.tokenizer.vocab_size == 47
     assert all(p.requires_grad for p in model.network.parameters())
 
 

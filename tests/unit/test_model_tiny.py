@@ -50,7 +50,7 @@ def test_fine_tuning_lowers_the_loss_and_one_seed_gives_one_checkpoint() -> None
 @pytest.mark.timeout(60)
 def test_the_shipped_checkpoint_holds_skills_that_it_rarely_plays() -> None:
     model = load_model(ModelConfig(source="tiny", dtype="float32"))
-    generator = TransformersGenerator(model.network, model.codec, PolicyVersion(policy_id="a", step=0), 0)
+    generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), 0)
     scores = accuracies(generator, num_problems=32, num_samples=4)
     greedy = sum(value for value, _ in scores.values()) / len(scores)
     sampled = sum(value for _, value in scores.values()) / len(scores)

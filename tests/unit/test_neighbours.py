@@ -26,7 +26,7 @@ from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,
-    ToyCodec,
+    ToyTokenizer,
     make_advert,
     make_group,
     make_identity,
@@ -70,7 +70,7 @@ class Bench:
         admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=identity.node_id,
-            codec=ToyCodec(),
+            tokenizer=ToyTokenizer(),
             verifier=verifier,
             store=store,
             clock=self.clock,
@@ -87,7 +87,7 @@ class Bench:
             replay=ReplayBuffer(config.replay, identity.node_id, 0, self.clock),
             admission=admission,
             verifier=verifier,
-            tokenizer_digest=ToyCodec().digest,
+            tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
             emit=lambda kind, fields: self.events.append((kind, fields)),
         )

@@ -14,19 +14,19 @@ from swarm.errors import ConfigError
 from swarm.learn.data_parallel import ShardedRanks
 from swarm.learn.leader import RankCommand
 from swarm.learn.packing import pack
-from swarm.model import CharCodec
+from swarm.model import CharTokenizer
 from swarm.objectives.batch import make_batch
 from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, Role
 
-CODEC = CharCodec()
+TOKENIZER = CharTokenizer()
 pytestmark = pytest.mark.timeout(60)  # the first test imports torch's distributed parts
 
 
 def draw(num_groups: int) -> Draw:
     groups = [
         make_scored(
-            make_group("a" * 64, task_id=index, codec=CODEC, texts=["ab", "abcd", "c"]), is_made_here=index != 1
+            make_group("a" * 64, task_id=index, tokenizer=TOKENIZER, texts=["ab", "abcd", "c"]), is_made_here=index != 1
         )
         for index in range(num_groups)
     ]
@@ -51,7 +51,7 @@ def test_every_part_counts_once_and_all_ranks_make_equally_many_passes(num_parts
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 9])
 def test_no_micro_batch_has_more_rows_than_the_share_of_one_rank(num_ranks: int) -> None:
-    batch = make_batch(draw(4), CODEC)
+    batch = make_batch(draw(4), TOKENIZER)
     whole, shared = pack(batch, 10_000), pack(batch, 10_000, num_ranks=num_ranks)
     assert [packed.token_ids.shape[0] for packed in whole] == [4], "a group shares one row"
     assert max(packed.token_ids.shape[0] for packed in shared) == math.ceil(4 / num_ranks)

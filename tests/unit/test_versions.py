@@ -14,7 +14,7 @@ from swarm.testing.builders import (
     TOY_ENV,
     TOY_RUN_ID,
     ScriptedVerifier,
-    ToyCodec,
+    ToyTokenizer,
     make_group,
     make_identity,
     make_sealed,
@@ -147,7 +147,7 @@ class Gate:
         self.admission = Admission(
             run_id=TOY_RUN_ID,
             node_id=TRAINER.node_id,
-            codec=ToyCodec(),
+            tokenizer=ToyTokenizer(),
             verifier=ScriptedVerifier(),
             store=MemoryGroupStore(clock, 2**24),
             clock=clock,

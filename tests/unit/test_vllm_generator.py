@@ -18,7 +18,7 @@ from swarm.errors import Unavailable, WeightsRefused
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.generation.vllm_process import EngineProcess
 from swarm.generation.vllm_settings import EngineSettings
-from swarm.model import CharCodec
+from swarm.model import CharTokenizer
 from swarm.model.network import save_tensors
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
 
@@ -97,7 +97,7 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     def launch() -> EngineProcess:
         return EngineProcess(str(python), settings, tmp_path, 1)
 
-    made = VllmGenerator(launch, tmp_path, CharCodec(), START, 0, 0.1)
+    made = VllmGenerator(launch, tmp_path, CharTokenizer(), START, 0, 0.1)
     yield made
     made.close()
 
@@ -203,7 +203,7 @@ class Process:
 
 
 def generator(directory: Path, launch: Callable[[], Process]) -> VllmGenerator:
-    return VllmGenerator(cast(Any, launch), directory, CharCodec(), START, 0, 0.1)
+    return VllmGenerator(cast(Any, launch), directory, CharTokenizer(), START, 0, 0.1)
 
 
 def test_weights_taken_by_a_process_that_then_ended_are_not_said_to_be_served(tmp_path: Path) -> None:

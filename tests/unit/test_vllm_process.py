@@ -12,7 +12,7 @@ from swarm.generation.tolerances import TOLERANCE_NATS, tolerance_nats
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.generation.vllm_process import EngineProcess, has_vllm, vllm_python
 from swarm.generation.vllm_settings import EngineSettings
-from swarm.model import CharCodec
+from swarm.model import CharTokenizer
 from swarm.types import PolicyVersion
 
 
@@ -82,7 +82,7 @@ def test_a_directory_too_long_for_a_socket_is_told_before_anything_starts(tmp_pa
 def test_models_that_it_cannot_run_are_refused_at_once(tmp_path: Path, model: ModelConfig, word: str) -> None:
     config = NodeConfig(dir=tmp_path, model=model, engine=EngineConfig(kind="vllm"))
     with pytest.raises(ConfigError, match=word):
-        VllmGenerator.from_config(config, CharCodec(), PolicyVersion(policy_id="a", step=0))
+        VllmGenerator.from_config(config, CharTokenizer(), PolicyVersion(policy_id="a", step=0))
 
 
 def test_the_interpreter_is_the_named_one_then_that_of_the_environment_here(

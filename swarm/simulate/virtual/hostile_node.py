@@ -18,7 +18,7 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import NotHeld
 from swarm.identity import DOMAIN_GROUP, Identity
-from swarm.interfaces import Discovery, Environment, StreamItem, TextCodec, Transport
+from swarm.interfaces import Discovery, Environment, StreamItem, Tokenizer, Transport
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.types import (
     Advert,
@@ -53,7 +53,7 @@ class HostileNode:
         self,
         identity: Identity,
         config: NodeConfig,
-        codec: TextCodec,
+        tokenizer: Tokenizer,
         environments: Mapping[str, Environment],
         clock: Clock,
         stores: Callable[[], Sequence[MemoryGroupStore]],
@@ -61,7 +61,7 @@ class HostileNode:
         """`stores` are those of the honest nodes: what an attacker could have received from them."""
         self._identity = identity
         self._config = config
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._environments = environments
         self._clock = clock
         self._stores = stores
@@ -151,7 +151,7 @@ class HostileNode:
         env = sorted(self._environments)[0]
         environment, task_id = self._environments[env], self._rng.randrange(1000)
         text = environment.reference(task_id)[::-1] + "#"
-        ids = np.asarray(self._codec.encode_response(text), dtype=np.int32)
+        ids = np.asarray(self._tokenizer.encode_response(text), dtype=np.int32)
         trace = TokenTrace(
             token_ids=ids,
             action_mask=np.ones(len(ids), dtype=np.bool_),
@@ -175,8 +175,8 @@ class HostileNode:
             policy_id=me,
             env=env,
             task_id=task_id,
-            tokenizer_digest=self._codec.digest,
-            prompt_ids=np.asarray(self._codec.encode_prompt(environment.task(task_id)), dtype=np.int32),
+            tokenizer_digest=self._tokenizer.digest,
+            prompt_ids=np.asarray(self._tokenizer.encode_prompt(environment.task(task_id)), dtype=np.int32),
             rollouts=(rollout,) * self._config.generator.group_size,
             verifier=environment.verifier,
             created_at_s=self._clock.now_s(),
@@ -189,7 +189,7 @@ class HostileNode:
             run_id=self._config.run_id,
             endpoints=endpoints,
             roles=self._config.roles,
-            tokenizer_digest=self._codec.digest,
+            tokenizer_digest=self._tokenizer.digest,
             head=PolicyVersion(policy_id=me, step=CLAIMED_STEP),
             oldest_step=0,
             num_groups=10**6,

@@ -21,10 +21,10 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Verify
-from swarm.interfaces import LocalExchange, Offload, Result, TextCodec
+from swarm.interfaces import LocalExchange, Offload, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ToyCodec
+from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
     Canary,
     Draw,
@@ -97,10 +97,14 @@ class ScriptedGenerator:
     """Answers a share of its samples rightly that grows with the version's step."""
 
     def __init__(
-        self, version: PolicyVersion, codec: ToyCodec, environments: Mapping[str, NumberedEnvironment], seed: str
+        self,
+        version: PolicyVersion,
+        tokenizer: ToyTokenizer,
+        environments: Mapping[str, NumberedEnvironment],
+        seed: str,
     ) -> None:
         self.version = version
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._environments = environments
         self._rng = random.Random(seed)
 
@@ -144,7 +148,7 @@ class ScriptedGenerator:
             made.append(
                 Rollout(
                     text=text,
-                    trace=TokenTrace(**_tokens(self._codec, text), spans=spans),
+                    trace=TokenTrace(**_tokens(self._tokenizer, text), spans=spans),
                     sampling=sampling,
                     finish=FinishReason.STOP,
                     claimed_reward=float("nan"),
@@ -154,9 +158,9 @@ class ScriptedGenerator:
 
 
 @lru_cache(maxsize=MAX_ANSWERS)
-def _tokens(codec: TextCodec, text: str) -> dict[str, Any]:
+def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     """What every trace of that answer has; no two nodes change an array that both hold."""
-    ids = np.asarray(codec.encode_response(text), dtype=np.int32)
+    ids = np.asarray(tokenizer.encode_response(text), dtype=np.int32)
     count = len(ids)
     arrays = {
         "token_ids": ids,
@@ -176,15 +180,15 @@ class _Checked:
     """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[RolloutGroup, TextCodec, AdmissionLimits, Finding]] = {}
+        self._kept: dict[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]] = {}
 
-    def __call__(self, group: RolloutGroup, codec: TextCodec, limits: AdmissionLimits) -> Finding:
+    def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
         """As `check_form`."""
         kept = self._kept.get(id(group))
-        if kept is not None and kept[0] is group and kept[1] is codec and kept[2] == limits:
+        if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
             return kept[3]
-        finding = check_form(group, codec, limits)
-        self._kept[id(group)] = group, codec, limits, finding
+        finding = check_form(group, tokenizer, limits)
+        self._kept[id(group)] = group, tokenizer, limits, finding
         if len(self._kept) > MAX_OPENED:
             del self._kept[next(iter(self._kept))]
         return finding
@@ -233,7 +237,7 @@ def scripted_worker(
     node_id: NodeId,
     config: NodeConfig,
     disk: Disk,
-    codec: ToyCodec,
+    tokenizer: ToyTokenizer,
     environments: Mapping[str, NumberedEnvironment],
     clock: Clock,
     paces: Sequence[float],
@@ -241,7 +245,7 @@ def scripted_worker(
 ) -> Worker:
     """Learner and generator of a node of one of the `paces`; `incarnation` seeds its answers until the next restart."""
     learner = ScriptedLearner(node_id, disk.learner)
-    generator = ScriptedGenerator(learner.version, codec, environments, incarnation)
+    generator = ScriptedGenerator(learner.version, tokenizer, environments, incarnation)
     mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     pace = random.Random(f"pace {config.seed}").choice(paces)
@@ -254,8 +258,8 @@ def scripted_worker(
                 policy_id=node_id,
                 env=task.env,
                 task_id=task.task_id,
-                tokenizer_digest=codec.digest,
-                prompt_ids=np.asarray(codec.encode_prompt(task), dtype=np.int32),
+                tokenizer_digest=tokenizer.digest,
+                prompt_ids=np.asarray(tokenizer.encode_prompt(task), dtype=np.int32),
                 rollouts=generator.rollouts(task, config.generator.group_size, sampling),
                 verifier="unscored",
                 created_at_s=clock.now_s(),
@@ -276,7 +280,7 @@ def scripted_worker(
         produce=produce,
         evaluate=lambda tasks: [],
         learner=learner,
-        codec=codec,
+        tokenizer=tokenizer,
         evaluation_tasks={},
         clock=clock,
         offload=take_time,

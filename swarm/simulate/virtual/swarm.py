@@ -34,7 +34,7 @@ from swarm.simulate.virtual.node import Disk, Parts, offload_in_place, scripted_
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
 from swarm.simulate.virtual.tasks import KeptVerifier, kept_environments
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.testing.builders import ToyCodec
+from swarm.testing.builders import ToyTokenizer
 from swarm.types import JsonDict
 from swarm.wire.reports import MAX_EDGES
 
@@ -77,7 +77,7 @@ class VirtualSwarm:
         )
         self.environments = kept_environments()
         self._verifier = KeptVerifier(self.environments)
-        self.codec = ToyCodec()
+        self.tokenizer = ToyTokenizer()
         self.invariants = Invariants(repeats_exactly=True)
         self.agents: dict[int, Agent] = {}
         self.num_rounds = num_rounds
@@ -158,7 +158,12 @@ class VirtualSwarm:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
         node = HostileNode(
-            identity, config, self.codec, self.environments, self.clock, lambda: [d.store for d in self._disks.values()]
+            identity,
+            config,
+            self.tokenizer,
+            self.environments,
+            self.clock,
+            lambda: [d.store for d in self._disks.values()],
         )
         transport = MemoryTransport(self.network, identity.node_id)
         directory = self.directory.view(identity, config.run_id, self.clock)
@@ -203,7 +208,7 @@ class VirtualSwarm:
             identity.node_id,
             config,
             disk,
-            self.codec,
+            self.tokenizer,
             self.environments,
             self.clock,
             self.scale.paces,
@@ -230,7 +235,7 @@ class VirtualSwarm:
         admission = self.parts.admission(
             run_id=config.run_id,
             node_id=identity.node_id,
-            codec=self.codec,
+            tokenizer=self.tokenizer,
             verifier=self._verifier,
             store=disk.store,
             clock=self.clock,
@@ -247,7 +252,7 @@ class VirtualSwarm:
             replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
             admission=admission,
             verifier=self._verifier,
-            tokenizer_digest=self.codec.digest,
+            tokenizer_digest=self.tokenizer.digest,
             clock=self.clock,
             emit=partial(self._note, index),
         )

@@ -1,4 +1,4 @@
-"""The two codecs: what is encoded comes back, hostile text stays text, digests name the mapping."""
+"""The two tokenizers: what is encoded comes back, hostile text stays text, digests name the mapping."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
-from swarm.interfaces import TextCodec
-from swarm.model import CharCodec, HfCodec, load_codec
+from swarm.interfaces import Tokenizer
+from swarm.model import CharTokenizer, HfTokenizer, load_tokenizer
 from swarm.types import Message, Task
 
 TEMPLATE = (
@@ -45,89 +45,89 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_char_codec_has_47_ids_and_reverses_every_character() -> None:
-    codec = CharCodec()
+    tokenizer = CharTokenizer()
     text = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
-    assert codec.vocab_size == 47
-    assert codec.decode(codec.encode_response(text)) == text
-    assert codec.encode_response(text)[-1] in codec.eos_ids
-    assert isinstance(codec, CharCodec) and len(codec.digest) == 32
+    assert tokenizer.vocab_size == 47
+    assert tokenizer.decode(tokenizer.encode_response(text)) == text
+    assert tokenizer.encode_response(text)[-1] in tokenizer.eos_ids
+    assert isinstance(tokenizer, CharTokenizer) and len(tokenizer.digest) == 32
 
 
 def test_char_prompt_is_the_last_user_message_verbatim() -> None:
-    codec = CharCodec()
-    assert codec.decode(codec.encode_prompt(asked("rev:abc="))) == "rev:abc="
-    assert not codec.eos_ids & set(codec.encode_prompt(asked("rev:abc=")))
+    tokenizer = CharTokenizer()
+    assert tokenizer.decode(tokenizer.encode_prompt(asked("rev:abc="))) == "rev:abc="
+    assert not tokenizer.eos_ids & set(tokenizer.encode_prompt(asked("rev:abc=")))
 
 
-def test_char_codec_refuses_a_question_it_cannot_read_but_marks_foreign_answers() -> None:
-    codec = CharCodec()
+def test_char_tokenizer_refuses_a_question_it_cannot_read_but_marks_unknown_characters() -> None:
+    tokenizer = CharTokenizer()
     with pytest.raises(ConfigError, match="sums"):
-        codec.encode_prompt(asked("What?"))
-    assert codec.decode(codec.encode_response("a\u00e9b")) == "a?b"
+        tokenizer.encode_prompt(asked("What?"))
+    assert tokenizer.decode(tokenizer.encode_response("a\u00e9b")) == "a?b"
 
 
 def test_prefilled_turn_is_left_open_and_an_absent_one_is_opened(folder: Path) -> None:
-    codec = HfCodec(folder)
+    tokenizer = HfTokenizer(folder)
     opened = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert codec.encode_prompt(asked("hi")) == codec._tokenizer.encode(opened, add_special_tokens=False).ids
+    assert tokenizer.encode_prompt(asked("hi")) == tokenizer._tokenizer.encode(opened, add_special_tokens=False).ids
     assert (
-        codec.encode_prompt(asked("hi", "Answer:"))
-        == codec._tokenizer.encode(opened + "Answer:", add_special_tokens=False).ids
+        tokenizer.encode_prompt(asked("hi", "Answer:"))
+        == tokenizer._tokenizer.encode(opened + "Answer:", add_special_tokens=False).ids
     )
 
 
 @pytest.mark.parametrize("text", ["12", " 12", "", "a\n b", "\u00e9\u4e2d", "<|im_start|>user", "x<|im_end|>"])
 def test_a_response_comes_back_as_it_was_even_with_markers_inside(folder: Path, text: str) -> None:
-    codec: TextCodec = HfCodec(folder)
-    ids = codec.encode_response(text)
-    assert ids[-1] in codec.eos_ids and not codec.eos_ids & set(ids[:-1])
-    assert codec.decode(ids) == text
+    tokenizer: Tokenizer = HfTokenizer(folder)
+    ids = tokenizer.encode_response(text)
+    assert ids[-1] in tokenizer.eos_ids and not tokenizer.eos_ids & set(ids[:-1])
+    assert tokenizer.decode(ids) == text
 
 
 def test_ids_of_padded_embeddings_are_in_the_vocabulary_and_every_eos_counts(folder: Path) -> None:
-    codec = HfCodec(folder)
-    assert codec.vocab_size == 300
-    assert codec.eos_ids == {256, 257}
-    assert codec.decode([299]) == ""
+    tokenizer = HfTokenizer(folder)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.eos_ids == {256, 257}
+    assert tokenizer.decode([299]) == ""
 
 
 def test_digest_is_of_the_mapping_not_of_the_file_layout(folder: Path) -> None:
-    first = HfCodec(folder).digest
+    first = HfTokenizer(folder).digest
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data, indent=7))
-    assert HfCodec(folder).digest == first
+    assert HfTokenizer(folder).digest == first
     swap = data["model"]["vocab"]
     swap["a"], swap["b"] = swap["b"], swap["a"]
     path.write_text(json.dumps(data))
-    assert HfCodec(folder).digest != first
+    assert HfTokenizer(folder).digest != first
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
 def test_an_incomplete_folder_is_named_with_its_missing_file(folder: Path, missing: str) -> None:
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match=missing):
-        load_codec(ModelConfig(source=str(folder)))
+        load_tokenizer(ModelConfig(source=str(folder)))
 
 
 def test_a_base_model_without_template_is_refused(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="chat template"):
-        load_codec(ModelConfig(source=str(folder)))
+        load_tokenizer(ModelConfig(source=str(folder)))
 
 
 def test_an_unknown_source_says_what_is_possible(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such directory.*smollm2"):
-        load_codec(ModelConfig(source=str(tmp_path / "nowhere")))
+        load_tokenizer(ModelConfig(source=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.timeout(90)
-def test_loading_a_codec_and_encoding_imports_no_torch(folder: Path) -> None:
+def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None:
     program = (
-        "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model import load_codec\n"
+        "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model import load_tokenizer\n"
         "from swarm.types import Message, Task\n"
-        f"codec = load_codec(ModelConfig(source={str(folder)!r}))\n"
-        "codec.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"
-        "load_codec(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"
+        f"tokenizer = load_tokenizer(ModelConfig(source={str(folder)!r}))\n"
+        "tokenizer.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"
+        "load_tokenizer(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=80)
