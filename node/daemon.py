@@ -331,12 +331,12 @@ async def run_daemon(config: NodeConfig) -> None:
 
 def _weights_status(agent: Agent) -> JsonDict:
     """What the node serves of weights, to whom it gave leave, and what it follows."""
-    found: JsonDict = {"weights_sent_bytes": agent.holding.bytes_sent}
-    if agent.publishing is not None:
-        found["published_step"] = agent.holding.head_step(agent.node_id)
+    found: JsonDict = {"weights_sent_bytes": agent.weight_server.bytes_sent}
+    if agent.version_publisher is not None:
+        found["published_step"] = agent.weight_server.head_step(agent.node_id)
         found["followers"] = agent.credit_ledger.status()
-    if agent.following is not None:
-        found["following"] = agent.following.status()
+    if agent.weight_follower is not None:
+        found["following"] = agent.weight_follower.status()
     return found
 
 

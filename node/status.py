@@ -60,7 +60,7 @@ def rows(status: JsonDict) -> list[tuple[str, str]]:
 
 def _followed(following: JsonDict) -> str:
     if not following["policy"]:
-        candidates = [*following.get("rivals", []), *following.get("silent", [])]
+        candidates = [*following["candidates"], *following["trainers_without_weights"]]
         return f"nobody (trainers: {', '.join(candidates) or 'none'})"
     connected = "connected" if following["is_trainer_connected"] else "not connected"
     if following["served_step"] is None:
@@ -102,19 +102,21 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
 
 def _following_problems(following: JsonDict) -> list[str]:
     found: list[str] = []
-    rivals, silent = following.get("rivals"), following.get("silent", [])
-    if rivals:
-        names = ", ".join(map(short, rivals))
-        found.append(f"the run has {len(rivals)} trainers ({names}): set follow.policy to the id of the one to follow")
-    elif not following["policy"] and silent:
-        names = ", ".join(map(short, silent))
+    candidates, without_weights = following.get("candidates"), following["trainers_without_weights"]
+    if candidates:
+        names = ", ".join(map(short, candidates))
+        found.append(
+            f"the run has {len(candidates)} trainers ({names}): set follow.policy to the id of the one to follow"
+        )
+    elif not following["policy"] and without_weights:
+        names = ", ".join(map(short, without_weights))
         found.append(f"no trainer publishes weights (there is {names}): on the trainer set weights.publish=true")
     elif not following["policy"]:
         found.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
-    elif following["policy"] in silent and following["served_step"] is None:
+    elif following["policy"] in without_weights and following["served_step"] is None:
         found.append(f"the trainer {short(following['policy'])} publishes no weights: set weights.publish=true there")
     elif not following["is_trainer_connected"]:
-        found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its leave")
+        found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its credit")
     if following["last_error"]:
         served = following["served_step"]
         found.append(f"the engine did not take a version and serves step {served} on: {following['last_error']}")

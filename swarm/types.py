@@ -262,10 +262,10 @@ class SealedManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """Leave to make groups for a trainer, given to one watcher of its lineage: a total that only grows."""
+    """Credit to make groups for a trainer, granted to one watcher of its lineage: a total that only grows."""
 
     head_step: int  # of the trainer
-    limit: int  # groups that this watcher may have begun since its watch began
+    granted: int  # groups that this watcher may have started since its stream was opened
 
 
 PatchChain = tuple[SealedManifest, ...]

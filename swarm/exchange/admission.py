@@ -254,7 +254,7 @@ class Admission:
         """Of our own lineage only what we gave leave for: nobody crowds out the others with it."""
         if self.credit_ledger is None or group.policy_id != self._node_id:
             return None
-        if self.credit_ledger.expects(group.producer, self._judged[group.producer]):
+        if self.credit_ledger.is_expected(group.producer, self._judged[group.producer]):
             return None
         return RefusalReason.NO_CREDIT, "more than its producer was given leave for"
 

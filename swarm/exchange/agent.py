@@ -61,7 +61,7 @@ from swarm.weights.store import WeightStore
 logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
-WINDOW_STEPS = 2  # groups of so many steps are the most that one follower may have outstanding
+WINDOW_STEPS = 2  # steps whose groups one follower may have outstanding at most
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
 
 
@@ -77,8 +77,8 @@ class Agent:
     """One node's state; implements `LocalExchange` for its worker.
 
     `serving` answers its peers, `intake` takes what they send.
-    With a weight store a trainer that publishes serves its versions (`publishing`) and gives leave to those who follow
-    it; a generator without the trainer role follows one (`following`).
+    With a weight store a trainer that publishes serves its versions (`version_publisher`) and grants credit to its
+    followers; a generator without the trainer role follows one (`weight_follower`).
     """
 
     def __init__(
@@ -130,21 +130,21 @@ class Agent:
         )
         admission.credit_ledger = self.credit_ledger
         self._allowance = GenerationCapacity(config, replay, self.drawing, self.credit_ledger, lambda: self.head.step)
-        self.holding = WeightServer(
+        self.weight_server = WeightServer(
             node_id=self.node_id,
             store=weights,
             publishes=config.weights.publish,
             credit_ledger=self.credit_ledger,
-            room=self._allowance.for_followers,
-            require_welcome=self.require_welcome,
-            note=self.versions.note,
+            capacity=self._allowance.for_followers,
+            require_allowed=self.require_welcome,
+            record_version=self.versions.note,
             changed=self._changed,
             offload=offload,
         )
         self.serving = GroupStreams(
-            self.node_id, store, config.replay, self.head_of, self.require_welcome, self.holding
+            self.node_id, store, config.replay, self.head_of, self.require_welcome, self.weight_server
         )
-        self.publishing, self.following = self._weights_side(weights, offload)
+        self.version_publisher, self.weight_follower = self._weights_side(weights, offload)
         self.intake = GroupIngest(
             node_id=self.node_id,
             config=config,
@@ -157,7 +157,7 @@ class Agent:
             changed=self._changed,
             emit=emit,
             clock=clock,
-            learns=self.following is None,
+            learns=self.weight_follower is None,
         )
 
     def _weights_side(
@@ -168,30 +168,30 @@ class Agent:
         if weights is None:
             return None, None
         if config.weights.publish:
-            return VersionPublisher(self.identity, weights, self.holding, self._emit, offload), None
+            return VersionPublisher(self.identity, weights, self.weight_server, self._emit, offload), None
         if Role.TRAINER in config.roles or Role.GENERATOR not in config.roles:
             return None, None
-        following = WeightFollower(
+        weight_follower = WeightFollower(
             config=config,
             node_id=self.node_id,
             store=weights,
-            holding=self.holding,
+            weight_server=self.weight_server,
             changed=self._changed,
             emit=self._emit,
             clock=self.clock,
             offload=offload,
         )
-        return None, following
+        return None, weight_follower
 
     # --- restart -------------------------------------------------------------------------------
 
     async def restore(self) -> None:
         """Refills buffer, journal position and duplicate knowledge from the store after a restart."""
-        if self.publishing is not None:
-            await self.publishing.restore()
+        if self.version_publisher is not None:
+            await self.version_publisher.restore()
         num_draws = await self.drawing.restore()
         groups = await self.store.load_scored(self.config.replay.max_groups)
-        if self.following is None:
+        if self.weight_follower is None:
             self.replay.restore(await self.store.uses(), groups)
         await self.serving.restore(groups)
         for scored in groups:
@@ -247,8 +247,8 @@ class Agent:
         mean, std = mean_and_std(scored.rewards)
         self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
         self._reward_std = decay * self._reward_std + (1 - decay) * std
-        if self.following is not None:
-            self.following.credit.made()
+        if self.weight_follower is not None:
+            self.weight_follower.credit.record_stored()
             self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
         self.intake.add(scored, via=self.node_id)
         self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
@@ -269,20 +269,20 @@ class Agent:
         self.versions.publish(version)
         self._emit("published", version_fields(version))
         self.coordination.note_version(version)
-        if self.publishing is not None:
-            await self.publishing.publish(version, manifests)
+        if self.version_publisher is not None:
+            await self.version_publisher.publish(version, manifests)
         self._changed.fire()
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         """How an engine gets from what it holds to the newest version of the followed lineage, as far as it is here."""
-        if self.following is None:
+        if self.weight_follower is None:
             raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
-        return await self.following.next_update(held, wait=wait)
+        return await self.weight_follower.next_update(held, wait=wait)
 
     async def applied(self, report: ApplyReport) -> None:
         """An engine took a version, or refused it."""
-        assert self.following is not None, "next_update gave no way"
-        await self.following.applied(report)
+        assert self.weight_follower is not None, "next_update gave no way"
+        await self.weight_follower.applied(report)
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""
@@ -299,7 +299,7 @@ class Agent:
         last checkpoint, or from the one before it, stays unless the store would be full of it: going on comes before
         going back, and a resume then says what it lost (`Drawing.redraw`).
         """
-        for weights in (self.publishing, self.following):
+        for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
                 await weights.tidy()
         waiting = self.replay.digests | self.drawing.in_hand
@@ -322,12 +322,12 @@ class Agent:
     @property
     def served(self) -> PolicyVersion:
         """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
-        return self.head if self.following is None else self.following.head
+        return self.head if self.weight_follower is None else self.weight_follower.head
 
     @property
     def offered(self) -> PolicyVersion:
         """`served` as the advert says it: with a digest only where its weights can be had here."""
-        is_had = self.publishing is not None or self.following is not None
+        is_had = self.version_publisher is not None or self.weight_follower is not None
         return self.served if is_had else replace(self.served, digest=b"")
 
     async def offers_other_weights(self, told: PolicyVersion) -> None:
@@ -359,9 +359,9 @@ class Agent:
         if not self.is_welcome(peer):
             raise Unavailable(f"the standing of {short(peer)} is below the floor; it decays with time")
 
-    def write_off_credit(self) -> None:
-        """What followers did not deliver for too long is for others, and for our own generator."""
-        if self.credit_ledger.write_off():
+    def expire_credit(self) -> None:
+        """Frees the credit that followers did not use in time, for others and for our own generator."""
+        if self.credit_ledger.expire():
             self._changed.fire()
 
     # --- what others may know about us ------------------------------------------------------------
@@ -411,7 +411,7 @@ class Agent:
     # --- inside --------------------------------------------------------------------------------------
 
     def _capacity(self) -> int:
-        return self._allowance.for_own() if self.following is None else self.following.capacity()
+        return self._allowance.for_own() if self.weight_follower is None else self.weight_follower.capacity()
 
     def _begin(self, count: int) -> int:
-        return count if self.following is not None else self._allowance.own_begins(count)
+        return count if self.weight_follower is not None else self._allowance.own_begins(count)

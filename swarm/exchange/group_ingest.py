@@ -134,7 +134,7 @@ class GroupIngest:
 
     def _may_bring_ours(self, peer: NodeId) -> bool:
         """Whether a group of it is probably of our lineage and waited for; which it is, only the door can see."""
-        if peer not in self._credit_ledger.followers or not self._credit_ledger.expects(peer, 0):
+        if peer not in self._credit_ledger.followers or not self._credit_ledger.is_expected(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
         return strayed_s is None or self._clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
@@ -180,9 +180,9 @@ class GroupIngest:
         if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
             return False  # what others bring counts where it was signed by its producer
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
-        return made_at_s is None or not self._credit_ledger.is_of_an_earlier_watch(refused.producer, made_at_s)
+        return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
         """A group that this follower had leave for came, and was admitted or refused."""
-        self._credit_ledger.arrived(producer, is_admitted=is_admitted)
+        self._credit_ledger.delivered(producer, is_admitted=is_admitted)
         self._changed.fire()

@@ -1,4 +1,4 @@
-"""What a node gives to its peers: its log of groups as streams, single groups by digest, and weights (`holding`).
+"""What a node gives to its peers: its log of groups as streams, single groups by digest, and weights (`weight_server`).
 
 Invariant: a group is sent only after it was stored and is known to be worth sending; nobody gets what they made or
 sent us themselves, nor what is older than anyone may use, nor groups without signal unless they ask for them.
@@ -53,7 +53,7 @@ class GroupStreams:
         config: bounds of what is remembered and of the age of what is sent.
         head_of: newest known head of a lineage, ours included.
         require_welcome: raises Unavailable for a peer that gets nothing now.
-        holding: the weights.
+        weight_server: the weights.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class GroupStreams:
         config: ReplayConfig,
         head_of: Callable[[NodeId], PolicyVersion | None],
         require_welcome: Callable[[NodeId], None],
-        holding: WeightServer,
+        weight_server: WeightServer,
     ) -> None:
         self._node_id = node_id
         self._store = store
         self._config = config
         self._head_of = head_of
         self._require_welcome = require_welcome
-        self._holding = holding
+        self._weight_server = weight_server
         self._grew = Signal()  # what relaying streams wait for
         self._own_grew = Signal()  # what all other streams wait for
         self._fresh: dict[Digest, _Fresh] = {}  # of the newest groups in the log
@@ -186,11 +186,11 @@ class GroupStreams:
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, then new ones, and leave to make groups for ours: see `Holding.watch`."""
-        return self._holding.watch(peer, policy_id, window)
+        return self._weight_server.watch(peer, policy_id, window)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
         """A held chunk of weights. Raises NotHeld; Unavailable for a peer that is not welcome."""
-        return await self._holding.chunk(peer, digest)
+        return await self._weight_server.chunk(peer, digest)
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
 from swarm.types import NodeId, StreamFilter
-from swarm.weight_sync.chunk_slots import CHUNK_STALL_S, ChunkPlaces
+from swarm.weight_sync.chunk_slots import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.envelopes import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
 from swarm.wire.grpc_errors import Context, answering
 from swarm.wire.server import Sessions
@@ -37,7 +37,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
         self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
-        self._chunks = ChunkPlaces(min(stall_timeout_s, CHUNK_STALL_S))
+        self._chunks = ChunkSlots(min(stall_timeout_s, CHUNK_STALL_S))
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
         """Own groups after the cursor, then live ones, for as long as the peer reads."""
@@ -77,7 +77,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         async with answering(context):
             peer = self._sessions.require(context)
             digest = require_digest(request.digest)
-            await self._chunks.take(peer, context)
+            await self._chunks.acquire(peer, context)
             return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
         raise AssertionError("answering() ends the call")
 

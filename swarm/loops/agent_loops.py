@@ -42,7 +42,7 @@ async def run_agent(
             start("repair", lambda: repair_loop(agent, directory, rng))
         if coordinator is not None:
             start("heartbeat", lambda: heartbeat_loop(agent, coordinator, rng))
-        following = agent.following
+        following = agent.weight_follower
         if following is not None:
             if directory is None:
                 raise ConfigError(
@@ -62,7 +62,7 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
         advert = agent.advert()
         await directory.announce(advert)
         pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
-        if agent.following is None and agent.publishing is None:
+        if agent.weight_follower is None and agent.version_publisher is None:
             await asyncio.sleep(pause_s)
             continue
         with suppress(TimeoutError):
@@ -87,8 +87,8 @@ async def tidy_loop(agent: Agent) -> None:
 async def credit_loop(agent: Agent) -> None:
     """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
     while True:
-        await asyncio.sleep(max(CREDIT_PAUSE_S, agent.credit_ledger.next_write_off_in_s))
-        agent.write_off_credit()
+        await asyncio.sleep(max(CREDIT_PAUSE_S, agent.credit_ledger.next_expiry_in_s))
+        agent.expire_credit()
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:

@@ -54,7 +54,7 @@ def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAdd
     Those who follow us, for what they make with our leave, and of the rest as the overlay has it. A node that only
     generates takes no groups of others, so where groups have to be handed on it is no station on the way.
     """
-    if agent.following is not None and Role.RELAY not in agent.config.roles:
+    if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
         return set()
     limit = agent.config.exchange.max_neighbours
     welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
@@ -76,7 +76,7 @@ def choose_followers(agent: Agent, welcome: Sequence[Advert]) -> list[Advert]:
 
     def order(advert: Advert) -> tuple[bool, bytes]:
         credit = status[advert.node_id]
-        return credit["limit"] <= credit["arrived"], rank(agent.node_id, advert.node_id)
+        return credit["granted"] <= credit["delivered"] + credit["expired"], rank(agent.node_id, advert.node_id)
 
     known = [a for a in followers if a.node_id in delivered]
     new = [a for a in followers if a.node_id not in delivered]

@@ -21,7 +21,7 @@ FILE: Final = "followed.json"  # in the node's directory
 _ID_CHARS: Final = 64
 
 
-class Trainers:
+class TrainerChoice:
     """The trainers of a run that a follower may choose from. Blocking: call it in threads.
 
     Args:
@@ -31,9 +31,9 @@ class Trainers:
         clock: wall clock of the adverts.
 
     Example:
-        trainers.hear(adverts)
+        trainers.observe(adverts)
         policy_id = trainers.choose()
-        trainers.followed(policy_id)  # once its versions come
+        trainers.remember(policy_id)  # once its versions come
     """
 
     def __init__(self, *, node_id: NodeId, named: NodeId, directory: Path, clock: Clock) -> None:
@@ -41,59 +41,59 @@ class Trainers:
         self._named = named
         self._path = directory / FILE
         self._clock = clock
-        self._remembered: NodeId | None = None  # None: not read yet
+        self._cached: NodeId | None = None  # None: not read yet
         self._until_s: dict[NodeId, float] = {}  # when the newest advert of each trainer that publishes expires
-        self._silent_until_s: dict[NodeId, float] = {}  # of each trainer whose weights nobody can have
-        self.rivals: tuple[NodeId, ...] = ()  # among whom nobody is chosen
+        self._weightless_until_s: dict[NodeId, float] = {}  # of each trainer whose weights nobody can have
+        self.candidates: tuple[NodeId, ...] = ()  # among whom nobody is chosen
 
-    def hear(self, adverts: Sequence[Advert]) -> None:
+    def observe(self, adverts: Sequence[Advert]) -> None:
         """Who trains in the run, and whose weights can be had.
 
         A trainer counts until its advert expires: one look-up that misses it does not make another the only one.
         """
         for advert in adverts:
             if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
-                table = self._until_s if advert.head.digest else self._silent_until_s
+                table = self._until_s if advert.head.digest else self._weightless_until_s
                 keep_newest(table, advert.node_id, advert.expires_at_s)
         now_s = self._clock.now_s()
-        for table in (self._until_s, self._silent_until_s):
+        for table in (self._until_s, self._weightless_until_s):
             for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:
                 del table[peer]
 
     @property
-    def silent(self) -> tuple[NodeId, ...]:
-        """Trainers that publish no weights, or none yet."""
-        return tuple(sorted(self._silent_until_s.keys() - self._until_s.keys()))
+    def without_weights(self) -> tuple[NodeId, ...]:
+        """TrainerChoice that publish no weights, or none yet."""
+        return tuple(sorted(self._weightless_until_s.keys() - self._until_s.keys()))
 
     def choose(self) -> NodeId:
         """The trainer to follow; empty while none publishes its weights, or while several do."""
-        chosen = self._named or self._before()
+        chosen = self._named or self._previous()
         if chosen:
             return chosen
         found = sorted(self._until_s)
-        rivals = tuple(found) if len(found) > 1 else ()
-        if rivals and rivals != self.rivals:
+        candidates = tuple(found) if len(found) > 1 else ()
+        if candidates and candidates != self.candidates:
             logger.warning(
                 "several trainers: nobody is followed until follow.policy names one by its id",
-                extra={"trainers": list(map(short, rivals))},
+                extra={"trainers": list(map(short, candidates))},
             )
-        self.rivals = rivals
+        self.candidates = candidates
         return found[0] if len(found) == 1 else ""
 
-    def followed(self, policy_id: NodeId) -> None:
+    def remember(self, policy_id: NodeId) -> None:
         """Its versions come: after a restart it is followed again, whoever else is there then."""
-        if policy_id == self._before():
+        if policy_id == self._previous():
             return
         try:
             write_json(self._path, {"policy": policy_id})
-            self._remembered = policy_id
+            self._cached = policy_id
         except OSError as error:
             logger.error("whom this node follows could not be written down", extra={"error": str(error)})
 
-    def _before(self) -> NodeId:
-        if self._remembered is None:
-            self._remembered = self._read()
-        return self._remembered
+    def _previous(self) -> NodeId:
+        if self._cached is None:
+            self._cached = self._read()
+        return self._cached
 
     def _read(self) -> NodeId:
         try:

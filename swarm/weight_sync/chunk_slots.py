@@ -32,11 +32,11 @@ class _Call:
     is_cut: bool = False
 
 
-class ChunkPlaces:
+class ChunkSlots:
     """Places of one server.
 
     Example:
-        await places.take(peer, context)  # given back when the call has ended
+        await slots.acquire(peer, context)  # given back when the call has ended
     """
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:
@@ -45,7 +45,7 @@ class ChunkPlaces:
         self._num_held: Counter[NodeId] = Counter()
         self._waiting: dict[NodeId, deque[_Call]] = {}  # the peer whose turn is next comes first
 
-    async def take(self, peer: NodeId, context: Context) -> None:
+    async def acquire(self, peer: NodeId, context: Context) -> None:
         """Waits for a place, which the call keeps until it has ended.
 
         Raises:

@@ -1,12 +1,12 @@
-"""Leave to make groups: how many each follower of a trainer may begin, so that nobody generates what will be too old.
+"""Credit-based flow control: how many groups each generator may start for this trainer, so that none arrives too old.
 
-Invariant: leave is only given while less is outstanding than there is room for; what was given to a follower is a total
-that only grows, and what a follower that vanished, or hangs, had outstanding is free again. Who has brought nothing yet
-is tried with one group, beside the room and in turn, so identities that cost nothing take no room from those who
-deliver. Pure bookkeeping, single-threaded.
+Invariant: whenever credit is granted, `granted - delivered - expired <= capacity` over all generators that deliver.
+Grants of one stream are a total that only grows; what a generator that disconnected or stalls had outstanding is free
+again. A generator that never delivered gets a trial of one group outside the capacity, in turn with the others, so that
+free identities cannot starve proven ones. Pure bookkeeping, single-threaded.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,83 +15,81 @@ from swarm.clock import Clock
 from swarm.peers.peer_table import keep_newest
 from swarm.types import Credit, JsonDict, NodeId
 
-PATIENCE_SHARE: Final = 0.5  # of a group's life: leave that is older was lost, or its group comes too late to matter
-TURN_SHARE: Final = 0.05  # of a group's life: a trial that is older is not waited for where others wait for theirs
-GROUPS_PER_TRIAL: Final = 4  # that there is room for: so many followers are tried at a time, and one at least
+EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
+TRIAL_SHARE: Final = 0.05  # of a group's life: a trial lasts no longer while other generators wait for theirs
+GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial at least
 
 
 @dataclass(eq=False, slots=True)
-class Account:
-    """What is remembered of a peer from watch to watch. Times are monotonic, oldest first."""
+class GeneratorRecord:
+    """Delivery record of one generator, over all its streams. Times are monotonic, oldest first."""
 
-    allowed: int = 1  # groups that it may have outstanding: twice as many with each that is admitted
-    owed_s: deque[float] = field(default_factory=deque[float])  # of groups that are not waited for, but may still come
+    max_outstanding: int = 1  # doubles with each admitted group, back to 1 when a grant expires
+    late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
 
     @property
     def is_proven(self) -> bool:
-        """Whether a group of it was admitted, and none written off since."""
-        return self.allowed > 1
+        """Whether a group of it was admitted, and no grant expired since."""
+        return self.max_outstanding > 1
 
 
 @dataclass(eq=False, slots=True)
-class Watch:
-    """One follower's watch, from its begin to its end."""
+class CreditLine:
+    """Credit of one generator while its stream is open."""
 
     peer: NodeId
-    window: int  # groups that it wants leave for at a time
-    account: Account
-    began_at_s: float  # wall clock
-    limit: int = 0  # groups that it may have begun since the watch began
-    given_s: deque[float] = field(default_factory=deque[float])  # of what is outstanding, oldest first
-    is_over: bool = False  # the peer watches anew, or went away
-    is_tried: bool = False  # what is outstanding is a trial
+    window: int  # groups that it wants to have outstanding at a time
+    record: GeneratorRecord
+    opened_at_s: float  # wall clock
+    granted: int = 0  # groups since the stream was opened
+    expired: int = 0  # of them: not delivered in time
+    outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
+    is_trial: bool = False  # the open grant is one
+    is_closed: bool = False  # the stream ended, or the peer opened a newer one
 
     @property
     def num_outstanding(self) -> int:
-        """Groups that it may still bring, and that are waited for."""
-        return len(self.given_s)
+        """`granted - delivered - expired`."""
+        return len(self.outstanding_s)
+
+    @property
+    def delivered(self) -> int:
+        """Groups that arrived under this credit, admitted or refused."""
+        return self.granted - self.expired - self.num_outstanding
 
     @property
     def wants_more(self) -> bool:
-        """Whether it delivers, and less is outstanding than it may have."""
-        return self.account.is_proven and self.num_outstanding < min(self.window, self.account.allowed)
+        """Whether a generator that delivers has less outstanding than it may."""
+        return self.record.is_proven and self.num_outstanding < min(self.window, self.record.max_outstanding)
 
     @property
     def awaits_trial(self) -> bool:
-        """Whether it has nothing outstanding and did not show that it delivers."""
-        return not self.account.is_proven and not self.given_s
-
-    @property
-    def num_arrived(self) -> int:
-        """Groups of it that came since, admitted or refused, and those written off."""
-        return self.limit - len(self.given_s)
+        """Whether an unproven generator has nothing outstanding."""
+        return not self.record.is_proven and not self.outstanding_s
 
 
 class CreditLedger:
-    """What a trainer gave leave for, to whom.
+    """Credit that a trainer granted, by generator.
 
-    Fair among followers: whoever has least outstanding and waiting for a draw gets the next one, so a slow follower
-    holds at most an equal share of the room, a fast one is served as often as it delivers, and one that floods is not
-    the main source. Leave is written off when its group has not come after a share of its life, and its holder starts
-    again with a trial: groups that were lost on the way must not use up the room for good.
-
-    Whoever waited longest for a trial is tried next, a quarter as many at a time as there is room for. Where others
-    wait, a trial is soon not waited for; its group counts whenever it comes.
+    The next grant goes to the generator with the fewest groups outstanding or waiting for a draw: a slow one holds at
+    most an equal share of the capacity, a fast one is served as often as it delivers, and one that floods does not
+    become the main source. A grant expires when its group has not arrived after a share of a group's life; the
+    generator starts again with a trial. Its group is still taken if it arrives before it is too old.
 
     Args:
         clock: monotonic and wall.
-        max_age_s: `replay.max_age_s`.
-        max_window: groups that one follower may have outstanding, whatever it wants; also how many more of it are
-            taken in that come after they were written off, or were begun before it, or this node, started anew.
-        in_rounds: each time there is room, all followers get equal shares of it at once, whatever their window, and
-            newcomers one group of it (`replay.barrier`): a round waits for everybody, also for who brings nothing.
-        num_waiting: groups of a follower that wait for a draw.
+        max_age_s: `replay.max_age_s`, the life of a group.
+        max_window: most groups that one generator may have outstanding; also the most late groups of it that are taken
+            (expired grants, and grants from before it or this node restarted).
+        in_rounds: all generators get equal shares of the free capacity at once whatever their window, newcomers one
+            group of it (`replay.barrier`): a round waits for everybody, also for those that deliver nothing.
+        num_waiting: groups of a generator that wait for a draw.
 
     Example:
-        watch = leaves.begin(peer, window=8)
-        leaves.give(room=20)
-        leaves.arrived(peer, is_admitted=True)
-        leaves.end(watch)
+        line = ledger.open(peer, window=8)
+        ledger.grant(capacity=20)
+        ledger.delivered(peer, is_admitted=True)
+        ledger.close(line)
     """
 
     def __init__(
@@ -104,192 +102,184 @@ class CreditLedger:
     ) -> None:
         self._clock = clock
         self._max_age_s = max_age_s
-        self._patience_s = PATIENCE_SHARE * max_age_s
-        self._turn_s = TURN_SHARE * max_age_s
+        self._expiry_s = EXPIRY_SHARE * max_age_s
+        self._trial_s = TRIAL_SHARE * max_age_s
         self._max_window = max(2, max_window)  # more than a trial
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
         self._started_s = clock.monotonic_s()
-        self._accounts: dict[NodeId, Account] = {}  # whose was touched last comes last
-        self._watches: dict[NodeId, Watch] = {}  # of followers; whose turn was last comes last
+        self._records: dict[NodeId, GeneratorRecord] = {}  # bounded; the one touched last comes last
+        self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open ones; the one served last comes last
 
-    def begin(self, peer: NodeId, window: int) -> Watch:
-        """A peer began to watch; an older watch of the same peer is over. With a window of 0 it gets no leave."""
-        account = self._account(peer) if window > 0 else Account()
-        watch = Watch(peer, min(window, self._max_window), account, began_at_s=self._clock.now_s())
+    def open(self, peer: NodeId, window: int) -> CreditLine:
+        """Opens the credit of a peer's stream and closes that of its older one. A window of 0 is never granted any."""
+        record = self._record_of(peer) if window > 0 else GeneratorRecord()
+        line = CreditLine(peer, min(window, self._max_window), record, opened_at_s=self._clock.now_s())
         if window > 0:
-            before = self._watches.get(peer)
+            before = self._lines.get(peer)
             if before is not None:
-                self.end(before)
-            self._watches[peer] = watch
-        return watch
+                self.close(before)
+            self._lines[peer] = line
+        return line
 
-    def end(self, watch: Watch) -> None:
-        """The watch is over: what was outstanding is free again."""
-        watch.is_over = True
-        if self._watches.get(watch.peer) is watch:
-            del self._watches[watch.peer]
-            self._owe(watch.account, watch.num_outstanding)
+    def close(self, line: CreditLine) -> None:
+        """Frees what a stream that ended had outstanding."""
+        line.is_closed = True
+        if self._lines.get(line.peer) is line:
+            del self._lines[line.peer]
+            self._add_late(line.record, line.num_outstanding)
 
-    def expects(self, producer: NodeId, num_judged: int) -> bool:
-        """Whether one more group of our lineage by this producer may come.
+    def grant(self, capacity: int) -> None:
+        """Expires old grants, then grants what is free and the trials that are due.
 
         Args:
-            num_judged: groups of it that came and are not yet counted as arrived.
+            capacity: most groups that may be outstanding in all, besides trials.
         """
-        account, watch = self._account(producer), self._watches.get(producer)
-        oldest_s = self._clock.monotonic_s() - self._max_age_s
-        while account.owed_s and account.owed_s[0] < oldest_s:
-            account.owed_s.popleft()
-        return num_judged < len(account.owed_s) + (0 if watch is None else watch.num_outstanding)
+        self.expire()
+        free = capacity - self.num_outstanding
+        if self._in_rounds:
+            if free > 0 and self._lines:
+                share = -(-free // len(self._lines))  # rounded up: everybody takes part in every round
+                for line in list(self._lines.values()):
+                    self._grant(line, min(share, line.record.max_outstanding - line.num_outstanding))
+            return
+        for _ in range(free):
+            wanting = [line for line in self._lines.values() if line.wants_more]
+            if not wanting:
+                break
+            self._grant(min(wanting, key=lambda line: line.num_outstanding + self._num_waiting(line.peer)), 1)
+        max_trials = max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
+        num_new = max(0, max_trials - sum(line.is_trial for line in self._lines.values()))
+        for line in [line for line in self._lines.values() if line.awaits_trial][:num_new]:
+            line.is_trial = True
+            self._grant(line, 1)
 
-    def arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
-        """A group of our lineage by this producer came. One that was refused proves nothing, and may be sent again."""
-        account, watch = self._account(producer), self._watches.get(producer)
-        if watch is not None and watch.given_s:
-            watch.given_s.popleft()
+    def is_expected(self, producer: NodeId, num_judged: int) -> bool:
+        """Whether one more group of our lineage by this producer has credit, open or late.
+
+        Args:
+            num_judged: groups of it that arrived and are not yet counted as delivered.
+        """
+        record, line = self._record_of(producer), self._lines.get(producer)
+        oldest_s = self._clock.monotonic_s() - self._max_age_s
+        while record.late_s and record.late_s[0] < oldest_s:
+            record.late_s.popleft()
+        return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
+
+    def delivered(self, producer: NodeId, *, is_admitted: bool) -> None:
+        """Settles one grant with a group that arrived. A refused group proves nothing, and may be sent again."""
+        record, line = self._record_of(producer), self._lines.get(producer)
+        if line is not None and line.outstanding_s:
+            line.outstanding_s.popleft()
             if not is_admitted:
-                self._owe(account, 1)
-            self._end_turn(watch)
-        elif is_admitted and account.owed_s:
-            account.owed_s.popleft()
+                self._add_late(record, 1)
+            self._end_turn(line)
+        elif is_admitted and record.late_s:
+            record.late_s.popleft()
         else:
             return
         if is_admitted:
-            account.allowed = min(2 * account.allowed, self._max_window)
+            record.max_outstanding = min(2 * record.max_outstanding, self._max_window)
 
-    def is_of_an_earlier_watch(self, producer: NodeId, created_at_s: float) -> bool:
-        """Whether a group was made before its producer's watch began, so that no leave of this watch was for it."""
-        watch = self._watches.get(producer)
-        return watch is not None and created_at_s < watch.began_at_s
+    def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
+        """Whether a group was made before its producer's stream was opened, hence without credit of this stream."""
+        line = self._lines.get(producer)
+        return line is not None and created_at_s < line.opened_at_s
 
-    def give(self, room: int) -> None:
-        """Gives what is free, and a trial to whoever's turn it is.
-
-        Args:
-            room: groups that may be outstanding in all, besides trials.
-        """
-        self.write_off()
-        free = room - self.num_outstanding
-        if self._in_rounds:
-            self._give_equal_shares(free)
-            return
-        self._give_one_by_one(free)
-        self._give_trials(max(1, room // GROUPS_PER_TRIAL) if room > 0 else 0)
-
-    def write_off(self) -> bool:
-        """Frees what was not delivered for too long. True where that was something."""
-        now_s, num_late = self._clock.monotonic_s(), 0
-        trial_s = self._turn_s if any(watch.awaits_trial for watch in self._watches.values()) else self._patience_s
-        for watch in list(self._watches.values()):
-            latest_s = now_s - (trial_s if watch.is_tried else self._patience_s)
-            while watch.given_s and watch.given_s[0] < latest_s:
-                watch.given_s.popleft()
-                watch.account.allowed = 1
-                self._owe(watch.account, 1)
-                self._end_turn(watch)
-                num_late += 1
-        return num_late > 0
+    def expire(self) -> bool:
+        """Ends the grants that were not delivered in time. True where there were any."""
+        now_s, num_expired = self._clock.monotonic_s(), 0
+        trial_s = self._trial_s if any(line.awaits_trial for line in self._lines.values()) else self._expiry_s
+        for line in list(self._lines.values()):
+            latest_s = now_s - (trial_s if line.is_trial else self._expiry_s)
+            while line.outstanding_s and line.outstanding_s[0] < latest_s:
+                line.outstanding_s.popleft()
+                line.expired += 1
+                line.record.max_outstanding = 1
+                self._add_late(line.record, 1)
+                self._end_turn(line)
+                num_expired += 1
+        return num_expired > 0
 
     @property
-    def next_write_off_in_s(self) -> float:
-        """Until then nothing is to be written off, seconds; no longer than a trial lasts, as somebody may come."""
-        oldest_s = min((w.given_s[0] for w in self._watches.values() if w.given_s), default=None)
-        due_in_s = self._patience_s if oldest_s is None else oldest_s + self._patience_s - self._clock.monotonic_s()
-        return min(self._turn_s, due_in_s)
+    def next_expiry_in_s(self) -> float:
+        """Seconds until a grant can expire; at most the length of a trial, as a new generator may come meanwhile."""
+        oldest_s = min((line.outstanding_s[0] for line in self._lines.values() if line.outstanding_s), default=None)
+        due_in_s = self._expiry_s if oldest_s is None else oldest_s + self._expiry_s - self._clock.monotonic_s()
+        return min(self._trial_s, due_in_s)
 
     @property
     def num_outstanding(self) -> int:
-        """Groups of all followers that may still arrive and take up room: trials come beside it."""
-        return sum(watch.num_outstanding for watch in self._watches.values() if not watch.is_tried)
+        """`granted - delivered - expired` over all generators, trials excepted."""
+        return sum(line.num_outstanding for line in self._lines.values() if not line.is_trial)
 
     @property
     def followers(self) -> frozenset[NodeId]:
-        """Who watches for leave now."""
-        return frozenset(self._watches)
+        """Generators with an open stream that asks for credit."""
+        return frozenset(self._lines)
 
     def status(self) -> JsonDict:
-        """Of each follower: groups that it was given leave for since it came, and those of them that arrived."""
-        return {peer: {"limit": w.limit, "arrived": w.num_arrived} for peer, w in sorted(self._watches.items())}
+        """Groups granted, delivered and expired on the open stream of each follower."""
+        return {
+            peer: {"granted": line.granted, "delivered": line.delivered, "expired": line.expired}
+            for peer, line in sorted(self._lines.items())
+        }
 
-    def _give_one_by_one(self, free: int) -> None:
-        for _ in range(free):
-            wanting = [watch for watch in self._watches.values() if watch.wants_more]
-            if not wanting:
-                return
-            self._give(min(wanting, key=lambda watch: watch.num_outstanding + self._num_waiting(watch.peer)), 1)
-
-    def _give_equal_shares(self, free: int) -> None:
-        """The same for everyone, rounded up: each of them takes part in every round."""
-        if free > 0 and self._watches:
-            share = -(-free // len(self._watches))
-            for watch in list(self._watches.values()):
-                self._give(watch, min(share, watch.account.allowed - watch.num_outstanding))
-
-    def _give_trials(self, most: int) -> None:
-        num_tried = sum(watch.is_tried for watch in self._watches.values())
-        for watch in [watch for watch in self._watches.values() if watch.awaits_trial][: max(0, most - num_tried)]:
-            watch.is_tried = True
-            self._give(watch, 1)
-
-    def _give(self, watch: Watch, count: int) -> None:
+    def _grant(self, line: CreditLine, count: int) -> None:
         if count > 0:
-            watch.limit += count
-            watch.given_s.extend([self._clock.monotonic_s()] * count)
-            self._to_the_end(watch)
+            line.granted += count
+            line.outstanding_s.extend([self._clock.monotonic_s()] * count)
+            self._lines.move_to_end(line.peer)
 
-    def _end_turn(self, watch: Watch) -> None:
-        watch.is_tried = False
-        self._to_the_end(watch)
+    def _end_turn(self, line: CreditLine) -> None:
+        line.is_trial = False
+        self._lines.move_to_end(line.peer)
 
-    def _to_the_end(self, watch: Watch) -> None:
-        self._watches[watch.peer] = self._watches.pop(watch.peer)
+    def _record_of(self, peer: NodeId) -> GeneratorRecord:
+        line = self._lines.get(peer)
+        record = self._records.get(peer) if line is None else line.record
+        if record is None:
+            record = GeneratorRecord()
+            if self._clock.monotonic_s() < self._started_s + self._max_age_s:
+                self._add_late(record, self._max_window)  # what this node granted before it restarted is not known
+        keep_newest(self._records, peer, record)
+        return record
 
-    def _account(self, peer: NodeId) -> Account:
-        watch = self._watches.get(peer)
-        account = self._accounts.get(peer) if watch is None else watch.account
-        if account is None:
-            account = Account()
-            if self._clock.monotonic_s() < self._started_s + self._max_age_s:  # what was given before is not known
-                self._owe(account, self._max_window)
-        keep_newest(self._accounts, peer, account)
-        return account
-
-    def _owe(self, account: Account, count: int) -> None:
-        account.owed_s.extend([self._clock.monotonic_s()] * count)
-        while len(account.owed_s) > self._max_window:
-            account.owed_s.popleft()
+    def _add_late(self, record: GeneratorRecord, count: int) -> None:
+        record.late_s.extend([self._clock.monotonic_s()] * count)
+        while len(record.late_s) > self._max_window:
+            record.late_s.popleft()
 
 
 @dataclass(slots=True)
 class CreditBalance:
-    """The follower's side: what its trainer allows, less what was made of it.
+    """The generator's side: groups granted on the trainer's stream, less those that were stored since it was opened.
 
-    A group that could not be scored or stored never travels, so it does not count: another one takes its place.
+    A group that could not be scored or stored never travels, so it does not use up credit.
     """
 
     _credit: Credit | None = field(default=None, init=False)
-    _num_made: int = field(default=0, init=False)
+    _num_stored: int = field(default=0, init=False)
 
-    def restart(self) -> None:
-        """A new watch began, or the old one broke: nothing is allowed until the trainer says so."""
-        self._credit, self._num_made = None, 0
+    def reset(self) -> None:
+        """A stream was opened or has ended: nothing is granted until the trainer says so."""
+        self._credit, self._num_stored = None, 0
 
-    def take(self, credit: Credit) -> None:
-        """The trainer's newest word."""
-        limit = credit.limit if self._credit is None else max(credit.limit, self._credit.limit)
-        self._credit = Credit(head_step=credit.head_step, limit=limit)
+    def update(self, credit: Credit) -> None:
+        """Takes the trainer's newest message; the granted total never shrinks."""
+        granted = credit.granted if self._credit is None else max(credit.granted, self._credit.granted)
+        self._credit = Credit(head_step=credit.head_step, granted=granted)
 
-    def made(self) -> None:
-        """One more group was stored, to be sent."""
-        self._num_made += 1
+    def record_stored(self) -> None:
+        """One more group was stored, to be sent to the trainer."""
+        self._num_stored += 1
 
     @property
     def num_left(self) -> int:
-        """Groups that may be begun now."""
-        return 0 if self._credit is None else max(0, self._credit.limit - self._num_made)
+        """Groups that may be started now."""
+        return 0 if self._credit is None else max(0, self._credit.granted - self._num_stored)
 
     @property
     def head_step(self) -> int | None:
-        """Newest published step of the trainer as it last said; None while it is not connected."""
+        """Newest published step of the trainer by its newest message; None while it is not connected."""
         return None if self._credit is None else self._credit.head_step

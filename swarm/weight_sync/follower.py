@@ -27,7 +27,7 @@ from swarm.types import (
     SealedManifest,
     short,
 )
-from swarm.weight_sync.choose_trainer import Trainers
+from swarm.weight_sync.choose_trainer import TrainerChoice
 from swarm.weight_sync.chunk_sources import ChunkSources
 from swarm.weight_sync.credit import CreditBalance
 from swarm.weight_sync.patch_graph import Lineage, NewsKind, Patch
@@ -48,7 +48,7 @@ class WeightFollower:
         config: of the node.
         node_id: our own.
         store: where chunks and manifests are kept.
-        holding: what has come in whole is served to others.
+        weight_server: what has come in whole is served to others.
         changed: fires when the plan, the leave or a connection changed.
         emit: takes events.
         clock: of the holders' rates, and of adverts.
@@ -66,7 +66,7 @@ class WeightFollower:
         config: NodeConfig,
         node_id: NodeId,
         store: WeightStore,
-        holding: WeightServer,
+        weight_server: WeightServer,
         changed: Signal,
         emit: Emit,
         clock: Clock,
@@ -75,10 +75,10 @@ class WeightFollower:
         self._config = config
         self._node_id = node_id
         self._store = store
-        self._holding = holding
+        self._weight_server = weight_server
         self._emit = emit
         self._offload = offload
-        self._trainers = Trainers(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
+        self._trainers = TrainerChoice(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
         self._ways: UpdatePlanner | None = None  # None until it is known whom to follow
         self._asked: list[PolicyVersion | None] = []  # what the engine holds, once the worker said it
         self._handed: tuple[Patch, ...] = ()  # the way that was handed out last
@@ -107,7 +107,7 @@ class WeightFollower:
 
     async def hear(self, adverts: Sequence[Advert]) -> None:
         """Looks for the trainer, where none is known, and for news of its head."""
-        self._trainers.hear(adverts)
+        self._trainers.observe(adverts)
         if self._ways is None:
             policy_id = await self._offload(self._trainers.choose)
             if policy_id:
@@ -123,7 +123,7 @@ class WeightFollower:
     async def _resume(self, policy_id: NodeId) -> UpdatePlanner:
         """What the disk has of the lineage, after a restart."""
         ways = UpdatePlanner(Lineage(policy_id), self._store.max_bytes)
-        for manifest, sealed in await self._holding.restore(policy_id):
+        for manifest, sealed in await self._weight_server.restore(policy_id):
             patch = Patch(manifest=manifest, sealed=sealed)
             heard, gone = ways.lineage.add(patch, is_from_owner=False)
             ways.lacks(patch, await self._offload(self._store.missing, manifest.chunks))
@@ -143,7 +143,7 @@ class WeightFollower:
         """A watch of a peer began."""
         self.holders.connect(peer, is_origin=peer == self.policy_id)
         if peer == self.policy_id:
-            self.credit.restart()
+            self.credit.reset()
         if self._ways is not None:
             self._ways.found()
             self._ways.queue.look_again()
@@ -153,7 +153,7 @@ class WeightFollower:
         """It ended."""
         self.holders.disconnect(peer)
         if peer == self.policy_id:
-            self.credit.restart()
+            self.credit.reset()
         self.changed.fire()
 
     async def take(self, peer: NodeId, sealed: SealedManifest) -> NewsKind | Unusable:
@@ -190,7 +190,7 @@ class WeightFollower:
         ways = self._require()
         if peer != ways.lineage.policy_id:
             return
-        self.credit.take(credit)
+        self.credit.update(credit)
         gone = ways.lineage.rewind(credit.head_step)
         if gone:
             logger.warning("the trainer went back", extra={"step": credit.head_step, "manifests": len(gone)})
@@ -205,14 +205,14 @@ class WeightFollower:
             await self._offload(self._store.add_manifest, patch.sealed)
         except StorageFull as error:
             self._storage_full(error)  # known all the same, and written when there is room
-        await self._offload(self._trainers.followed, ways.lineage.policy_id)
+        await self._offload(self._trainers.remember, ways.lineage.policy_id)
         if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
-            self._holding.offer(patch.manifest, patch.sealed)
+            self._weight_server.offer(patch.manifest, patch.sealed)
 
     async def _drop(self, gone: Sequence[Patch]) -> None:
         if gone:
             digests = [patch.digest for patch in gone]
-            self._holding.withdraw(digests)
+            self._weight_server.withdraw(digests)
             await self._offload(self._store.drop_manifests, digests)
 
     # --- told by the fetchers --------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class WeightFollower:
             raise
         self.bytes_fetched += len(data)
         for patch in self._require().came(digest):
-            self._holding.offer(patch.manifest, patch.sealed)
+            self._weight_server.offer(patch.manifest, patch.sealed)
 
     def lacked(self, digest: Digest) -> None:
         """A holder lacks it; where nobody connected can have it, another way is looked for."""
@@ -267,7 +267,7 @@ class WeightFollower:
         await self._offload(self._store.prune, {lineage.policy_id}, GRACE_S)
         kept = await self._on_disk(lineage)
         lineage.forget(before - kept)  # not what is known and still to be written
-        self._holding.withdraw(before - kept)
+        self._weight_server.withdraw(before - kept)
         await self._write_down([patch for patch in lineage.patches if patch.digest not in kept])
         self.holders.keep_only({chunk for patch in lineage.patches for chunk in patch.manifest.chunks})
         await self._look_again(self._ways)
@@ -294,9 +294,9 @@ class WeightFollower:
     async def _look_at(self, ways: UpdatePlanner, patches: Sequence[Patch]) -> None:
         for patch in patches:
             if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
-                self._holding.offer(patch.manifest, patch.sealed)
+                self._weight_server.offer(patch.manifest, patch.sealed)
             else:
-                self._holding.withdraw([patch.digest])
+                self._weight_server.withdraw([patch.digest])
 
     # --- own worker --------------------------------------------------------------------------------------
 
@@ -373,8 +373,8 @@ class WeightFollower:
         newest = None if self._ways is None else self._ways.lineage.head
         return {
             "policy": self.policy_id,
-            "rivals": list(self._trainers.rivals),
-            "silent": list(self._trainers.silent),
+            "candidates": list(self._trainers.candidates),
+            "trainers_without_weights": list(self._trainers.without_weights),
             "is_trainer_connected": bool(self.policy_id) and self.policy_id in self.holders.connected,
             "served_step": None if self.served is None else self.served.step,
             "newest_step": None if newest is None else newest.step,

@@ -29,17 +29,17 @@ class VersionPublisher:
     """
 
     def __init__(
-        self, identity: Identity, store: WeightStore, holding: WeightServer, emit: Emit, offload: Offload
+        self, identity: Identity, store: WeightStore, weight_server: WeightServer, emit: Emit, offload: Offload
     ) -> None:
         self._identity = identity
         self._store = store
-        self._holding = holding
+        self._weight_server = weight_server
         self._emit = emit
         self._offload = offload
 
     async def restore(self) -> None:
         """What was published before a restart is served again at once."""
-        await self._holding.restore(self._identity.node_id)
+        await self._weight_server.restore(self._identity.node_id)
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
         """A version is the newest now: what led beyond it, or to other weights of its step, is served no more.
@@ -62,10 +62,11 @@ class VersionPublisher:
     async def tidy(self, grace_s: float = GRACE_S) -> None:
         """Makes room on the disk. See `WeightStore.prune`."""
         policy_id = self._identity.node_id
-        before = self._holding.held(policy_id).keys()  # what is published while this looks at the disk is not judged
+        # Read before the disk: what is published meanwhile is not judged.
+        before = self._weight_server.held(policy_id).keys()
         await self._offload(self._store.prune, {policy_id}, grace_s)
         kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, policy_id)}
-        self._holding.withdraw(before - kept)
+        self._weight_server.withdraw(before - kept)
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
         """Serves one way to the version. Returns why it is not served, empty where it is."""
@@ -82,16 +83,16 @@ class VersionPublisher:
             await self._offload(self._store.add_manifest, sealed)
         except StorageFull as error:
             return str(error)
-        self._holding.offer(manifest, sealed)
+        self._weight_server.offer(manifest, sealed)
         return ""
 
     async def _cut_off(self, version: PolicyVersion) -> None:
-        head_step = self._holding.head_step(version.policy_id)
+        head_step = self._weight_server.head_step(version.policy_id)
         if head_step is None or version.step > head_step:
             return  # the usual case
         found: list[tuple[Manifest, SealedManifest]] = await self._offload(self._store.manifests, version.policy_id)
         gone = [s.digest for m, s in found if m.version.step >= version.step and m.version != version]
-        self._holding.withdraw(gone)
+        self._weight_server.withdraw(gone)
         await self._offload(self._store.drop_manifests, gone)
         if gone:
             logger.warning("back to an earlier version", extra={"step": version.step, "manifests": len(gone)})

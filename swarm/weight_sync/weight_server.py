@@ -12,7 +12,7 @@ from swarm.errors import NotHeld, Unavailable
 from swarm.flow import Signal
 from swarm.interfaces import Offload
 from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
-from swarm.weight_sync.credit import CreditLedger, Watch
+from swarm.weight_sync.credit import CreditLedger, CreditLine
 from swarm.weights.manifest import Manifest
 from swarm.weights.store import WeightStore
 
@@ -34,9 +34,9 @@ class WeightServer:
         store: None where this node neither publishes nor follows: it holds nothing.
         publishes: whether a lineage of our own is served; then its watchers get leave.
         leaves: what was given to whom.
-        room: groups of our lineage that all followers together may have outstanding now.
-        require_welcome: raises Unavailable for a peer that gets nothing now.
-        note: told of each version that certainly existed.
+        capacity: groups of our lineage that all followers together may have outstanding now.
+        require_allowed: raises Unavailable for a peer that gets nothing now.
+        record_version: told of each version that certainly existed.
         changed: fires when there may be more to say; fired here when a watch ends.
         offload: for the disk.
     """
@@ -48,9 +48,9 @@ class WeightServer:
         store: WeightStore | None,
         publishes: bool,
         credit_ledger: CreditLedger,
-        room: Callable[[], int],
-        require_welcome: Callable[[NodeId], None],
-        note: Callable[[PolicyVersion], None],
+        capacity: Callable[[], int],
+        require_allowed: Callable[[NodeId], None],
+        record_version: Callable[[PolicyVersion], None],
         changed: Signal,
         offload: Offload,
     ) -> None:
@@ -58,9 +58,9 @@ class WeightServer:
         self._store = store
         self._publishes = publishes and store is not None
         self._credit_ledger = credit_ledger
-        self._room = room
-        self._require_welcome = require_welcome
-        self._note = note
+        self._capacity = capacity
+        self._require_allowed = require_allowed
+        self._record_version = record_version
         self._changed = changed
         self._offload = offload
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
@@ -84,7 +84,7 @@ class WeightServer:
         lineage = self._held.setdefault(manifest.version.policy_id, {})
         if sealed.digest not in lineage:
             self._number += 1
-            self._note(manifest.version)
+            self._record_version(manifest.version)
             lineage[sealed.digest] = _Held(self._number, manifest.version.step, sealed)
             self._changed.fire()
 
@@ -113,24 +113,24 @@ class WeightServer:
             NotHeld: nothing is held of that lineage.
             Unavailable: the peer is not welcome, or watches anew; also in the middle of a stream.
         """
-        self._require_welcome(peer)
+        self._require_allowed(peer)
         is_own = policy_id == self._node_id and self._publishes
         if not is_own and not self._held.get(policy_id):
             raise NotHeld(f"nothing is held of lineage {short(policy_id)}")
         logger.debug("peer watches", extra={"peer": short(peer), "lineage": short(policy_id), "window": window})
-        watch = self._credit_ledger.begin(peer, window if is_own else 0)
+        line = self._credit_ledger.open(peer, window if is_own else 0)
         try:
-            async for item in self._watched(watch, policy_id):
+            async for item in self._watched(line, policy_id):
                 yield item
         finally:
-            self._credit_ledger.end(watch)
+            self._credit_ledger.close(line)
             self._changed.fire()  # what it had outstanding is for others
 
-    async def _watched(self, watch: Watch, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
+    async def _watched(self, line: CreditLine, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
         number, said = 0, None
         while True:
-            self._require_welcome(watch.peer)
-            if watch.is_over:
+            self._require_allowed(line.peer)
+            if line.is_closed:
                 raise Unavailable("this peer watches on another stream")
             news = self._after(policy_id, number)
             for held in news:
@@ -138,38 +138,38 @@ class WeightServer:
                 yield held.sealed
             if news:
                 continue  # leave says that everything was listed: the cheapest way may come last
-            credit = self._credit(watch, policy_id)
+            credit = self._credit(line, policy_id)
             if credit is not None and credit != said:
                 said = credit
                 yield credit
                 continue
-            await self._changed.until(lambda: self._has_news(watch, policy_id, number, said))  # noqa: B023
+            await self._changed.until(lambda: self._has_news(line, policy_id, number, said))  # noqa: B023
 
     def _after(self, policy_id: str, number: int) -> list[_Held]:
         """What came after, oldest first; only the next few, since what is held may change while they are sent."""
         return sorted((h for h in self._held.get(policy_id, {}).values() if h.number > number), key=_number_of)[:8]
 
-    def _credit(self, watch: Watch, policy_id: str) -> Credit | None:
+    def _credit(self, line: CreditLine, policy_id: str) -> Credit | None:
         """The newest word to a follower; None where it gets no leave, or nothing was published yet."""
         head_step = self.head_step(policy_id)
-        if not watch.window or head_step is None:
+        if not line.window or head_step is None:
             return None
-        self._credit_ledger.give(self._room())
-        return Credit(head_step=head_step, limit=watch.limit)
+        self._credit_ledger.grant(self._capacity())
+        return Credit(head_step=head_step, granted=line.granted)
 
-    def _has_news(self, watch: Watch, policy_id: str, number: int, said: Credit | None) -> bool:
-        if watch.is_over or any(held.number > number for held in self._held.get(policy_id, {}).values()):
+    def _has_news(self, line: CreditLine, policy_id: str, number: int, said: Credit | None) -> bool:
+        if line.is_closed or any(held.number > number for held in self._held.get(policy_id, {}).values()):
             return True
         try:
-            self._require_welcome(watch.peer)
+            self._require_allowed(line.peer)
         except Unavailable:
             return True
-        credit = self._credit(watch, policy_id)
+        credit = self._credit(line, policy_id)
         return credit is not None and credit != said
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
         """A held chunk. Raises NotHeld; Unavailable for a peer that is not welcome."""
-        self._require_welcome(peer)
+        self._require_allowed(peer)
         data = None if self._store is None else await self._offload(self._store.chunk, digest)
         if data is None:
             raise NotHeld(f"chunk {short(digest)} is not held")

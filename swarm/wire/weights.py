@@ -86,7 +86,7 @@ def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
 def watched_to_message(item: SealedManifest | Credit) -> pb.WatchResponse:
     """An item of a watch as a message. Raises TooLarge."""
     if isinstance(item, Credit):
-        return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, limit=item.limit))
+        return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, limit=item.granted))
     return pb.WatchResponse(manifest=manifest_to_message(item))
 
 
@@ -100,7 +100,7 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
     credit = message.credit
     if max(credit.head_step, credit.limit) >= MAX_STEP:
         raise _malformed(f"leave beyond {MAX_STEP}")
-    return Credit(head_step=credit.head_step, limit=credit.limit)
+    return Credit(head_step=credit.head_step, granted=credit.limit)
 
 
 # --- chunks ------------------------------------------------------------------------------------

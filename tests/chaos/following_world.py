@@ -324,8 +324,8 @@ def report_of(version: PolicyVersion, draw_step: int) -> StepReport:
 
 def following_of(node: Node) -> Any:
     """What a node knows of the trainer it follows."""
-    assert node.agent.following is not None
-    return node.agent.following
+    assert node.agent.weight_follower is not None
+    return node.agent.weight_follower
 
 
 async def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

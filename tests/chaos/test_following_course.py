@@ -53,10 +53,10 @@ def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_versi
 def test_a_patch_is_fetched_where_the_weights_are_held_and_nothing_where_they_are_the_same(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
-        assert generator.agent.following is not None and generator.agent.following.bytes_fetched == 0
+        assert generator.agent.weight_follower is not None and generator.agent.weight_follower.bytes_fetched == 0
         await trainer.learn(3, from_groups=False)
         await serves(generator, trainer)
-        assert 0 < generator.agent.following.bytes_fetched < FULL_BYTES / 50
+        assert 0 < generator.agent.weight_follower.bytes_fetched < FULL_BYTES / 50
 
     play(tmp_path, scene)
 
@@ -71,16 +71,16 @@ def test_who_comes_later_is_served_by_those_who_came_before(tmp_path: Path) -> N
             await node.start()
             await serves(node, trainer)
         await asyncio.sleep(2.0)
-        before = trainer.agent.holding.bytes_sent
+        before = trainer.agent.weight_server.bytes_sent
         late = Generator(world, 3, makes_groups=False)
         await late.start()
         await asyncio.sleep(0.4)
         await serves(late, trainer)
         await trainer.learn(2, from_groups=False)
         await serves(late, trainer)
-        assert sum(node.agent.holding.bytes_sent for node in others) > 0
-        assert late.agent.following is not None
-        assert trainer.agent.holding.bytes_sent - before < 3 * late.agent.following.bytes_fetched
+        assert sum(node.agent.weight_server.bytes_sent for node in others) > 0
+        assert late.agent.weight_follower is not None
+        assert trainer.agent.weight_server.bytes_sent - before < 3 * late.agent.weight_follower.bytes_fetched
 
     play(tmp_path, scene)
 
@@ -106,21 +106,21 @@ def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tm
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
         credit_ledger = trainer.agent.credit_ledger
-        await until(lambda: any(watch["limit"] for watch in credit_ledger.status().values()), "it has leave")
-        given = credit_ledger.status()[generator.node_id]["limit"]
+        await until(lambda: any(line["granted"] for line in credit_ledger.status().values()), "it has leave")
+        given = credit_ledger.status()[generator.node_id]["granted"]
         stranger = make_identity(300)
         forged = seal_group(made_by(generator, trainer.version, task_id=5), generator.identity)
         await trainer.agent.intake.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
-        assert credit_ledger.status()[generator.node_id]["arrived"] == 0
+        assert credit_ledger.status()[generator.node_id]["delivered"] == 0
         old = replace(trainer.version, digest=bytes(32))  # never existed
         refused = await trainer.agent.intake.receive(
             seal_group(made_by(generator, old, task_id=6), generator.identity), via=generator.node_id
         )
-        assert isinstance(refused, Refused) and credit_ledger.status()[generator.node_id]["arrived"] == 1
+        assert isinstance(refused, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 1
         await trainer.agent.intake.receive(forged, via=stranger.node_id)  # the true one, handed on
         again = await trainer.agent.intake.receive(forged, via=generator.node_id)
-        assert isinstance(again, Refused) and credit_ledger.status()[generator.node_id]["arrived"] == 2
-        await until(lambda: credit_ledger.status()[generator.node_id]["limit"] > given, "it gets more")
+        assert isinstance(again, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 2
+        await until(lambda: credit_ledger.status()[generator.node_id]["granted"] > given, "it gets more")
 
     play(tmp_path, scene)
 
@@ -138,17 +138,17 @@ def test_a_laggard_catches_up_with_fewer_bytes_than_replaying_every_step(tmp_pat
         await serves(steady, trainer)
         await serves(generator, trainer)
         await generator.kill()
-        assert steady.agent.following is not None
-        before = steady.agent.following.bytes_fetched
+        assert steady.agent.weight_follower is not None
+        before = steady.agent.weight_follower.bytes_fetched
         for _ in range(ANCHOR_EVERY):  # up to the next anchor, one step at a time
             await trainer.learn(1, from_groups=False)
             await serves(steady, trainer)
-        replayed = steady.agent.following.bytes_fetched - before
+        replayed = steady.agent.weight_follower.bytes_fetched - before
         again = Restarted(generator)
         await again.start()
         await serves(again, trainer)
-        assert again.agent.following is not None
-        caught_up = again.agent.following.bytes_fetched
+        assert again.agent.weight_follower is not None
+        caught_up = again.agent.weight_follower.bytes_fetched
         assert caught_up < 0.75 * replayed, (caught_up, replayed)
         assert again.engine.steps[-1] == 2 * ANCHOR_EVERY and len(again.engine.steps) <= 2
 

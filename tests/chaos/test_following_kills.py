@@ -93,7 +93,7 @@ def test_who_followed_by_patches_serves_an_anchor_in_full_to_those_who_join(tmp_
         for _ in range(ANCHOR_EVERY):
             await trainer.learn(1, from_groups=False)
             await serves(generator, trainer)
-        held = generator.agent.holding.held(trainer.node_id)
+        held = generator.agent.weight_server.held(trainer.node_id)
         [anchor] = [
             sealed.digest
             for manifest, sealed in generator.store.manifests(trainer.node_id)
@@ -115,7 +115,7 @@ def test_a_holder_that_disappears_in_the_middle_costs_nothing_but_time(tmp_path:
         await asyncio.sleep(6.0)
         late = Generator(world, 2, makes_groups=False)
         await late.start()
-        await until(lambda: holder.agent.holding.bytes_sent > 0, "the holder is asked")
+        await until(lambda: holder.agent.weight_server.bytes_sent > 0, "the holder is asked")
         await holder.kill()
         await serves(late, trainer)
         assert late.engine.steps[-1] == 1
@@ -216,7 +216,8 @@ def test_a_generator_that_vanishes_leaves_its_leave_to_the_others(tmp_path: Path
         await trainer.publish()
         await dies.start()
         await until(
-            lambda: dies.agent.following is not None and dies.agent.following.credit.num_left > 0, "it has leave"
+            lambda: dies.agent.weight_follower is not None and dies.agent.weight_follower.credit.num_left > 0,
+            "it has leave",
         )
         await lives.start()
         await trainer.learn(2)

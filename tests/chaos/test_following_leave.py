@@ -41,7 +41,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         await serves(named, second)
         await asyncio.sleep(20.0)
         status = following_of(torn).status()
-        assert set(status["rivals"]) == {first.node_id, second.node_id} and not status["policy"]
+        assert set(status["candidates"]) == {first.node_id, second.node_id} and not status["policy"]
         assert torn.engine.steps == [] and await torn.agent.capacity() == 0
         assert [record.message for record in caplog.records if "follow.policy" in record.message]
         problems = _following_problems(status)
@@ -79,7 +79,7 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
         await trainer.publish()
         await serves(waiting, trainer)
         assert world.clock.now_s() - at_s < 2.0, "its first version is told at once"
-        assert not following_of(waiting).status()["rivals"]
+        assert not following_of(waiting).status()["candidates"]
 
     play(tmp_path, scene)
 
@@ -96,7 +96,7 @@ def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_
         again = Generator(world, 1, makes_groups=False)
         await again.start()
         await serves(again, trainer)
-        assert following_of(again).policy_id == trainer.node_id and not following_of(again).status()["rivals"]
+        assert following_of(again).policy_id == trainer.node_id and not following_of(again).status()["candidates"]
 
     play(tmp_path, scene)
 
@@ -145,14 +145,14 @@ def watch_ends(node: Node, ended: list[str]) -> None:
         await set_connected(peer, is_connected)
 
     node.agent.set_connected = noted  # type: ignore[method-assign]
-    if node.agent.following is not None:
-        disconnected = node.agent.following.disconnected
+    if node.agent.weight_follower is not None:
+        disconnected = node.agent.weight_follower.disconnected
 
         def noted_end(peer: NodeId) -> None:
             ended.extend(["watch"] if peer == TRAINER.node_id else [])
             disconnected(peer)
 
-        node.agent.following.disconnected = noted_end  # type: ignore[method-assign]
+        node.agent.weight_follower.disconnected = noted_end  # type: ignore[method-assign]
 
 
 def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Liar:
         self.num_watched += 1
         for sealed in self.manifests():
             yield sealed
-        yield Credit(head_step=10**6, limit=10**6)  # only the trainer can give leave
+        yield Credit(head_step=10**6, granted=10**6)  # only the trainer can grant credit
         while self.talks_for_ever:
             await asyncio.sleep(0)
             yield self.manifests()[0]

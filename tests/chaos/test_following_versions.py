@@ -98,7 +98,7 @@ def test_what_a_trainer_cannot_serve_does_not_stay_on_its_disk(tmp_path: Path) -
         await trainer.publish()
         await trainer.learn(2 * ANCHOR_EVERY + 1, from_groups=False)
         assert [told["step"] for told in trainer.told("unpublished")] == [0, 4, 8]
-        assert trainer.agent.holding.head_step(trainer.node_id) == 9
+        assert trainer.agent.weight_server.head_step(trainer.node_id) == 9
         assert bytes_on_disk(trainer) < FULL_BYTES / 10
 
     play(tmp_path, scene)
@@ -160,7 +160,7 @@ def test_what_is_published_while_the_disk_is_tidied_is_served(tmp_path: Path) ->
         trainer = Trainer(world)
         await trainer.start()
         await trainer.publish()
-        publishing, store = trainer.agent.publishing, trainer.store
+        publishing, store = trainer.agent.version_publisher, trainer.store
         assert publishing is not None
         manifests, waiting = store.manifests, asyncio.Event()
 
@@ -176,7 +176,7 @@ def test_what_is_published_while_the_disk_is_tidied_is_served(tmp_path: Path) ->
         await trainer.learn(1, from_groups=False)
         waiting.set()
         await tidying
-        assert trainer.agent.holding.head_step(trainer.node_id) == 1
+        assert trainer.agent.weight_server.head_step(trainer.node_id) == 1
 
     play(tmp_path, scene)
 

@@ -166,12 +166,12 @@ async def first(stream: AsyncIterator[Watched], count: int) -> list[Watched]:
 
 
 async def test_watch_gives_what_is_held_then_what_is_new_in_order(pair: Pair):
-    held: list[Watched] = [manifest(1), manifest(2, 9000), Credit(head_step=2, limit=8)]
+    held: list[Watched] = [manifest(1), manifest(2, 9000), Credit(head_step=2, granted=8)]
     await pair.holder.append(*held)
     stream = pair.peer.watch(LINEAGE, 8)
     seen = [await anext(stream) for _ in held]
     late = asyncio.ensure_future(anext(stream))
-    new = Credit(head_step=3, limit=2**40)
+    new = Credit(head_step=3, granted=2**40)
     await pair.holder.append(new)
     assert [*seen, await late] == [*held, new]
     assert pair.holder.asked == [(pair.client_id, LINEAGE, 8)]

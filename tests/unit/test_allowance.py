@@ -30,11 +30,11 @@ def allowance(
     clock = ManualClock()
     credit_ledger = CreditLedger(clock, replay.max_age_s, max_window=4)
     for number in range(num_followers):
-        credit_ledger.begin(f"follower {number}", window=4)
-        credit_ledger.arrived(
+        credit_ledger.open(f"follower {number}", window=4)
+        credit_ledger.delivered(
             f"follower {number}", is_admitted=True
         )  # it delivers: what it has leave for takes up room
-    credit_ledger.give(num_given)
+    credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
     return GenerationCapacity(config, buffer, NoDraw(), credit_ledger, lambda: 0)  # type: ignore[arg-type]
 

@@ -194,12 +194,12 @@ def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_tr
         credit_ledger = bench.agent.credit_ledger
         refused = await bench.receive(by_follower(1, 0))
         assert isinstance(refused, Refused) and refused.reason is RefusalReason.NO_CREDIT
-        credit_ledger.begin(FOLLOWER.node_id, window=65536)
-        credit_ledger.give(100)
+        credit_ledger.open(FOLLOWER.node_id, window=65536)
+        credit_ledger.grant(100)
         results = await asyncio.gather(*(bench.receive(by_follower(task_id, 0)) for task_id in range(2, 10)))
         assert sum(isinstance(result, ScoredGroup) for result in results) == 1, "many at a time are no way around it"
         assert bench.agent.replay.num_local == 1
-        credit_ledger.give(100)
+        credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 2, "it delivered"
         assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.intake.refusals == {RefusalReason.NO_CREDIT: 8}
 
@@ -225,12 +225,12 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leav
             await bench.agent.publish(version(step))
         credit_ledger, old = bench.agent.credit_ledger, replace(by_follower(1, 0), created_at_s=bench.clock.now_s())
         await asyncio.sleep(1.0)
-        watch = credit_ledger.begin(FOLLOWER.node_id, window=4)
-        credit_ledger.give(8)
-        for group, num_arrived in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
+        line = credit_ledger.open(FOLLOWER.node_id, window=4)
+        credit_ledger.grant(8)
+        for group, num_delivered in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
             refused = await bench.agent.intake.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
             assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
-            assert watch.num_arrived == num_arrived
+            assert line.delivered == num_delivered
 
     run_virtual(run())
 
@@ -241,16 +241,16 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
         await bench.agent.publish(version(0))
         credit_ledger = bench.agent.credit_ledger
         for peer in ("a", "b"):
-            credit_ledger.begin(peer, window=65536)
+            credit_ledger.open(peer, window=65536)
             for _ in range(3):
-                credit_ledger.arrived(peer, is_admitted=True)  # as an honest one, before it hangs
-        credit_ledger.give(100)
+                credit_ledger.delivered(peer, is_admitted=True)  # as an honest one, before it hangs
+        credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and await bench.agent.capacity() == 0
         loop = asyncio.create_task(credit_loop(bench.agent))
         async with asyncio.timeout(CONFIG.replay.max_age_s):
             assert await bench.agent.wait_capacity() > 0
         loop.cancel()
-        credit_ledger.give(100)
+        credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 0, "they are tried anew, beside the room"
 
     run_virtual(run())

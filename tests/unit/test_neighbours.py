@@ -445,7 +445,7 @@ def test_a_watch_opens_no_door_for_groups_that_need_no_leave() -> None:
     async def scene(bench: Bench) -> None:
         await make_full(bench)
         before = await num_taken(bench, FIRST, 100, PolicyVersion(policy_id=FIRST.node_id, step=0))
-        bench.agent.credit_ledger.begin(SECOND.node_id, 1)
+        bench.agent.credit_ledger.open(SECOND.node_id, 1)
         after = await num_taken(bench, SECOND, 100, PolicyVersion(policy_id=SECOND.node_id, step=0))
         assert after <= before + 1
 
@@ -460,10 +460,10 @@ def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None
             pass
         version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
         await bench.agent.publish(version)
-        watch = bench.agent.credit_ledger.begin(FIRST.node_id, 8)
-        bench.agent.credit_ledger.give(room=8)
+        watch = bench.agent.credit_ledger.open(FIRST.node_id, 8)
+        bench.agent.credit_ledger.grant(capacity=8)
         first = await num_taken(bench, FIRST, 1, version)
-        bench.agent.credit_ledger.give(room=8)
+        bench.agent.credit_ledger.grant(capacity=8)
         assert (first, watch.num_outstanding) == (1, 2)
         assert await num_taken(bench, FIRST, 3, version, first_task=1) == 2
 
@@ -474,14 +474,14 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
     async def scene(bench: Bench) -> None:
         strangers = [make_identity(100 + number) for number in range(40)]
         for identity in strangers:
-            bench.agent.credit_ledger.begin(identity.node_id, 1)
+            bench.agent.credit_ledger.open(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
         adverts = [make_advert(identity.node_id, roles=roles) for identity in strangers]
         assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
-        bench.agent.credit_ledger.give(room=8)
+        bench.agent.credit_ledger.grant(capacity=8)
         status = bench.agent.credit_ledger.status()
         followed = {address.node_id for address, _ in whom_to_follow(bench.agent, adverts)}
-        assert {peer for peer, credit in status.items() if credit["limit"]} <= followed
+        assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
         for identity in strangers[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
         chosen = whom_to_follow(bench.agent, adverts)
@@ -493,7 +493,7 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
 
 def test_a_follower_that_is_not_chosen_any_more_is_let_go() -> None:
     async def scene(bench: Bench) -> None:
-        bench.agent.credit_ledger.begin(FIRST.node_id, 1)
+        bench.agent.credit_ledger.open(FIRST.node_id, 1)
         advert = make_advert(FIRST.node_id)
         key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
         assert missed(bench.agent, [key], []) == {key}

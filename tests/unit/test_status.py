@@ -41,8 +41,8 @@ def status_of(**changes: Any) -> dict[str, Any]:
 def following(**changes: Any) -> dict[str, Any]:
     return {
         "policy": TRAINER,
-        "rivals": [],
-        "silent": [],
+        "candidates": [],
+        "trainers_without_weights": [],
         "is_trainer_connected": True,
         "served_step": 5,
         "head_step": 7,
@@ -72,9 +72,11 @@ def test_whom_a_node_follows_and_who_follows_it_is_shown_with_whole_ids() -> Non
     assert follows == f"{TRAINER} (connected; step 5 is served, 7 is the newest)"
     waits = following(is_trainer_connected=False, served_step=None)
     assert dict(rows(status_of(following=waits)))["follows"] == f"{TRAINER} (not connected; no version was taken yet)"
-    torn = dict(rows(status_of(following=following(policy="", rivals=[TRAINER, OTHER]))))["follows"]
+    torn = dict(rows(status_of(following=following(policy="", candidates=[TRAINER, OTHER]))))["follows"]
     assert "nobody" in torn and TRAINER in torn and OTHER in torn
-    published = dict(rows(status_of(published_step=9, followers={OTHER: {"limit": 1, "arrived": 0}})))["published"]
+    published = dict(
+        rows(status_of(published_step=9, followers={OTHER: {"granted": 1, "delivered": 0, "expired": 0}}))
+    )["published"]
     assert published == f"step 9, to {OTHER}"
 
 

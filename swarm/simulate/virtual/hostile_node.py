@@ -101,7 +101,7 @@ class HostileNode:
             body = self._rng.randbytes(200)
             signature = self._identity.sign(DOMAIN_WEIGHTS, body)
             yield SealedManifest(body=body, public_key=self._identity.public_key, signature=signature)
-            yield Credit(head_step=CLAIMED_STEP, limit=10**6)
+            yield Credit(head_step=CLAIMED_STEP, granted=10**6)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
         """Something else than was asked for, or nothing."""
