@@ -14,7 +14,6 @@ import numpy as np
 from benchmarks._groups import GROUP_SIZE, RUN_ID
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.exchange.admission import Admission, AdmissionLimits
@@ -23,6 +22,7 @@ from swarm.interfaces import Verifier
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_rollout
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 

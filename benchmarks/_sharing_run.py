@@ -21,7 +21,6 @@ from benchmarks._sharing_start import specialist_weights, warm_weights
 from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.exchange.external_sampler import Candidate, sample
 from swarm.generation.produce import evaluate
@@ -29,6 +28,7 @@ from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharTokenizer, PublishedTensors, load_published, tiny_network
 from swarm.objectives.methods import load_recipe
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 GROUP_SIZE: Final = 8

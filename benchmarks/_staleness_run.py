@@ -22,7 +22,6 @@ from benchmarks._sharing_start import warm_weights
 from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -30,6 +29,7 @@ from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
 from swarm.model import CharTokenizer, load_published, tiny_network
 from swarm.objectives.methods import load_recipe
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
 
 GROUP_SIZE: Final = 8

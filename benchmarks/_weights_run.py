@@ -19,12 +19,12 @@ import torch
 from benchmarks._scored import scored_groups
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model import PublishedTensors, default_cache_dir, load_model, published_state
 from swarm.objectives.methods import load_recipe
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 logger = logging.getLogger(__name__)

@@ -19,14 +19,12 @@ from torch import nn
 from node.ranks import join, open_policy
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
-from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
-from swarm.environments.prompt_choice import NUM_CANDIDATES, AdaptiveCurriculum
 from swarm.errors import ConfigError
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
-from swarm.interfaces import Generator, LocalExchange, TaskOf, Tokenizer
+from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.model import LoadedModel, PublishedTensors, load_model, published_state, snapshot, weights_digest
@@ -193,7 +191,7 @@ def make_producer(
     node_id: NodeId,
     engine: Generator,
     tokenizer: Tokenizer,
-    environments: Mapping[str, NumberedEnvironment],
+    environments: Mapping[str, Environment],
     recipes: RecipeSet,
 ) -> GroupProducer:
     """The endless sequence of training tasks, and the engine that answers them.
@@ -226,7 +224,7 @@ def make_curriculum(
     ).ask
 
 
-def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, NumberedEnvironment]) -> EvaluationTasks:
+def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environment]) -> EvaluationTasks:
     """Problems of each environment and split, the same on every node."""
     return {
         (name, split): evaluation_tasks(environments[name], split, config.evaluation.num_problems, seed=0)
@@ -235,7 +233,7 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Numbere
     }
 
 
-def rebuild_task(environments: Mapping[str, NumberedEnvironment], env: str, task_id: int) -> Task:
+def rebuild_task(environments: Mapping[str, Environment], env: str, task_id: int) -> Task:
     """The task with that number. Raises LookupError."""
     return environments[env].task(task_id)
 

@@ -58,6 +58,7 @@ class Environment(Protocol):
 
     name: str
     verifier: str  # "name/version": two nodes with equal strings give equal rewards
+    num_tasks: int  # tasks are numbered 0..num_tasks-1
 
     def task(self, task_id: int) -> Task:
         """The problem with that number; the same on every machine. Raises LookupError outside its range."""

@@ -15,10 +15,11 @@ class EnvironmentConfig(Model):
 
     name: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
     """Name used by every node of the run."""
-    kind: Literal["reasoning_gym", "jsonl", "char", "function"]
-    """Which loader builds it. `function` is refused in a join manifest: it names local code."""
+    kind: Literal["reasoning_gym", "jsonl", "char", "function", "plugin"]
+    """Which loader builds it. `function` and `plugin` name local code and are refused in a join manifest."""
     dataset: str = ""
-    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`."""
+    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`;
+    in place of a module a path ending in .py."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the dataset."""
     seed: NotNegative = 0

@@ -1,9 +1,10 @@
-"""What every environment shares: numbered problems, the chat they are asked in, and a reward within [0, 1].
+"""Base class of environments: numbered problems, the chat that asks them, held-out questions, rewards in [0, 1].
 
-Invariant: a problem is a pure function of (configuration, task id); a subclass says only which problem that
-is and what an answer is worth.
+Invariant: a problem is a pure function of (configuration, task id), so that every node rebuilds the same one. A
+subclass only makes the problem (`build`) and judges an answer (`judge`).
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -11,11 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.held_out import is_held_out
 from swarm.errors import ConfigError
 from swarm.types import Message, Task
 
+HELD_OUT_SHARE = 0.25
+_HELD_OUT_BELOW = 0x40  # a quarter of the 256 values of a digest's first byte
 _CACHED_PROBLEMS = 256
+
+
+def is_held_out(question: str) -> bool:
+    """True for a quarter of all questions, which no node trains on: SHA-256 (UTF-8) in the lowest quarter.
+
+    It depends on the text alone, so every node holds out the same questions whatever its seed, and two task ids with
+    one question fall on the same side.
+    """
+    return hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()[0] < _HELD_OUT_BELOW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

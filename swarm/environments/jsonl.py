@@ -69,15 +69,6 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def record_paths(config: EnvironmentConfig) -> list[Path]:
-    """Files and folders of this machine that an environment reads its records from, if any."""
-    if config.kind not in ("jsonl", "function"):
-        return []
-    where = config.params.get("path") or (config.dataset if config.kind == "jsonl" else "")
-    path = Path(str(where)).expanduser()
-    return [path.resolve()] if where and path.exists() else []
-
-
 def open_records(config: EnvironmentConfig, where: str) -> tuple[int, Callable[[int], dict[str, Any]]]:
     """(number of records, record by index) of a .jsonl file or a `datasets` source. Raises ConfigError."""
     if not where:

@@ -1,18 +1,25 @@
-"""From configuration to environments.
+"""Environments from configuration: the built-in kinds, and a class of the user's own (kind `plugin`).
 
-Invariant: a loader's libraries are imported only when an environment of its kind is built.
+Invariant: libraries of a kind are imported only when an environment of that kind is built, and local code is named by
+this node's own configuration only: a run manifest with kind `function` or `plugin` is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, cast
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.environment import NumberedEnvironment
 from swarm.errors import ConfigError
+from swarm.interfaces import Environment
+from swarm.plugins import load_object
+
+READS_FILES: Final = ("jsonl", "function", "plugin")  # kinds whose paths may start at the node's working directory
+_MEMBERS: Final = ("name", "verifier", "num_tasks", "task", "reward", "reference")  # of interfaces.Environment
 
 
-def build_environment(config: EnvironmentConfig) -> NumberedEnvironment:
+def build_environment(config: EnvironmentConfig) -> Environment:
     """The environment of one configuration section. Raises ConfigError: the message names it and the fix."""
-    # the imports are here so that a char task never loads reasoning-gym, nor a JSONL file sympy
+    # Imported here so that a char task never loads reasoning-gym, nor a JSONL file sympy.
     if config.kind == "char":
         from swarm.environments.char_tasks import CharEnvironment
 
@@ -25,16 +32,60 @@ def build_environment(config: EnvironmentConfig) -> NumberedEnvironment:
         from swarm.environments.jsonl import RecordEnvironment
 
         return RecordEnvironment(config)
-    from swarm.environments.reward_function import FunctionEnvironment
+    if config.kind == "function":
+        from swarm.environments.reward_function import FunctionEnvironment
 
-    return FunctionEnvironment(config)
+        return FunctionEnvironment(config)
+    return load_plugin(config)
 
 
-def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, NumberedEnvironment]:
+def load_plugin(config: EnvironmentConfig) -> Environment:
+    """An instance of the class that `config.dataset` names ("module:Class" or "path/file.py:Class").
+
+    It is called with the configuration section, and must be an `interfaces.Environment`. Its code runs in the sandbox
+    to score answers, and in the worker to ask questions.
+
+    Raises:
+        ConfigError: no such class, it raised while it was built, or it lacks a member; names the fix.
+
+    Example:
+        load_plugin(EnvironmentConfig(name="sums", kind="plugin", dataset="my_sums.py:Sums"))
+    """
+    origin = f"environment {config.name}: {config.dataset}"
+    make = load_object(config.dataset)
+    if not isinstance(make, type):
+        raise ConfigError(f"{origin} is not a class; kind `function` takes a function, kind `plugin` an Environment")
+    try:
+        made = cast("Callable[[EnvironmentConfig], Environment]", make)(config)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{origin} is made with the configuration section as its only argument and raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    missing = [member for member in _MEMBERS if not hasattr(made, member)]
+    if missing:
+        raise ConfigError(f"{origin} has no {', '.join(missing)}; see Environment in swarm/interfaces.py")
+    if made.name != config.name:
+        raise ConfigError(f"{origin}.name is {made.name!r}; take it from the configuration: config.name")
+    return made
+
+
+def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
     """Every environment by name, in order. Raises ConfigError when two share a name."""
-    environments: dict[str, NumberedEnvironment] = {}
+    environments: dict[str, Environment] = {}
     for config in configs:
         if config.name in environments:
             raise ConfigError(f"environments: the name {config.name!r} is used twice")
         environments[config.name] = build_environment(config)
     return environments
+
+
+def record_paths(config: EnvironmentConfig) -> list[Path]:
+    """Files and folders of this machine that an environment goes on reading after it was built, if any."""
+    where = config.params.get("path") or (config.dataset if config.kind == "jsonl" else "")
+    if config.kind not in READS_FILES or not where:
+        return []
+    path = Path(str(where)).expanduser()
+    return [path.resolve()] if path.exists() else []

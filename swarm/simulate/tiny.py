@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from swarm.environments.char_tasks import KINDS, CharTask
-from swarm.environments.held_out import is_held_out
+from swarm.environments.environment import is_held_out
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator

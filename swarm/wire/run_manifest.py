@@ -151,8 +151,8 @@ def check_manifest(manifest: RunManifest) -> None:
 
 
 def _check_environment(where: str, env: EnvironmentConfig) -> None:
-    if env.kind == "function":
-        raise ConfigError(f"{where}.kind: unknown_environment: `function` names local code; configure it locally")
+    if env.kind in ("function", "plugin"):
+        raise ConfigError(f"{where}.kind: unknown_environment: `{env.kind}` names local code; configure it locally")
     if env.kind == "jsonl":
         if not _HEX_256.fullmatch(env.digest):
             raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")

@@ -16,7 +16,6 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
@@ -25,6 +24,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import Worker, run_worker
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import ToyTokenizer, make_identity, make_rollout
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
 NUM_STEPS = 6

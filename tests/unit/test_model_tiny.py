@@ -6,7 +6,7 @@ import pytest
 
 from swarm.config import ModelConfig
 from swarm.environments.char_tasks import ALPHABET, KINDS
-from swarm.environments.held_out import is_held_out
+from swarm.environments.environment import is_held_out
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import load_model, published_state, tiny_network, weights_digest
 from swarm.simulate.tiny import DISTORTIONS, accuracies, distorted, fine_tune, training_pairs

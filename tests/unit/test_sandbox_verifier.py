@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.environments.inline_verifier import InlineVerifier
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import MAX_REQUEST_BYTES, SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Verifier
+from swarm.testing.inline_verifier import InlineVerifier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
 
@@ -120,8 +120,8 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
         "import ctypes; ctypes.string_at(0)",
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\x7f' * 99999)\n  except OSError: pass",
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0\\0\\0\\x03[1]')\n  except OSError: pass",
-        "import swarm.environments.sandbox.scorer as s\ns.Scorer.encode = lambda self, reply: b'[' * 10**6",
-        "import swarm.environments.sandbox.scorer as s, json\n"
+        "import __main__ as s\ns.Scorer.encode = lambda self, reply: b'[' * 10**6",
+        "import __main__ as s, json\n"
         "s.Scorer.encode = lambda self, r: json.dumps({**r, 'rewards': [10**400], 'cpu_s': 10**400}).encode()",
         "result = float('nan')\nimport swarm.environments.environment as b\n"
         "b.min = lambda *a: 7.0\nb.max = b.min\nresult = 7.0",

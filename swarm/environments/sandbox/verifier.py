@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.load import READS_FILES
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Verdict
 from swarm.types import Message, Task
@@ -102,7 +103,7 @@ class SandboxVerifier:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=_CHILD_ENVIRONMENT,
-            cwd="/" if not any(config.kind in ("jsonl", "function") for config in self._configs) else None,
+            cwd="/" if not any(config.kind in READS_FILES for config in self._configs) else None,
             start_new_session=True,
         )
         self._child = child

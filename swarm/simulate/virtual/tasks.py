@@ -9,11 +9,10 @@ from typing import Final
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
-from swarm.environments.environment import NumberedEnvironment, Problem
-from swarm.environments.held_out import is_held_out
-from swarm.environments.inline_verifier import InlineVerifier
+from swarm.environments.environment import NumberedEnvironment, Problem, is_held_out
 from swarm.interfaces import Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
+from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Message, Task
 
 MAX_VERDICTS: Final = 8192  # kept

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.environments.prompt_choice import AdaptiveCurriculum
+from swarm.environments.curriculum import AdaptiveCurriculum
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import PromptChooser, Verdict
 from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy

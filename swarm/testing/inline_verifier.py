@@ -1,4 +1,4 @@
-"""Scoring inside the calling process, for simulations in which every answer is our own.
+"""Verifier inside the calling process, for simulations and benchmarks in which every answer is our own.
 
 Invariant: only for trusted text. An external answer must go through `swarm.environments.sandbox.verifier`; the one
 exception is an environment of kind char, whose verifier compares two strings and can run nothing.
@@ -12,7 +12,7 @@ from swarm.interfaces import Environment, Verdict
 
 
 class InlineVerifier:
-    """An `interfaces.Verifier` without isolation: unsafe for foreign text, except in char environments."""
+    """An `interfaces.Verifier` without isolation: unsafe for external text, except in char environments."""
 
     def __init__(self, environments: Mapping[str, Environment]) -> None:
         """`environments` by name, as `build_environments` returns them."""

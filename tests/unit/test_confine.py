@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.environments.sandbox import landlock
-from swarm.environments.sandbox.landlock import leave_readable, python_places
+from swarm.environments.sandbox import confine
+from swarm.environments.sandbox.confine import leave_readable, python_places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux only")
 
@@ -23,8 +23,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.append(number)
         return -1
 
-    monkeypatch.setattr(landlock, "_call", refuse)
-    monkeypatch.setattr(landlock, "_num_threads", lambda: 1)
+    monkeypatch.setattr(confine, "_call", refuse)
+    monkeypatch.setattr(confine, "_num_threads", lambda: 1)
     return tried
 
 
@@ -35,7 +35,7 @@ def test_a_kernel_without_landlock_is_reported_and_nothing_else_is_tried(calls: 
 
 def test_a_process_with_other_threads_is_not_called_confined(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(landlock, "_call", lambda *arguments: pytest.fail("it tried"))
+    monkeypatch.setattr(confine, "_call", lambda *arguments: pytest.fail("it tried"))
     done = threading.Event()
     other = threading.Thread(target=done.wait)
     other.start()
@@ -50,7 +50,7 @@ PROBE = """
 import json, sys
 from pathlib import Path
 from swarm.environments.sandbox.confine import confine
-from swarm.environments.sandbox.landlock import leave_readable
+from swarm.environments.sandbox.confine import leave_readable
 folder = Path(sys.argv[1])
 confine(10, 2**31)
 holds = leave_readable([folder / "open", folder / "file", folder / "absent"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
-from swarm.environments.held_out import is_held_out
+from swarm.environments.environment import is_held_out
 from swarm.environments.load import build_environment, build_environments
 from swarm.errors import ConfigError
 from swarm.types import Task

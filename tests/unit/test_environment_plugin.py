@@ -1,0 +1,87 @@
+"""An environment of the user's own: the example of CONTRIBUTING.md, loaded, scored in the sandbox and mixed."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.curriculum import TaskMixture
+from swarm.environments.load import build_environment, build_environments
+from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.errors import ConfigError
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def plugin(folder: Path, code: str, name: str = "Sums") -> EnvironmentConfig:
+    (folder / "my_sums.py").write_text(code, encoding="utf-8")
+    return EnvironmentConfig(name="sums", kind="plugin", dataset=f"{folder / 'my_sums.py'}:{name}", num_tasks=100)
+
+
+@pytest.fixture
+def documented(tmp_path: Path) -> EnvironmentConfig:
+    """The Python example of the page, as it stands there."""
+    section = CONTRIBUTING.read_text(encoding="utf-8").split("## Adding an environment")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return plugin(tmp_path, code)
+
+
+def test_the_documented_example_asks_and_judges(documented: EnvironmentConfig) -> None:
+    sums = build_environment(documented)
+    assert sums.reference(12) == "3" and sums.task(12).messages[-1].content == "1+2="
+    assert sums.reward(12, " 3\n") == 1.0 and sums.reward(12, "4") == 0.0
+    with pytest.raises(LookupError, match=r"0\.\.99"):
+        sums.task(100)
+
+
+def test_it_takes_part_in_the_training_mixture(documented: EnvironmentConfig) -> None:
+    mixture = TaskMixture(build_environments([documented]), {}, seed=0)
+    assert {task.env for task in mixture.tasks(0, 20)} == {"sums"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
+async def test_it_is_scored_in_the_sandbox(documented: EnvironmentConfig) -> None:
+    verifier = SandboxVerifier((documented,), SandboxConfig())
+    try:
+        verdict = await verifier.score("sums", 12, ["3", "5"])
+    finally:
+        await verifier.close()
+    assert verdict.rewards.tolist() == [1.0, 0.0] and verdict.verifier == "sums/1"
+
+
+PLAIN = """
+from swarm.types import Message, Task
+
+class Plain:
+    verifier = "plain/1"
+    def __init__(self, config):
+        self.name, self.num_tasks = config.name, 3
+    def task(self, task_id):
+        return Task(env=self.name, task_id=task_id, messages=(Message(role="user", content=str(task_id)),))
+    def reward(self, task_id, answer):
+        return float(answer == str(task_id))
+    def reference(self, task_id):
+        return str(task_id)
+"""
+
+
+def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> None:
+    assert build_environment(plugin(tmp_path, PLAIN, "Plain")).reward(2, "2") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("Sums = 3", "is not a class"),
+        ("def Sums(config): ...", "is not a class"),
+        ("class Sums: ...", "only argument"),
+        ("class Sums:\n  def __init__(self, config): self.name = config.name", "has no verifier, num_tasks"),
+        (PLAIN.replace("Plain", "Sums").replace("config.name, 3", "'other', 3"), "config.name"),
+        ("class Sums:\n  def __init__(self, config): raise ValueError('no data')", "ValueError: no data"),
+    ],
+)
+def test_a_plugin_that_cannot_work_is_refused_with_the_fix(tmp_path: Path, code: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_environment(plugin(tmp_path, code))
