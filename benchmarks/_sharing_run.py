@@ -197,7 +197,7 @@ class Swarm:
         learner = PolicyLearner(
             network,
             tokenizer,
-            load_recipe("swarm_sampling"),
+            load_recipe("sapo_swarm"),
             LearnerConfig(learning_rate=LEARNING_RATE),
             ReplayConfig(external=self.arm.external),
             name,

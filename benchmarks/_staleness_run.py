@@ -49,20 +49,20 @@ class Method:
 
 
 METHODS: Final = (
-    Method(name="none", recipe="uncorrected"),
-    Method(name="PPO-clip", recipe="clip_higher", params={"weight.high": 0.2}),
-    Method(name="GSPO", recipe="sequence_ratio"),
-    Method(name="GSPO .2/.28", recipe="sequence_ratio", params={"weight.low": 0.2, "weight.high": 0.28}),
-    Method(name="TIS", recipe="truncated_mismatch"),
-    Method(name="decoupled PPO", recipe="decoupled_clip"),
-    Method(name="CISPO", recipe="detached_clip"),
-    Method(name="TOPR", recipe="tapered_trajectory"),
-    Method(name="MinPRO", recipe="min_prefix_ratio"),
-    Method(name="BAPO", recipe="balanced_clip"),
-    Method(name="M2PO", recipe="second_moment_clip"),
-    Method(name="R2VPO", recipe="ratio_variance"),
-    Method(name="none + guard", recipe="uncorrected", is_guarded=True),
-    Method(name="PPO-clip + guard", recipe="clip_higher", params={"weight.high": 0.2}, is_guarded=True),
+    Method(name="none", recipe="reinforce"),
+    Method(name="PPO-clip", recipe="dapo", params={"weight.high": 0.2}),
+    Method(name="GSPO", recipe="gspo"),
+    Method(name="GSPO .2/.28", recipe="gspo", params={"weight.low": 0.2, "weight.high": 0.28}),
+    Method(name="TIS", recipe="tis"),
+    Method(name="decoupled PPO", recipe="decoupled_ppo"),
+    Method(name="CISPO", recipe="cispo"),
+    Method(name="TOPR", recipe="topr"),
+    Method(name="MinPRO", recipe="minpro"),
+    Method(name="BAPO", recipe="bapo"),
+    Method(name="M2PO", recipe="m2po"),
+    Method(name="R2VPO", recipe="r2vpo"),
+    Method(name="none + guard", recipe="reinforce", is_guarded=True),
+    Method(name="PPO-clip + guard", recipe="dapo", params={"weight.high": 0.2}, is_guarded=True),
 )
 SCHEDULES: Final = ("one", "four")
 """Updates for each batch: one of 8 groups, or four of 4 groups each."""

@@ -24,7 +24,7 @@ from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
-from swarm.objectives.methods import list_recipes, recipes_of
+from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
@@ -177,7 +177,7 @@ def _require_recipe(node: NodeConfig) -> None:
     """
     for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
         name: str = getattr(node.learner, key)
-        if name not in list_recipes() and (name or key == "recipe"):
+        if built_in_name(name) is None and (name or key == "recipe"):
             known = ", ".join(list_recipes())
             raise ConfigError(f"node.learner.{key}: no built-in recipe is called {name!a}; known: {known}")
     try:

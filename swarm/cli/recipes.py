@@ -55,7 +55,8 @@ def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
     from swarm.objectives.methods import load_recipe, source_of
 
     recipe = load_recipe(name)
-    about = inspect.cleandoc(sys.modules[source_of(name)].__doc__ or "")
+    module = sys.modules[source_of(name)]
+    about = recipe.about or inspect.cleandoc(module.__doc__ or "")
     if as_json:
         typer.echo(json.dumps(details(recipe, about), indent=2))
     else:

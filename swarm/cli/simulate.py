@@ -74,7 +74,7 @@ def simulate(
     rounds: RoundsOption = None,
     minutes: MinutesOption = None,
     mix: MixOption = "",
-    recipe: RecipeOption = "swarm_sampling",
+    recipe: RecipeOption = "sapo_swarm",
     seed: SeedOption = 0,
     external: ExternalOption = "positive",
     slow: SlowOption = None,

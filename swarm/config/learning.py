@@ -46,13 +46,13 @@ class ReplayConfig(Model):
 class LearnerConfig(Model):
     """The optimizer step."""
 
-    recipe: str = "swarm_sampling"
+    recipe: str = "sapo_swarm"
     """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
     recipe_params: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the recipe's named constants."""
-    recipe_without_logprobs: str = "swarm_sampling"
+    recipe_without_logprobs: str = "sapo_swarm"
     """Learns from groups without the generator's log-probs where `recipe` cannot; empty refuses such groups."""
-    recipe_text_only: str = "swarm_sampling"
+    recipe_text_only: str = "sapo_swarm"
     """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
     learning_rate: PositiveFloat = 1e-5
     """AdamW learning rate after warm-up."""
@@ -105,7 +105,7 @@ class GuardConfig(Model):
     """KL above which updates stop."""
     cap: Annotated[float, Field(gt=1)] = 4.0
     """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
-    safe_recipe: str = "sequence_ratio"
+    safe_recipe: str = "gspo"
     """Recipe of the second level."""
     hold_steps: Positive = 4
     """Calm steps before anything is loosened."""

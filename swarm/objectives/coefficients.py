@@ -55,7 +55,7 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
             source = batch.sources[int(batch.group_index[rollout])]
             raise ConfigError(
                 f"learner.recipe {recipe.name} needs behaviour log-probs, but a rollout of {source[:8]} is "
-                f"{correction.value}: use swarm_sampling, or do not draw such groups"
+                f"{correction.value}: use sapo_swarm, or do not draw such groups"
             )
 
 

@@ -39,7 +39,7 @@ class RecipeSet:
     """The learner's recipe, and those that stand in for it where rollouts lack what it needs.
 
     Example:
-        RecipeSet(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("swarm_sampling")})
+        RecipeSet(main=load_recipe("grpo"), fallbacks={Correction.TEXT_ONLY: load_recipe("sapo_swarm")})
     """
 
     main: Recipe
@@ -50,7 +50,7 @@ class RecipeSet:
             if not recipe.accepts(kind):
                 raise ConfigError(
                     f"learner.{KEYS[kind]}: {recipe.name} needs behaviour log-probs, which {kind} groups do not have; "
-                    'use swarm_sampling, or "" to refuse such groups'
+                    'use sapo_swarm, or "" to refuse such groups'
                 )
 
     def of(self, kind: Correction) -> tuple[str, Recipe] | None:
@@ -91,7 +91,7 @@ class RecipeSet:
             if found is None:
                 raise ConfigError(
                     f"learner.recipe {self.main.name} needs behaviour log-probs, but a group of "
-                    f'{batch.sources[group][:8]} is {kind}: set learner.{KEYS[kind]} = "swarm_sampling", '
+                    f'{batch.sources[group][:8]} is {kind}: set learner.{KEYS[kind]} = "sapo_swarm", '
                     "or do not draw such groups"
                 )
             groups.setdefault(found[0], []).append(group)

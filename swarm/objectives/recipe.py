@@ -49,6 +49,7 @@ class Recipe:
     acronym: str = ""
     arxiv: str = ""  # id, or "" where there is none
     verification: Literal["code", "paper", "secondary", "ours"] = "ours"  # where the formula was read
+    about: str = ""  # its mechanism, formula and what is ours; "": the docstring of its file says so
     advantage: AdvantagePart
     ratio: RatioPart
     weight: WeightPart

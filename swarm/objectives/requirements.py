@@ -104,6 +104,5 @@ def check_safe(safe: Recipe, needs: frozenset[Requirement], supplied: frozenset[
     if missing:
         names = ", ".join(sorted(missing))
         raise ConfigError(
-            f"guard.safe_recipe: {safe.name} needs {names}, which the configured recipe does not prepare; "
-            "use sequence_ratio"
+            f"guard.safe_recipe: {safe.name} needs {names}, which the configured recipe does not prepare; use gspo"
         )

@@ -70,7 +70,7 @@ class SimulationOptions:
     rounds: int | None = None
     minutes: float | None = None
     mix: tuple[int, int] | None = None  # local:external groups per step
-    recipe: str = "swarm_sampling"
+    recipe: str = "sapo_swarm"
     seed: int = 0
     slow: dict[str, float] = field(default_factory=dict[str, float])  # node name -> factor
     kill: tuple[tuple[str, float], ...] = ()  # (node name or "coordinator", seconds after the first step)

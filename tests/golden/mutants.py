@@ -1,6 +1,7 @@
 """A recipe with one thing wrong, of every kind of mistake that its golden test must notice.
 
-A label names the change, such as "weight.low up", "ratio swapped" or "detach gone from weight.gate.SoftGate.__call__".
+A label names the change, such as "weight.low up", "ratio swapped" or
+"detach gone from sapo_soft_gate.SoftGate.__call__".
 """
 
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -17,7 +18,17 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.methods import load_recipe
-from swarm.objectives.part import AggregatePart, Part, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import (
+    AdvantagePart,
+    AggregatePart,
+    CorrectionPart,
+    Part,
+    RewardPart,
+    Scored,
+    ShapePart,
+    TokenLosses,
+    WeightPart,
+)
 from swarm.objectives.recipe import Recipe
 
 
@@ -51,8 +62,8 @@ def _without_a_part(recipe: Recipe) -> Iterator[Mutant]:
 
 def _swapped(recipe: Recipe) -> Iterator[Mutant]:
     """Another ratio and another advantage: of those that are most alike, where there are such."""
-    token, sequence = (load_recipe(name).ratio for name in ("grpo", "sequence_ratio"))
-    scored, centred = (load_recipe(name).advantage for name in ("grpo", "constant_length"))
+    token, sequence = (load_recipe(name).ratio for name in ("grpo", "gspo"))
+    scored, centred = (load_recipe(name).advantage for name in ("grpo", "dr_grpo"))
     ratio = sequence if type(recipe.ratio) is type(token) else token
     advantage = centred if type(recipe.advantage) is type(scored) else scored
     yield Mutant("ratio swapped", replace(recipe, ratio=ratio))
@@ -92,26 +103,27 @@ def _others(value: Any, hint: Any) -> Iterator[tuple[str, Any]]:
 
 
 NEEDLESS = {
-    "ratio.interpolated.InterpolatedMismatch.__call__": "a correction, which the engine detaches",
-    "ratio.prefix.FullPrefixRatio.__call__": "on_tokens detaches",
-    "ratio.prefix.prefix_minimum": "on_tokens detaches",
-    "ratio.segment.SegmentRatio._drift": "on_tokens detaches",
-    "ratio.sequence.FullSequenceRatio.__call__": "on_tokens detaches",
-    "ratio.sequence.SequenceTokenRatio.__call__": "on_tokens detaches",
-    "ratio.turn.TurnRatio.__call__": "on_tokens detaches",
-    "weight.branch._Branches.mixed": "on_tokens detaches",
-    "ratio.token.NoRatio.__call__": "those who use it take the log-probs themselves",
-    "term.entropy.AdaptiveEntropy._is_low": "a float",
-    "weight.balanced.BalancedClip.bounds": "floats",
-    "weight.bias.BiasNormalisedClip.__call__": "a float",
-    "weight.second_moment.SecondMomentClip.bounds": "floats",
-    "term.entropy.EntropyBand.__call__": "compared only",
-    "weight.gate.OneSidedGate.__call__": "compared only",
-    "weight.gate.RingGate.__call__": "compared only",
-    "weight.gate.TwoSidedGate.__call__": "compared only",
-    "weight.covariance.covariances": "ranked only",
+    "minpro.FullPrefixRatio.__call__": "on_tokens detaches",
+    "minpro.prefix_minimum": "on_tokens detaches",
+    "segment_ratio.SegmentRatio._drift": "on_tokens detaches",
+    "ratio.FullSequenceRatio.__call__": "on_tokens detaches",
+    "gspo.SequenceTokenRatio.__call__": "on_tokens detaches",
+    "ratio.TurnRatio.__call__": "on_tokens detaches",
+    "dhpo._Branches.mixed": "on_tokens detaches",
+    "ratio.NoRatio.__call__": "those who use it take the log-probs themselves",
+    "magic.AdaptiveEntropy._is_low": "a float",
+    "bapo.BalancedClip.bounds": "floats",
+    "st_ppo.BiasNormalisedClip.__call__": "a float",
+    "m2po.SecondMomentClip.bounds": "floats",
+    "epo.EntropyBand.__call__": "compared only",
+    "rec.OneSidedGate.__call__": "compared only",
+    "rec.RingGate.__call__": "compared only",
+    "rec.TwoSidedGate.__call__": "compared only",
+    "clip.covariances": "ranked only",
 }
 """Functions whose `detach` says what is meant but changes no gradient, and why."""
+
+DETACHED_BY_ENGINE = (RewardPart, AdvantagePart, ShapePart, CorrectionPart)
 
 
 def code_mutants(recipe: Recipe, step: Step) -> Iterator[Mutant]:
@@ -122,16 +134,25 @@ def code_mutants(recipe: Recipe, step: Step) -> Iterator[Mutant]:
     """
     detaching, bounding = _callers(recipe, step)
     for place in sorted(detaching):
-        if place.split(".")[0] not in ("reward", "advantage", "shape", "correction"):
-            yield Mutant(f"detach gone from {place}", recipe, lambda place=place: _no_detach(place))
+        yield Mutant(f"detach gone from {place}", recipe, lambda place=place: _no_detach(place))
     for place in sorted(bounding):
         yield Mutant(f"minimum and maximum swapped in {place}", recipe, lambda place=place: _swapped_bounds(place))
 
 
 def _place(code: CodeType) -> str | None:
-    """Such as "weight.gate.SoftGate.__call__", for functions of parts."""
+    """Such as "sapo_soft_gate.SoftGate.__call__", for functions of parts and methods."""
     path = Path(code.co_filename)
-    return f"{path.parent.name}.{path.stem}.{code.co_qualname}" if "parts" in path.parts else None
+    is_ours = path.parent.name in ("parts", "methods") and path.parent.parent.name == "objectives"
+    return f"{path.stem}.{code.co_qualname}" if is_ours else None
+
+
+def _is_detached_anyway(frame: FrameType | None) -> bool:
+    """Whether this code runs inside a part whose value the engine detaches."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), DETACHED_BY_ENGINE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _callers(recipe: Recipe, step: Step) -> tuple[set[str], set[str]]:
@@ -140,8 +161,9 @@ def _callers(recipe: Recipe, step: Step) -> tuple[set[str], set[str]]:
 
     def noting(true: Callable[..., Tensor], found: set[str]) -> Callable[..., Tensor]:
         def call(*tensors: Tensor) -> Tensor:
-            place = _place(sys._getframe(1).f_code)
-            if place is not None:
+            caller = sys._getframe(1)
+            place = _place(caller.f_code)
+            if place is not None and not (found is detaching and _is_detached_anyway(caller)):
                 found.add(place)
             return true(*tensors)
 

@@ -40,7 +40,7 @@ ALLOWED_IMPORTS = {
     "torch",
     "golden_case",
 }
-NEVER_NEGATIVE = {"best_of_group", "positive_only", "reference_lead"}
+NEVER_NEGATIVE = {"pass_at_k_grpo", "psr", "a_lol"}
 NEEDLESS_LABELS = {f"detach gone from {place}" for place in NEEDLESS}
 
 

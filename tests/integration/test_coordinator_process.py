@@ -243,7 +243,7 @@ async def test_a_coordinator_refuses_to_start_a_run_that_names_local_code(tmp_pa
     [
         ({"recipe": "best_ever"}, r"learner\.recipe: .*best_ever"),
         ({"recipe": "grpo", "recipe_params": {"weight.hihg": 0.3}}, r"learner\.recipe_params\.weight\.hihg"),
-        ({"recipe": "virtual_maximum"}, r"learner\.recipe virtual_maximum needs .*replay\.keep_zero_variance"),
+        ({"recipe": "ngrpo"}, r"learner\.recipe ngrpo needs .*replay\.keep_zero_variance"),
     ],
 )
 async def test_a_recipe_that_nobody_has_stops_the_coordinator_and_whoever_joins(

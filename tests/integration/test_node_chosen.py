@@ -83,10 +83,10 @@ async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answer
     identity = await asyncio.to_thread(Identity.create)
     async with fork_server(OF_AGENTS + OF_WORKERS, tmp_path / "imports.txt") as forks:
         whole, killed, mixing, greedy = await asyncio.gather(
-            run_node(forks, tmp_path / "whole", identity, "robust_rollout_counts"),
-            run_node(forks, tmp_path / "killed", identity, "robust_rollout_counts", kill_after=(7,)),
-            run_node(forks, tmp_path / "mixing", identity, "successive_elimination"),
-            run_node(forks, tmp_path / "greedy", identity, "greedy_baseline"),
+            run_node(forks, tmp_path / "whole", identity, "rollout_gdro"),
+            run_node(forks, tmp_path / "killed", identity, "rollout_gdro", kill_after=(7,)),
+            run_node(forks, tmp_path / "mixing", identity, "reinforce_ada"),
+            run_node(forks, tmp_path / "greedy", identity, "remax"),
         )
     _check_the_killed_one_chose_the_same(whole, killed, tmp_path)
     assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS

@@ -153,7 +153,7 @@ def right_and_wrong() -> list[str]:
     return [problem.reference(5), "a", "bcd", ""]
 
 
-@pytest.mark.parametrize("recipe", ["swarm_sampling", "segment_ratio", "mixture_denominator"])
+@pytest.mark.parametrize("recipe", ["sapo_swarm", "segment_ratio", "rl_plus"])
 async def test_a_group_of_another_tokenizer_is_learned_from(
     recipe: str, store: SqliteGroupStore, tmp_path: Path
 ) -> None:

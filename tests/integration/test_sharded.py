@@ -76,12 +76,12 @@ class Case:
 
 CASES = {
     "token": Case(recipe="grpo", settings={"token_budget": 64}),
-    "step": Case(recipe="balanced_clip", settings={"token_budget": 64}),
-    "step_in_updates": Case(recipe="second_moment_mask", settings={"updates_per_step": 3, "token_budget": 64}),
-    "group_with_probes": Case(recipe="cross_baseline", settings={"token_budget": 64}),
-    "entropy": Case(recipe="adaptive_entropy", settings={"weight_decay": 0.1, "max_grad_norm": 0.1}),
-    "reference": Case(recipe="grpo_reference", settings={"updates_per_step": 2}),
-    "adapters": Case(recipe="grpo_reference", settings={"token_budget": 64}, lora_rank=3),
+    "step": Case(recipe="bapo", settings={"token_budget": 64}),
+    "step_in_updates": Case(recipe="m2po_mask", settings={"updates_per_step": 3, "token_budget": 64}),
+    "group_with_probes": Case(recipe="poise", settings={"token_budget": 64}),
+    "entropy": Case(recipe="magic", settings={"weight_decay": 0.1, "max_grad_norm": 0.1}),
+    "reference": Case(recipe="grpo_kl", settings={"updates_per_step": 2}),
+    "adapters": Case(recipe="grpo_kl", settings={"token_budget": 64}, lora_rank=3),
     "idle_rank": Case(recipe="grpo", num_groups=1),
     "infinite_loss": Case(recipe="grpo", broken=False),
     "infinite_gradient": Case(recipe="grpo", broken=True),
@@ -163,7 +163,7 @@ def main(root: Path) -> None:
         else:
             for each in (one, resumed):
                 if each is not None:
-                    follow(each, ranks, load_recipe("sequence_ratio"))
+                    follow(each, ranks, load_recipe("gspo"))
     ranks.stop()
 
 
@@ -175,7 +175,7 @@ def lead(one: Any, case: Case, folder: Path) -> dict[str, Any]:
     save_file(one.weights(), folder / "published.safetensors")
     published = one.version.digest.hex()
     frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)
-    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("sequence_ratio"), ratio_band=4.0)
+    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("gspo"), ratio_band=4.0)
     one.stop()
     return {"reports": figures(case, reports), "digest": published, "guarded": figures(case, [frozen, safe])}
 
@@ -217,7 +217,7 @@ def test_two_processes_have_the_loss_curve_of_one(together: Path, tmp_path: Path
         np.testing.assert_allclose(published[key].float(), tensor.float(), rtol=0, atol=case.tolerance, err_msg=key)
     assert found["digest"] == weights_digest(published).hex(), "the digest is that of what was published"
     frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)
-    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("sequence_ratio"), ratio_band=4.0)
+    safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("gspo"), ratio_band=4.0)
     assert_same(figures(case, [frozen, safe]), found["guarded"], case.tolerance)
 
 

@@ -22,7 +22,7 @@ async def test_doctor_says_what_it_checked_with_a_fix_for_every_finding(command:
 async def test_recipes_are_listed_for_people_and_machines(command: Any) -> None:
     code, out, err = await command("swarm.cli.main", "recipes", "list", "--json")
     assert code == 0, err
-    assert "swarm_sampling" in {row["name"] for row in json.loads(out)}
+    assert "sapo_swarm" in {row["name"] for row in json.loads(out)}
 
 
 async def test_a_new_key_is_shown_and_never_overwritten(command: Any, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ async def test_check_accepts_the_laptop_example_and_names_a_wrong_key(command: A
     laptop = ROOT / "deploy" / "configs" / "laptop.toml"
     code, out, err = await command("swarm.cli.main", "check", "--config", laptop)
     assert code == 0, err
-    assert "swarm_sampling" in out
+    assert "sapo_swarm" in out
     code, _, err = await command("swarm.cli.main", "check", "--config", laptop, "--set", "replay.max_agee=1")
     assert code == 2
     assert "replay.max_agee: unknown key" in err

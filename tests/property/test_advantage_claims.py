@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.asymre import ShiftedMean
+from swarm.objectives.methods.mc_grpo import MedianDeviation
+from swarm.objectives.methods.ngrpo import VirtualMaximum
+from swarm.objectives.methods.poise import CrossBaseline
+from swarm.objectives.methods.pvpo import ReferenceAnchor
+from swarm.objectives.methods.reinforcement_comparison import PromptTracker
+from swarm.objectives.methods.remax import GreedyBaseline
 from swarm.objectives.part import AdvantagePart, Scored
-from swarm.objectives.parts.advantage.group import GroupCentred, GroupZScore, LeaveOneOut
-from swarm.objectives.parts.advantage.robust import MedianDeviation
-from swarm.objectives.parts.advantage.shifted import GreedyBaseline, ReferenceAnchor, ShiftedMean, VirtualMaximum
-from swarm.objectives.parts.advantage.smoothed import PromptTracker
-from swarm.objectives.parts.shape.critic import CrossBaseline
+from swarm.objectives.parts.advantage import GroupCentred, GroupZScore, LeaveOneOut
 from swarm.types import Correction
 
 CHANCES = torch.tensor([0.55, 0.3, 0.15], dtype=torch.float64)

@@ -12,7 +12,7 @@ from swarm.objectives.batch import RATIO_CEILING, Batch
 from swarm.objectives.coefficients import Coefficients, coefficients, scored, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.ratio.sequence import FullSequenceRatio
+from swarm.objectives.parts.ratio import FullSequenceRatio
 from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
@@ -140,7 +140,7 @@ def test_without_the_ceiling_one_lie_would_own_most_recipes() -> None:
 def test_what_is_left_out_is_counted_and_the_ratio_of_a_sequence_is_of_the_others() -> None:
     batch, logprobs, entropy = step()
     false, policy = lie(batch, logprobs, "one token")
-    recipe = load_recipe("sequence_ratio")
+    recipe = load_recipe("gspo")
     coefficient = found(recipe, false, policy, entropy, "all")
     assert coefficient.factor[LIAR, 2] == 0 and int((coefficient.factor == 0).sum()) == 1
     seen = scored(recipe, with_advantages(recipe, false, "all"), policy, entropy)
@@ -149,7 +149,7 @@ def test_what_is_left_out_is_counted_and_the_ratio_of_a_sequence_is_of_the_other
     torch.testing.assert_close(seen.log_ratio[LIAR, others], expected.expand(LENGTH - 1))
 
 
-@pytest.mark.parametrize("name", ["grpo", "sequence_ratio", "full_prefix_ratio", "truncated_mismatch", "bounded_ratio"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "prefix_is", "tis", "gbpo"])
 def test_the_ceiling_is_the_same_in_every_micro_batch(name: str) -> None:
     recipe, (batch, logprobs, entropy) = load_recipe(name), step()
     for kind in LIES:
@@ -164,14 +164,14 @@ def test_the_ceiling_is_the_same_in_every_micro_batch(name: str) -> None:
 
 
 def test_recipes_that_ask_for_no_log_probs_are_not_touched_by_any() -> None:
-    recipe, (batch, logprobs, entropy) = load_recipe("swarm_sampling"), step()
+    recipe, (batch, logprobs, entropy) = load_recipe("sapo_swarm"), step()
     honest = found(recipe, batch, logprobs, entropy, "all").logprobs
     false, policy = lie(batch, logprobs, "one token")
     assert torch.equal(found(recipe, false, policy, entropy, "all").logprobs, honest)
 
 
 def test_a_price_that_is_remembered_is_not_driven_up_by_a_lie() -> None:
-    recipe, (batch, logprobs, entropy) = load_recipe("ratio_variance"), step()
+    recipe, (batch, logprobs, entropy) = load_recipe("r2vpo"), step()
     prices: list[float] = []
     for of, policy in ((batch, logprobs), lie(batch, logprobs, "one token")):
         memory = recipe.observe(scored(recipe, with_advantages(recipe, of, "all"), policy, entropy))

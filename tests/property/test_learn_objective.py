@@ -16,7 +16,7 @@ from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.ratio.token import NoRatio
+from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
@@ -96,8 +96,8 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 DEPENDS_ON_ORDER = {
-    "bundle_risk": "bundles are consecutive rollouts",
-    "successive_elimination": "asks its rollouts one round after the other",
+    "riskpo": "bundles are consecutive rollouts",
+    "reinforce_ada": "asks its rollouts one round after the other",
 }
 """Recipe -> why the order of rollouts means something to it."""
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.objectives.methods.fg_expo import GaussianAccuracy
+from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
+from swarm.objectives.methods.rollout_gdro import RobustCounts, best_counts
 from swarm.objectives.part import PromptPart
-from swarm.objectives.parts.difficulty import Bins, bin_of, pass_at
-from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
-from swarm.objectives.parts.prompts.robust import RobustCounts, best_counts
-from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
+from swarm.objectives.parts.prompts import Bins, bin_of, pass_at
 
 KEYS = st.integers(0, 12).map(lambda number: f"sums/{number}")
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=16)

@@ -13,9 +13,9 @@ import pytest
 from swarm.environments.curriculum import AdaptiveCurriculum
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import PromptChooser, Verdict
-from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
-from swarm.objectives.parts.prompts.robust import RobustCounts
-from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
+from swarm.objectives.methods.fg_expo import GaussianAccuracy
+from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
+from swarm.objectives.methods.rollout_gdro import RobustCounts
 from swarm.types import FinishReason, Message, Rollout, RolloutGroup, Sampling, Task
 
 NUM_TASKS = 10

@@ -26,11 +26,11 @@ pytestmark = pytest.mark.timeout(60)  # the first test imports the model library
 
 def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
     loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
-    recipe = load_recipe("swarm_sampling")
+    recipe = load_recipe("sapo_swarm")
     learner = PolicyLearner(
         loaded.network, loaded.tokenizer, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
     ).resumed()
-    return GuardedLearner(learner, load_recipe("sequence_ratio"), config, MAX_AGE)
+    return GuardedLearner(learner, load_recipe("gspo"), config, MAX_AGE)
 
 
 def draw(step: int, correction: Correction = Correction.EXACT, age: int = 0) -> Draw:
@@ -111,14 +111,14 @@ def test_the_first_level_leaves_out_tokens_that_are_far_off(tmp_path: Path) -> N
     assert careful.grad_norm < plain.grad_norm
 
 
-@pytest.mark.parametrize("name", ["grpo_reference", "greedy_baseline"])
+@pytest.mark.parametrize("name", ["grpo_kl", "remax"])
 def test_a_safe_recipe_that_nothing_is_prepared_for_is_refused_before_the_run(name: str) -> None:
     config = NodeConfig(guard=GuardConfig(safe_recipe=name), replay=ReplayConfig(keep_zero_variance=True))
     with pytest.raises(ConfigError, match=r"guard\.safe_recipe"):
         recipes_of(config)
 
 
-@pytest.mark.parametrize("name", ["sequence_ratio", "geometric_mean", "grpo"])
+@pytest.mark.parametrize("name", ["gspo", "gmpo", "grpo"])
 def test_a_token_outside_the_band_has_no_gradient_whatever_the_unit_of_the_ratio(name: str) -> None:
     recipe = load_recipe(name)
     batch = make_batch(draw(1), CharTokenizer())

@@ -32,7 +32,7 @@ from swarm.types import (
 )
 
 TOKENIZER = CharTokenizer()
-PLAIN, NEEDY = load_recipe("swarm_sampling"), load_recipe("grpo")
+PLAIN, NEEDY = load_recipe("sapo_swarm"), load_recipe("grpo")
 KINDS = (Correction.EXACT, Correction.TEXT_ONLY, Correction.NO_LOGPROBS, Correction.EXACT, Correction.TEXT_ONLY)
 
 
@@ -187,14 +187,14 @@ def test_every_group_is_in_one_share_with_the_totals_of_the_step(tmp_path: Path)
 
 
 def test_a_recipe_that_takes_everything_learns_from_everything() -> None:
-    chosen = by_kind(PLAIN, text_only=load_recipe("mixture_denominator"))
+    chosen = by_kind(PLAIN, text_only=load_recipe("rl_plus"))
     assert chosen.used == {MAIN: PLAIN} and chosen.usable == frozenset(Correction)
 
 
 def test_without_a_fallback_a_kind_is_neither_usable_nor_learned_from(tmp_path: Path) -> None:
     chosen = by_kind(NEEDY, no_logprobs=PLAIN)
     assert chosen.usable == {Correction.EXACT, Correction.NO_LOGPROBS}
-    with pytest.raises(ConfigError, match=r'text_only: set learner\.recipe_text_only = "swarm_sampling"'):
+    with pytest.raises(ConfigError, match=r'text_only: set learner\.recipe_text_only = "sapo_swarm"'):
         learner(tmp_path, chosen).step(draw())
 
 
@@ -204,9 +204,9 @@ def test_a_fallback_that_needs_what_its_kind_lacks_is_refused() -> None:
 
 
 def test_a_recipe_for_one_step_leaves_the_other_kinds_to_those_that_take_them() -> None:
-    careful = by_kind(PLAIN, text_only=load_recipe("mixture_denominator")).with_main(NEEDY)
+    careful = by_kind(PLAIN, text_only=load_recipe("rl_plus")).with_main(NEEDY)
     assert careful.of(Correction.EXACT) == (MAIN, NEEDY)
     assert careful.of(Correction.NO_LOGPROBS) == ("no_logprobs", PLAIN)
     assert careful.of(Correction.TEXT_ONLY) == ("text_only", PLAIN)
-    unchanged = by_kind(NEEDY, text_only=PLAIN).with_main(load_recipe("sequence_ratio"))
+    unchanged = by_kind(NEEDY, text_only=PLAIN).with_main(load_recipe("gspo"))
     assert unchanged.of(Correction.TEXT_ONLY) == ("text_only", PLAIN) and unchanged.of(Correction.NO_LOGPROBS) is None

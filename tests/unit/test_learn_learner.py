@@ -41,7 +41,7 @@ def representatives() -> list[str]:
         inputs = recipe.needs & {Requirement.REFERENCE_LOGPROBS, Requirement.PROXIMAL_LOGPROBS}
         remembers = any(type(part).observe is not Part.observe for _, part in recipe.parts)
         chosen.setdefault((recipe.scope, inputs, remembers), name)
-    return sorted({*chosen.values(), "grpo", "swarm_sampling"})
+    return sorted({*chosen.values(), "grpo", "sapo_swarm"})
 
 
 OWN, PEER = "a" * 64, "b" * 64
@@ -182,7 +182,7 @@ class Explosive(AggregatePart):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    recipe = load_recipe("swarm_sampling")
+    recipe = load_recipe("sapo_swarm")
     explosive = dataclasses.replace(recipe, aggregate=Explosive())
     one = learner(tmp_path, recipe=explosive)
     before, state = one.snapshot(), {k: v.clone() for k, v in one._optimizer.state().items()}
@@ -205,8 +205,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path: Path) -> None:
 def test_foreign_members_with_negative_advantage_give_no_gradient_but_count_in_the_group(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     external = Draw(step=1, groups=(drawn(rng, is_made_here=False),), num_zero_variance=0)
-    positive = learner(tmp_path / "a", recipe="swarm_sampling").step(external)
-    settings = arguments(tmp_path / "b", torch.float32, "swarm_sampling")
+    positive = learner(tmp_path / "a", recipe="sapo_swarm").step(external)
+    settings = arguments(tmp_path / "b", torch.float32, "sapo_swarm")
     everything = PolicyLearner(**{**settings, "replay": ReplayConfig(external="all")}).step(external)
     lengths = [len(r.trace.token_ids) for r in external.groups[0].scored.group.rollouts if r.trace is not None]
     assert positive.num_tokens == lengths[0] + lengths[3] and everything.num_tokens == sum(lengths)
@@ -235,9 +235,9 @@ def test_a_ratio_that_does_not_exist_is_refused_except_by_swarm_sampling(
     )
     with pytest.raises(ConfigError, match="needs behaviour log-probs"):
         learner(tmp_path / "a", recipe="grpo").step(unknown)
-    report = learner(tmp_path / "b", recipe="swarm_sampling").step(unknown)
+    report = learner(tmp_path / "b", recipe="sapo_swarm").step(unknown)
     assert not report.was_skipped and report.edges == ()
-    assert load_recipe("swarm_sampling").accepts(correction) and not load_recipe("grpo").accepts(correction)
+    assert load_recipe("sapo_swarm").accepts(correction) and not load_recipe("grpo").accepts(correction)
 
 
 def test_edges_report_each_foreign_source_and_never_ourselves(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ class Spy(WeightPart):
 def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_step(
     tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool
 ) -> None:
-    recipe, seen = load_recipe("swarm_sampling"), list[int]()
+    recipe, seen = load_recipe("sapo_swarm"), list[int]()
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
     config = LearnerConfig(token_budget=40, share_prompt=share_prompt)

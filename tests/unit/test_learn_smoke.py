@@ -24,7 +24,7 @@ TINY = ModelConfig(source="tiny", dtype="float32")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("recipe", ["grpo", "swarm_sampling"])
+@pytest.mark.parametrize("recipe", ["grpo", "sapo_swarm"])
 def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: Path, recipe: str) -> None:
     loaded, engine = load_model(TINY), load_model(TINY)
     environments = [CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind)) for kind in KINDS]

@@ -244,7 +244,7 @@ def needing(*missing: Requirement) -> Recipe:
         def __call__(self, scored: Scored) -> torch.Tensor:
             return scored.logprobs.sum() * 0
 
-    return dataclasses.replace(load_recipe("swarm_sampling"), terms=(Needy(),))
+    return dataclasses.replace(load_recipe("sapo_swarm"), terms=(Needy(),))
 
 
 @pytest.mark.parametrize("need", list(Requirement))
@@ -264,7 +264,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -
     if need in always:
         check_supply(needing(need), supplied_by(node()))
         return
-    with pytest.raises(ConfigError, match=rf"swarm_sampling needs .* {need}: .*"):
+    with pytest.raises(ConfigError, match=rf"sapo_swarm needs .* {need}: .*"):
         check_supply(needing(need), supplied_by(node()))
     if need in fed:
         check_supply(needing(need), supplied_by(fed[need]))
@@ -281,7 +281,7 @@ def test_most_recipes_run_with_the_defaults() -> None:
         return load_recipe(name).needs <= supplied_by(node())
 
     names = list_recipes()
-    assert runs("grpo") and runs("swarm_sampling") and sum(map(runs, names)) > len(names) / 2
+    assert runs("grpo") and runs("sapo_swarm") and sum(map(runs, names)) > len(names) / 2
 
 
 def test_check_refuses_a_recipe_that_the_run_cannot_feed(tmp_path: Path) -> None:

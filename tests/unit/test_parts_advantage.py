@@ -15,28 +15,40 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.aapo import ReferenceMomentum
+from swarm.objectives.methods.adora import UsefulGroups
+from swarm.objectives.methods.aepo import EntropyScaled
+from swarm.objectives.methods.asymre import ShiftedMean
+from swarm.objectives.methods.bnpo import BetaNormalised
+from swarm.objectives.methods.campo import RepeatedTail, ends_in_a_loop
+from swarm.objectives.methods.dapo import Overlong
+from swarm.objectives.methods.dcpo import CumulativeScore, RolloutMeanSum
+from swarm.objectives.methods.drpo import PromptSum
+from swarm.objectives.methods.gdpo import PerRewardScore
+from swarm.objectives.methods.hapo import TokenGroupScore
+from swarm.objectives.methods.hapo_history import HistoryLength
+from swarm.objectives.methods.hbpo import BudgetGroups
+from swarm.objectives.methods.lead import LengthBalance
+from swarm.objectives.methods.mc_grpo import MedianDeviation
+from swarm.objectives.methods.ngrpo import VirtualMaximum
+from swarm.objectives.methods.opo import LengthWeightedBaseline
+from swarm.objectives.methods.pass_at_k_grpo import BestOfGroup
+from swarm.objectives.methods.pipo import ImprovementFeedback
+from swarm.objectives.methods.reinforcement_comparison import PromptTracker
+from swarm.objectives.methods.riskpo import BundleRisk
+from swarm.objectives.methods.scale_rl import GroupMean
+from swarm.objectives.methods.xrpo import NoveltySharpening
 from swarm.objectives.part import AdvantagePart, Memory, RewardPart, Scored
-from swarm.objectives.parts.advantage.batch import BatchDeviation, WhitenedReturn, whitened
-from swarm.objectives.parts.advantage.budget import BudgetGroups
-from swarm.objectives.parts.advantage.group import (
-    BestOfGroup,
+from swarm.objectives.parts.advantage import (
+    BatchDeviation,
     GroupCentred,
     GroupZScore,
     LeaveOneOut,
-    LengthWeightedBaseline,
+    WhitenedReturn,
+    whitened,
 )
-from swarm.objectives.parts.advantage.improvement import ImprovementFeedback
-from swarm.objectives.parts.advantage.length import LengthBalance
-from swarm.objectives.parts.advantage.risk import BundleRisk
-from swarm.objectives.parts.advantage.robust import BetaNormalised, MedianDeviation, TokenGroupScore, UsefulGroups
-from swarm.objectives.parts.advantage.several import PerRewardScore
-from swarm.objectives.parts.advantage.shifted import ReferenceMomentum, ShiftedMean, VirtualMaximum
-from swarm.objectives.parts.advantage.smoothed import CumulativeScore, PromptTracker
-from swarm.objectives.parts.aggregate.mean import ConstantLength, GroupMean, PromptSum, RolloutMeanSum, RolloutSum
-from swarm.objectives.parts.history import renewed
-from swarm.objectives.parts.reward.length import HistoryLength, Overlong
-from swarm.objectives.parts.reward.repetition import RepeatedTail, ends_in_a_loop
-from swarm.objectives.parts.shape.confidence import EntropyScaled, NoveltySharpening
+from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
+from swarm.objectives.parts.prompts import renewed
 from swarm.types import Correction
 
 

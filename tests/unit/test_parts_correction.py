@@ -15,23 +15,24 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.a3po import InterpolatedMismatch
+from swarm.objectives.methods.dppo import BernoulliDivergenceMask
+from swarm.objectives.methods.icepop import MaskedMismatch
+from swarm.objectives.methods.m2po_mask import SecondMomentMask
+from swarm.objectives.methods.minirl import SignGate
+from swarm.objectives.methods.opsm import OffPolicySequenceMask
+from swarm.objectives.methods.prime_rl import ProbabilityBand
 from swarm.objectives.part import CorrectionPart, Requirement, Scored
-from swarm.objectives.parts.correction.mismatch import (
-    MaskedMismatch,
+from swarm.objectives.parts.mismatch_correction import (
+    GeometricRejection,
+    K3Rejection,
     MaskedSequenceMismatch,
     Mismatch,
+    ProbabilityDifferenceMask,
     TruncatedMismatch,
     TruncatedSequenceMismatch,
+    Veto,
 )
-from swarm.objectives.parts.correction.rejection import GeometricRejection, K3Rejection, OffPolicySequenceMask, Veto
-from swarm.objectives.parts.correction.trust import (
-    BernoulliDivergenceMask,
-    ProbabilityBand,
-    ProbabilityDifferenceMask,
-    SecondMomentMask,
-    SignGate,
-)
-from swarm.objectives.parts.ratio.interpolated import InterpolatedMismatch
 from swarm.types import Correction
 
 CORRECTIONS: tuple[type[CorrectionPart], ...] = (

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.poise import CrossBaseline, project
 from swarm.objectives.part import Memory, Prediction, Scored
-from swarm.objectives.parts.shape.critic import CrossBaseline, project
 from swarm.types import Correction
 
 NUM_GROUPS, LENGTH = 6, 3

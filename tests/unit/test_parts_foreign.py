@@ -10,16 +10,18 @@ from torch import Tensor
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe
+from swarm.objectives.methods.bnpo import BetaNormalised
+from swarm.objectives.methods.correct_likelihood import CorrectLikelihood
+from swarm.objectives.methods.dcpo import CumulativeScore
+from swarm.objectives.methods.gpg import SignalScaled
+from swarm.objectives.methods.hapo_history import HistoryLength
+from swarm.objectives.methods.reinforce_ada import KeptTokenMean
+from swarm.objectives.methods.reinforce_plus_plus import WhitenedGroupCentred
+from swarm.objectives.methods.reinforcement_comparison import PromptTracker
+from swarm.objectives.methods.spear import RecalibratedReplay
+from swarm.objectives.methods.st_ppo import BiasNormalisedClip
 from swarm.objectives.part import Part, Requirement, Scored
-from swarm.objectives.parts.advantage.batch import BatchDeviation, WhitenedGroupCentred, WhitenedReturn
-from swarm.objectives.parts.advantage.imitation import RecalibratedReplay
-from swarm.objectives.parts.advantage.robust import BetaNormalised
-from swarm.objectives.parts.advantage.signal import SignalScaled
-from swarm.objectives.parts.advantage.smoothed import CumulativeScore, PromptTracker
-from swarm.objectives.parts.aggregate.kept import KeptTokenMean
-from swarm.objectives.parts.reward.length import HistoryLength
-from swarm.objectives.parts.term.likelihood import CorrectLikelihood
-from swarm.objectives.parts.weight.bias import BiasNormalisedClip
+from swarm.objectives.parts.advantage import BatchDeviation, WhitenedReturn
 from swarm.types import Correction
 
 LENGTH = 3
@@ -75,7 +77,7 @@ def test_a_peer_cannot_write_its_own_reward_by_what_it_says_of_its_log_probs() -
     claims[3, 1] = -100.0
     advantages = WhitenedReturn(kl=0.01)
     assert torch.equal(advantages(replace(honest, behavior_logprobs=claims)), advantages(honest))
-    assert Requirement.PROXIMAL_LOGPROBS in advantages.needs and load_recipe("batch_whitened").needs_proximal_first
+    assert Requirement.PROXIMAL_LOGPROBS in advantages.needs and load_recipe("reinforce_plus_plus").needs_proximal_first
 
 
 def test_the_penalty_in_a_reward_is_of_our_own_two_policies_and_bounded() -> None:
@@ -113,7 +115,7 @@ def test_what_another_node_chose_to_send_is_not_remembered(part: Part) -> None:
 
 
 def test_successes_of_a_foreign_group_count_although_its_failures_are_left_out() -> None:
-    recipe, batch = load_recipe("decoupled_reward"), step([1.0, 0.0, 1.0, 0.0])
+    recipe, batch = load_recipe("drpo"), step([1.0, 0.0, 1.0, 0.0])
     scores = torch.full(batch.mask.shape, -1.0, dtype=torch.float64), torch.ones(batch.mask.shape, dtype=torch.float64)
     found = {
         rule: coefficients(recipe, with_advantages(recipe, batch, rule), *scores).logprobs
@@ -144,7 +146,7 @@ def test_statistics_of_the_step_want_groups_that_are_all_equal(part: Part) -> No
 
 
 def test_a_reward_for_the_form_of_an_answer_is_tapered_like_none() -> None:
-    recipe = load_recipe("tapered_token")
+    recipe = load_recipe("topr_token")
     batch = step([1.0, 0.0, 1.0, 0.01], external=torch.zeros(4, dtype=torch.bool))
     far = batch.behavior_logprobs + 5.0
     ready = replace(with_advantages(recipe, batch, "all"), behavior_logprobs=far)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.objectives.methods.fg_expo import GaussianAccuracy
+from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
+from swarm.objectives.methods.rollout_gdro import RobustCounts, best_counts
 from swarm.objectives.part import Memory, PromptPart
-from swarm.objectives.parts.difficulty import Bins, bin_of, pass_at
-from swarm.objectives.parts.history import renewed
-from swarm.objectives.parts.prompts.accuracy import GaussianAccuracy
-from swarm.objectives.parts.prompts.robust import RobustCounts, best_counts
-from swarm.objectives.parts.prompts.rounds import SuccessiveElimination
+from swarm.objectives.parts.prompts import Bins, bin_of, pass_at, renewed
 
 LARGEST = 64
 

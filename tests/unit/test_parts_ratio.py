@@ -16,18 +16,19 @@ from torch import Tensor
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
 from swarm.objectives.methods import load_recipe
+from swarm.objectives.methods.a3po import InterpolatedMismatch, InterpolatedProximalRatio
+from swarm.objectives.methods.aipo import OneSidedTruncation
+from swarm.objectives.methods.dhpo import BranchClip, EntropyBranchClip
+from swarm.objectives.methods.gspo import SequenceTokenRatio
+from swarm.objectives.methods.loop import SymmetricClip
+from swarm.objectives.methods.m2po import SecondMomentClip, widest_cap
+from swarm.objectives.methods.minpro import FullPrefixRatio
+from swarm.objectives.methods.remix import CentredClip
+from swarm.objectives.methods.rl_plus import MixtureRatio
+from swarm.objectives.methods.vespo import GammaWeight
 from swarm.objectives.part import Part, Scored
-from swarm.objectives.parts.ratio.interpolated import InterpolatedMismatch, InterpolatedProximalRatio
-from swarm.objectives.parts.ratio.mixture import MixtureRatio
-from swarm.objectives.parts.ratio.prefix import FullPrefixRatio
-from swarm.objectives.parts.ratio.sequence import FullSequenceRatio, SequenceRatio, SequenceTokenRatio
-from swarm.objectives.parts.ratio.token import TokenRatio
-from swarm.objectives.parts.ratio.turn import TurnRatio, turn_mean
-from swarm.objectives.parts.weight.branch import BranchClip, EntropyBranchClip
-from swarm.objectives.parts.weight.clip import Clip
-from swarm.objectives.parts.weight.gamma import GammaWeight
-from swarm.objectives.parts.weight.second_moment import SecondMomentClip, widest_cap
-from swarm.objectives.parts.weight.surrogate import CentredClip, OneSidedTruncation, SymmetricClip
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import FullSequenceRatio, SequenceRatio, TokenRatio, TurnRatio, turn_mean
 from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
@@ -140,7 +141,7 @@ def test_no_foreign_ratio_exceeds_the_bound_of_the_mixture(share: float, new: fl
 
 def test_the_shares_0_and_1_of_the_mix_are_the_sequence_and_the_token_method() -> None:
     scored = make_scored(0.05)
-    mix, grpo, gspo = (load_recipe(name) for name in ("token_sequence_mix", "grpo", "sequence_ratio"))
+    mix, grpo, gspo = (load_recipe(name) for name in ("dhpo", "grpo", "gspo"))
     token, sequence = (gradient(mix.with_params({"weight.share": share}), scored) for share in (1.0, 0.0))
     torch.testing.assert_close(token, gradient(grpo, scored))
     torch.testing.assert_close(sequence, gradient(gspo, scored))

@@ -10,9 +10,9 @@ from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe
+from swarm.objectives.methods.prompt_gdro import RobustWeights
+from swarm.objectives.methods.reinforce_ada import KeptOfPool, kept_of_pool
 from swarm.objectives.part import Scored
-from swarm.objectives.parts.advantage.pool import KeptOfPool, kept_of_pool
-from swarm.objectives.parts.shape.robust import RobustWeights
 from swarm.types import Correction
 
 
@@ -95,7 +95,7 @@ def test_a_balanced_few_of_the_pool_are_kept(right: str, keep: int, expected: li
 
 def test_the_pools_mean_is_compared_with_and_what_is_not_kept_has_no_gradient() -> None:
     batch = make_batch([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0]])
-    recipe = load_recipe("successive_elimination")
+    recipe = load_recipe("reinforce_ada")
     ready = with_advantages(recipe, batch, "all")
     assert ready.mask[:, 0].tolist() == [True, True, True, False, False, False, True, False, True, True]
     kept = torch.tensor([0.75, -0.25, -0.25, 0, 0, 0, 0.75, 0, -0.5, 0.5])

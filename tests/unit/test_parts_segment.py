@@ -9,9 +9,9 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.segment_ratio import SegmentRatio, segment_sum
 from swarm.objectives.part import Requirement, Scored
-from swarm.objectives.parts.ratio.segment import SegmentRatio, segment_sum
-from swarm.objectives.parts.ratio.token import TokenRatio
+from swarm.objectives.parts.ratio import TokenRatio
 from swarm.types import Correction
 
 NAN = math.nan

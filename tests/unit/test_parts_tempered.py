@@ -7,8 +7,8 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.dcpo_distribution import TemperedPull, tempered_log_ratio
 from swarm.objectives.part import Prediction, Scored
-from swarm.objectives.parts.shape.tempered import TemperedPull, tempered_log_ratio
 from swarm.types import Correction
 
 

@@ -14,11 +14,16 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.correct_likelihood import CorrectLikelihood
+from swarm.objectives.methods.drpo import KlConstraint
+from swarm.objectives.methods.epo import EntropyBand
+from swarm.objectives.methods.grpo_unbiased_kl import ImportanceKl
+from swarm.objectives.methods.magic import AdaptiveEntropy
+from swarm.objectives.methods.mdpo import MirrorKl
+from swarm.objectives.methods.remix import ConvexKl
 from swarm.objectives.part import Requirement, Scored, TermPart
-from swarm.objectives.parts.term.entropy import AdaptiveEntropy, EntropyBand, EntropyBonus
-from swarm.objectives.parts.term.kl import ImportanceKl, KlPenalty
-from swarm.objectives.parts.term.likelihood import CorrectLikelihood
-from swarm.objectives.parts.term.steered import ConvexKl, KlConstraint, MirrorKl
+from swarm.objectives.parts.entropy import EntropyBonus
+from swarm.objectives.parts.kl import KlPenalty
 from swarm.types import Correction
 
 LENGTHS = (3, 1)

@@ -13,22 +13,27 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.methods.a_lol import TrajectoryClip
+from swarm.objectives.methods.aspo import FlippedClip
+from swarm.objectives.methods.capo import CurvatureMask, gradient_curvature, gradient_size
+from swarm.objectives.methods.dcpo import ProbabilityClip
+from swarm.objectives.methods.dispo import FourBounds
+from swarm.objectives.methods.gbpo import BoundedRatio
+from swarm.objectives.methods.gmpo import GeometricMean
+from swarm.objectives.methods.gpg import SignalScaled
+from swarm.objectives.methods.hapo import EntropyClip
+from swarm.objectives.methods.kl_cov import CovariancePenalty
+from swarm.objectives.methods.r2vpo import RatioVariance
+from swarm.objectives.methods.rec import OneSidedGate, RingGate, TwoSidedGate
+from swarm.objectives.methods.red_weight import ExponentialWeight
+from swarm.objectives.methods.sapo_soft_gate import SoftGate
+from swarm.objectives.methods.spear import RecalibratedReplay, ReplayWarmup
+from swarm.objectives.methods.st_ppo import BiasNormalisedClip
+from swarm.objectives.methods.stable_reinforce import OutlierFiltered, PreClip
+from swarm.objectives.methods.topr import TaperedToken, TaperedTrajectory
 from swarm.objectives.part import Prediction, Scored, WeightPart
-from swarm.objectives.parts.advantage.imitation import RecalibratedReplay
-from swarm.objectives.parts.advantage.outlier import OutlierFiltered
-from swarm.objectives.parts.advantage.signal import SignalScaled
-from swarm.objectives.parts.correction.curvature import CurvatureMask, gradient_curvature, gradient_size
-from swarm.objectives.parts.correction.imitation import ReplayWarmup
-from swarm.objectives.parts.weight.bias import BiasNormalisedClip
-from swarm.objectives.parts.weight.covariance import CovarianceClip, CovariancePenalty
-from swarm.objectives.parts.weight.detached import FourBounds, TrajectoryClip
-from swarm.objectives.parts.weight.gate import ExponentialWeight, OneSidedGate, RingGate, SoftGate, TwoSidedGate
-from swarm.objectives.parts.weight.geometric import GeometricMean
-from swarm.objectives.parts.weight.preserving import FlippedClip, PreClip, PreservingClip
-from swarm.objectives.parts.weight.taper import TaperedToken, TaperedTrajectory
-from swarm.objectives.parts.weight.target import BoundedRatio, TrajectoryRegression
-from swarm.objectives.parts.weight.token_bounds import EntropyClip, ProbabilityClip
-from swarm.objectives.parts.weight.variance import RatioVariance
+from swarm.objectives.parts.clip import CovarianceClip, PreservingClip
+from swarm.objectives.parts.likelihood import TrajectoryRegression
 from swarm.types import Correction
 
 

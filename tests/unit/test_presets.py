@@ -25,5 +25,5 @@ def test_a_run_with_a_recipe_of_ones_own_offers_only_its_bounds() -> None:
     (plain,) = node_configs(SimulationOptions(preset="tiny", nodes=1), Path())
     (own,) = node_configs(SimulationOptions(preset="tiny", nodes=1, recipe="my_file.py:RECIPE"), Path())
     assert _offered(plain) == plain
-    assert _offered(own).learner.recipe == "swarm_sampling"
+    assert _offered(own).learner.recipe == "sapo_swarm"
     assert _offered(own).replay.max_age_steps == own.replay.max_age_steps

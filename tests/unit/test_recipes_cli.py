@@ -59,7 +59,7 @@ def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
         learner=LearnerConfig(updates_per_step=2),
     )
     idle = {name for name in list_recipes() if load_recipe(name).needs - supplied_by(widest)}
-    assert {"turn_ratio", "budget_groups", "per_reward_normalised"} <= idle
+    assert {"at2po", "hbpo", "gdpo"} <= idle
     rows = json.loads(swarm("recipes", "--json").stdout)
     assert {row["name"] for row in rows if row["not_yet"]} == idle
     assert all(set(row["not_yet"]) <= set(row["needs"]) for row in rows)
@@ -69,19 +69,19 @@ def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
         line = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
         assert line.endswith("| yes |") == (name not in idle), name
         assert (f"  {name} (" in shown) == (name in idle), name
-    assert "not yet: nothing supplies turns" in swarm("recipes", "show", "turn_ratio").stdout
+    assert "not yet: nothing supplies turns" in swarm("recipes", "show", "at2po").stdout
 
 
 def test_a_recipe_is_shown_with_its_equation_and_the_address_of_every_constant() -> None:
-    shown = swarm("recipes", "show", "clip_higher").stdout
-    recipe = load_recipe("clip_higher")
+    shown = swarm("recipes", "show", "dapo").stdout
+    recipe = load_recipe("dapo")
     assert recipe.title in shown
     assert all(part.equation in shown for part in parts_of(recipe))
     assert "--set learner.recipe_params.weight.high=0.28" in shown
     assert "EXACT" in shown and "NO_LOGPROBS" in shown and "no, it needs behaviour log-probs" in shown
 
 
-@pytest.mark.parametrize("name", ["vetoed_mismatch", "half_accuracy_curriculum"])
+@pytest.mark.parametrize("name", ["tis_veto", "fg_expo"])
 def test_parts_are_shown_in_the_order_in_which_a_rollout_meets_them(name: str) -> None:
     slots = [part.address.split(".")[0] for part in parts_of(load_recipe(name))]
     assert slots == sorted(slots, key=ORDER.index)
@@ -89,17 +89,17 @@ def test_parts_are_shown_in_the_order_in_which_a_rollout_meets_them(name: str) -
 
 
 def test_what_show_gives_to_programs_can_be_set() -> None:
-    page = json.loads(swarm("recipes", "show", "clip_higher", "--json").stdout)
+    page = json.loads(swarm("recipes", "show", "dapo", "--json").stdout)
     prefix = "learner.recipe_params."
     overrides = {address.removeprefix(prefix): value for address, value in page["constants"].items()}
-    assert load_recipe("clip_higher", overrides) == load_recipe("clip_higher")
+    assert load_recipe("dapo", overrides) == load_recipe("dapo")
     assert set(page["supply"]) == set(page["needs"])
-    assert page["about"].startswith("DAPO")
+    assert page["about"].startswith("Clip-higher")
 
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [("seqence_ratio", "sequence_ratio"), ("GSPO", "sequence_ratio"), ("sequence", "sequence_ratio"), ("Grpo", "grpo")],
+    [("gspoo", "gspo"), ("SAPO", "sapo_swarm"), ("clip_higher", "dapo"), ("swarm-sampling", "sapo_swarm")],
 )
 def test_a_wrong_name_is_answered_with_the_likely_one(wrong: str, meant: str) -> None:
     result = swarm("recipes", "show", wrong)
@@ -107,14 +107,23 @@ def test_a_wrong_name_is_answered_with_the_likely_one(wrong: str, meant: str) ->
     assert f"unknown recipe '{wrong}'; did you mean" in result.stderr and meant in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("acronym", "name"),
+    [("GSPO", "gspo"), ("Dr.GRPO", "dr_grpo"), ("REINFORCE++", "reinforce_plus_plus"), ("A*-PO", "a_star_po")],
+)
+def test_a_recipe_is_known_by_its_acronym_as_the_paper_spells_it(acronym: str, name: str) -> None:
+    assert load_recipe(acronym) == load_recipe(name)
+    assert load_recipe(name).acronym == acronym
+
+
 def test_a_name_like_no_other_is_answered_with_where_to_look() -> None:
     assert "`swarm recipes` lists" in swarm("recipes", "show", "xyzzy").stderr
 
 
 def test_check_names_the_recipe_and_what_the_run_does_not_supply() -> None:
-    good = swarm("check", "--config", str(LAPTOP), "--set", "recipe=sequence_ratio")
-    assert good.exit_code == 0 and "recipe sequence_ratio (GSPO)" in good.stdout
-    bad = swarm("check", "--config", str(LAPTOP), "--set", "learner.recipe=virtual_maximum")
+    good = swarm("check", "--config", str(LAPTOP), "--set", "recipe=gspo")
+    assert good.exit_code == 0 and "recipe gspo (GSPO)" in good.stdout
+    bad = swarm("check", "--config", str(LAPTOP), "--set", "learner.recipe=ngrpo")
     assert bad.exit_code == 2
     assert "replay.keep_zero_variance = true" in " ".join(bad.stderr.split())
 
@@ -122,8 +131,8 @@ def test_check_names_the_recipe_and_what_the_run_does_not_supply() -> None:
 def test_check_reads_the_run_of_a_coordinator() -> None:
     run = str(LAPTOP.with_name("coordinator.toml"))
     good = swarm("check", "--config", run)
-    assert good.exit_code == 0 and "TEXT_ONLY groups: swarm_sampling" in good.stdout
-    bad = swarm("check", "--config", run, "--set", "node.learner.recipe=virtual_maximum")
+    assert good.exit_code == 0 and "TEXT_ONLY groups: sapo_swarm" in good.stdout
+    bad = swarm("check", "--config", run, "--set", "node.learner.recipe=ngrpo")
     assert bad.exit_code == 2 and "keep_zero_variance" in bad.stderr
     assert "no such file" in swarm("check", "--config", "nowhere.toml").stderr
 
@@ -131,7 +140,7 @@ def test_check_reads_the_run_of_a_coordinator() -> None:
 def test_check_includes_what_the_guard_falls_back_to() -> None:
     check = ["check", "--config", str(LAPTOP), "--set"]
     assert "guard.safe_recipe: unknown recipe" in swarm(*check, "guard.safe_recipe=best").stderr
-    assert "keep_zero_variance" in swarm(*check, "guard.safe_recipe=virtual_maximum").stderr
+    assert "keep_zero_variance" in swarm(*check, "guard.safe_recipe=ngrpo").stderr
 
 
 @pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])

@@ -24,13 +24,13 @@ def test_slots_levels_and_keys_are_explained() -> None:
     assert all(f"| `{slot}` |" in text for slot in ORDER)
     assert all(f"| {level} |" in text for level in VERIFICATION)
     assert all(f"`learner.{key}`" in text for key in KEYS.values())
-    assert {getattr(LearnerConfig(), key) for key in KEYS.values()} == {"swarm_sampling"}
+    assert {getattr(LearnerConfig(), key) for key in KEYS.values()} == {"sapo_swarm"}
 
 
 def test_recipes_that_the_text_names_exist() -> None:
     rows = (DOCS / "recipes.md").read_text(encoding="utf-8").partition("| acronym | recipes |")[2].partition("\n## ")[0]
     named = [word for index, word in enumerate(rows.split("`")) if index % 2]
-    assert "swarm_sampling" in named
+    assert "sapo_swarm" in named
     assert [name for name in named if name not in list_recipes() and " " not in name] == []
 
 

@@ -1,12 +1,16 @@
-"""Published methods by name: one file each, or `my_file.py:RECIPE` of the user's own.
+"""Published methods: a file for each paper, named by its acronym; or `my_file.py:RECIPE` of the user's own.
 
-Invariant: a built-in recipe's name is its file's name; importing this package loads no recipe and no torch.
+Invariant: a file holds what no other method uses, its recipe and their source; every `Recipe` at its top level is
+built in under its own name. Importing this package loads no recipe and no torch.
+Shape letters in every file here: N rollouts, L longest response in tokens, M groups, G members of a group.
 """
 
 import difflib
 import functools
-import pkgutil
+import re
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.config import LearnerConfig, NodeConfig
@@ -21,14 +25,19 @@ if TYPE_CHECKING:
 @functools.cache
 def list_recipes() -> tuple[str, ...]:
     """Names of the built-in recipes, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(_files()))
+
+
+def built_in_name(spec: str) -> str | None:
+    """The built-in recipe of that name or acronym, `dr_grpo` of "Dr.GRPO"; None where there is none."""
+    return _plain_names().get(_plain(spec))
 
 
 def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "learner.recipe") -> "Recipe":
     """A recipe with some of its constants replaced.
 
     Args:
-        spec: a built-in name, `my_file.py:NAME`, or `package.module:NAME`.
+        spec: a built-in name or its acronym, `my_file.py:NAME`, or `package.module:NAME`.
         params: overrides of constants by address, such as {"weight.high": 0.28}.
         key: of the configuration that names it, for messages.
 
@@ -37,9 +46,13 @@ def load_recipe(spec: str, params: Mapping[str, Any] | None = None, key: str = "
     """
     from swarm.objectives.recipe import Recipe
 
-    if spec not in list_recipes() and ":" not in spec:
+    if ":" in spec:
+        recipe = load_object(spec)
+    elif (name := built_in_name(spec)) is not None:
+        known = vars(import_module(source_of(spec))).values()
+        recipe = next(each for each in known if isinstance(each, Recipe) and each.name == name)
+    else:
         raise ConfigError(f"{key}: unknown recipe {spec!r}; {_similar(spec)}")
-    recipe = load_object(_full(spec))
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{key}: {spec} is a {type(recipe).__name__}, not a swarm.objectives.recipe.Recipe")
     return recipe.with_params(params or {})
@@ -76,19 +89,35 @@ def recipes_of(config: NodeConfig) -> "RecipeSet":
 
 def source_of(spec: str) -> str:
     """Name in `sys.modules` of the module that a loaded recipe came from."""
-    return module_of(_full(spec))
+    name = built_in_name(spec)
+    return module_of(spec) if name is None else f"{__name__}.{_files()[name].stem}"
 
 
-def _full(spec: str) -> str:
-    return f"{__name__}.{spec}:RECIPE" if spec in list_recipes() else spec
+@functools.cache
+def _files() -> dict[str, Path]:
+    """Recipe name -> its file, read as text: a coordinator checks names and has no torch to import recipes with."""
+    paths = (path for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__")
+    return {name: path for path in paths for name in re.findall(r'(?m)^    name="(\w+)",$', path.read_text("utf-8"))}
+
+
+@functools.cache
+def _plain_names() -> dict[str, str]:
+    return {_plain(name): name for name in list_recipes()}
+
+
+def _plain(name: str) -> str:
+    """An acronym as files are named by it, without separators: "REINFORCE++" is reinforceplusplus."""
+    spelled = name.lower().replace("+", "plus").replace("*", "star").replace("@", "at")
+    return re.sub(r"[^a-z0-9]", "", spelled)
 
 
 def _similar(spec: str) -> str:
-    """What was probably meant: built-in names like it, names that contain it, or the recipe of that acronym."""
-    known = list_recipes()
-    wanted = spec.lower().replace("-", "_")
+    """What was probably meant: names that contain it, names like it, or methods described in these words."""
+    known, wanted = list_recipes(), spec.lower().replace("-", "_")
     found = [name for name in known if wanted and wanted in name]
-    found += [name for name in known if load_recipe(name).acronym.lower() == spec.lower()]
+    if words := re.findall(r"[a-z0-9]+", wanted):
+        phrase = re.compile(r"[\W_]+".join(words))
+        found += sorted(name for name, path in _files().items() if phrase.search(path.read_text("utf-8").lower()))
     found += difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
     if not found:
         return "`swarm recipes` lists the built-in ones; your own is my_file.py:RECIPE"

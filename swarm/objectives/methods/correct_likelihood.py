@@ -2,16 +2,49 @@
 
 The term is VAPO's (positive-example language-model loss, strength 0.1): a right answer is learned from even where
 its ratio is clipped and, with replay.keep_zero_variance = true, where its whole group was right. Ours is the rest: VAPO
-stands on a critic with its own estimator, of which nothing is here; the surrogate is the clip of `clip_higher` on
+stands on a critic with its own estimator, of which nothing is here; the surrogate is the clip of `dapo` on
 the group z-score, a mean over tokens.
 """
 
-from swarm.objectives.parts.advantage.group import GroupZScore
-from swarm.objectives.parts.aggregate.mean import TokenMean
-from swarm.objectives.parts.ratio.token import TokenRatio
-from swarm.objectives.parts.term.likelihood import CorrectLikelihood
-from swarm.objectives.parts.weight.clip import Clip
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TermPart, masked_sum
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorrectLikelihood(TermPart):
+    """Negative log-likelihood of the step's correct rollouts, a mean over their tokens; 0 where none is correct.
+
+    Source: VAPO, arXiv:2504.05118 section 4.3 (strength 0.1).
+    """
+
+    equation: ClassVar[str] = (
+        "L -= strength share sum_{i: R_i >= correct} sum_t log pi_t / sum_{i: R_i >= correct} |o_i|, "
+        "share of the step's tokens (1 but for mixed kinds)"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+    strength: float = 0.1
+    correct: float = 1.0  # least reward that counts
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ConfigError(f"strength: {self.strength} is negative")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        chosen = scored.mask & (scored.batch.rewards >= self.correct)[:, None]
+        strength = self.strength * scored.batch.step_share
+        return -strength * masked_sum(scored.logprobs, chosen) / torch.clamp(chosen.sum(), min=1)
+
 
 RECIPE = Recipe(
     name="correct_likelihood",

@@ -5,10 +5,11 @@ verl adds 1e-6 to the standard deviation and TRL 1e-4; both use the unbiased one
 term to a reference policy, which both frameworks leave off by default, and so do we.
 """
 
-from swarm.objectives.parts.advantage.group import GroupZScore
-from swarm.objectives.parts.aggregate.mean import RolloutMean
-from swarm.objectives.parts.ratio.token import TokenRatio
-from swarm.objectives.parts.weight.clip import Clip
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(
@@ -21,4 +22,20 @@ RECIPE = Recipe(
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),
     aggregate=RolloutMean(),
+)
+
+
+GRPO_KL = Recipe(
+    name="grpo_kl",
+    title="DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+    acronym="GRPO",
+    arxiv="2402.03300",
+    verification="code",
+    about="GRPO as first published: the clipped surrogate with a k3 penalty to the frozen reference in the same "
+    "mean. Most later work sets the strength to 0 (recipe `grpo`). The R1 report uses 0.001.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(KlPenalty(strength=0.04, estimator="k3", to="reference", mean="rollout"),),
 )

@@ -4,11 +4,37 @@ No ratio and no clip: the pull is folded into the step size, 1 / (1 + tau). The 
 baseline is left out.
 """
 
-from swarm.objectives.parts.advantage.group import GroupCentred
-from swarm.objectives.parts.aggregate.mean import TokenMean
-from swarm.objectives.parts.ratio.token import NoRatio
-from swarm.objectives.parts.weight.detached import TemperedLikelihood
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemperedLikelihood(WeightPart):
+    """The log-likelihood times the advantage, damped by the strength of a pull to the previous policy.
+
+    Source: OPMD, Trinity-RFT `opmd`; arXiv:2509.24203.
+    """
+
+    equation: ClassVar[str] = "L_t = -A log pi_t / (1 + tau)"
+    tau: float = 1.0  # > -1
+
+    def __post_init__(self) -> None:
+        if self.tau <= -1:
+            raise ConfigError(f"tau {self.tau} must exceed -1")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -scored.advantages * scored.logprobs / (1 + self.tau)
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
 
 RECIPE = Recipe(
     name="opmd",

@@ -6,11 +6,88 @@ tokens. Rollouts of our own tokenizer have token ratios. No benchmark supports i
 docs/recipes.md for its bias and `learner.recipe_text_only` for its use.
 """
 
-from swarm.objectives.parts.advantage.group import GroupZScore
-from swarm.objectives.parts.aggregate.mean import TokenMean
-from swarm.objectives.parts.ratio.segment import SegmentRatio
-from swarm.objectives.parts.weight.surrogate import Surrogate
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import RatioPart, Requirement, Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Surrogate
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio, on_tokens, rollout_sum, spread
 from swarm.objectives.recipe import Recipe
+
+
+def segment_sum(values: Tensor, segment_ids: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `values` over the tokens of the same rollout and segment: [N, L]; 0 for tokens of none.
+
+    Args:
+        values: [N, L].
+        segment_ids: int64 [N, L], below L; negative for none.
+        mask: bool [N, L], what counts.
+    """
+    place = segment_ids.clamp(min=0)
+    counts = mask & (segment_ids >= 0)
+    kept = torch.where(counts, values, torch.zeros_like(values))
+    totals = torch.zeros_like(kept).scatter_add(1, place, kept).gather(1, place)
+    return torch.where(segment_ids >= 0, totals, torch.zeros_like(totals))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentRatio(RatioPart):
+    """The ratio of the shortest piece of text that ends where a token of ours and one of the generator's end.
+
+    Every token of a segment has its ratio, with the gradient of the token alone. With the generator's own tokenizer
+    segments are tokens. Where the generator did not say what its tokens stand for, or its tokens are not the ones
+    that its text is encoded as, the ratio is 1, as in swarm sampling.
+
+    Source: ours. It compares the canonical tokenisations only, where the true ratio of a text sums over all of
+    them; docs/recipes.md has the bias, measured by enumeration.
+    """
+
+    equation: ClassVar[str] = (
+        "r_t = sg[w_k] pi_t / sg[pi_t], w_k = exp(min(sum_{s in k} log pi_s - sum_{u in k} log mu_u, log cap)), "
+        "segment k of t (by_response: all of them)"
+    )
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    cap: float = 2.0  # of w
+    by_response: bool = False  # one segment, the whole response: the coarsest
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cap <= math.exp(LOG_RATIO_BOUND):
+            raise ConfigError(f"cap: {self.cap} must lie in [1, e^20], or a policy is weighed down against itself")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.SEGMENT_LOGPROBS})
+
+    def __call__(self, scored: Scored) -> Tensor:
+        drift = self._drift(scored)
+        if self.by_response:
+            drift = spread(rollout_sum(drift, scored.mask), scored.mask)
+        bounded = drift.clamp(-LOG_RATIO_BOUND, math.log(self.cap))
+        return on_tokens(bounded, scored.logprobs, scored.mask)
+
+    def _drift(self, scored: Scored) -> Tensor:
+        """[N, L], log-ratio of each token's segment; for by_response its share of it, at the segment's tokens."""
+        batch, mask = scored.batch, scored.mask
+        logprobs = scored.logprobs.detach()
+        exact = log_ratio(logprobs, scored.behavior, mask & batch.has_logprobs[:, None])
+        if batch.segment_ids is None or batch.segment_logprobs is None:
+            return exact
+        ids, ones = batch.segment_ids, torch.ones_like(logprobs)
+        is_whole = segment_sum(ones, ids, mask) == segment_sum(ones, ids, torch.ones_like(mask))  # no token was dropped
+        difference = logprobs - batch.segment_logprobs.to(logprobs.dtype)
+        known = (ids >= 0) & is_whole & mask
+        summed = torch.where(known, difference, torch.zeros_like(difference))
+        if not self.by_response:
+            summed = segment_sum(summed, ids, mask)
+        return torch.where(ids >= 0, torch.where(known, summed, torch.zeros_like(summed)), exact)
+
 
 RECIPE = Recipe(
     name="segment_ratio",

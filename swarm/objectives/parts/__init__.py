@@ -1,4 +1,4 @@
-"""Parts of recipes, a package for each kind, a file for each family.
+"""Parts that at least two methods share, or that make a library for methods of one's own: a file for each kind.
 
-Invariant: a part imports from `swarm.learn` and its own kind only; recipes combine them.
+Invariant: parts know nothing of methods; a method's own parts stand in its file.
 """

@@ -1,0 +1,70 @@
+"""A-LoL: likelihood of rollouts that beat the reference policy's value, weighted by their ratio to it.
+
+The whole answer is one action, and rollouts that do not beat the value are dropped, so any stored data will
+do. The ratio is to the reference policy, whoever generated the rollout. Ours: the value is the mean reward of
+the reference policy's own answers instead of a trained head.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import reference_rewards
+from swarm.objectives.parts.aggregate import RolloutSum
+from swarm.objectives.parts.group_statistics import group_statistics
+from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
+from swarm.objectives.parts.ratio import ReferenceRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceLead(AdvantagePart):
+    """How far a reward exceeds the reference policy's mean reward; 0 where it does not.
+
+    Source: A-LoL, arXiv:2305.14718 (there the value is a head trained on such responses).
+    """
+
+    equation: ClassVar[str] = "A_i = max(R_i - mean_G(R_ref), 0)"
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        value = group_statistics(reference_rewards(batch), batch.group_index).mean
+        return (batch.rewards.to(value.dtype) - value).clamp(min=0).to(batch.rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryClip(WeightPart):
+    """The clipped ratio of the whole trajectory as a constant weight of each of its tokens.
+
+    Wants a token ratio, which it multiplies up.
+
+    Source: A-LoL, arXiv:2305.14718; abaheti95/LoL-RL.
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[clip(prod_s r_s, 1-low, 1+high)] A log pi_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.9  # half-width
+    high: float = 0.9  # half-width
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return weighted_likelihood(scored, whole_trajectory(scored), 1 - self.low, 1 + self.high)
+
+
+RECIPE = Recipe(
+    name="a_lol",
+    title="Improving Language Models with Advantage-based Offline Policy Gradients",
+    acronym="A-LoL",
+    arxiv="2305.14718",
+    row="S189",
+    verification="code",
+    advantage=ReferenceLead(),
+    ratio=ReferenceRatio(),
+    weight=TrajectoryClip(),
+    aggregate=RolloutSum(),
+)

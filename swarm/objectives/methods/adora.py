@@ -1,0 +1,66 @@
+"""ADORA: groups in which thinking longer did not help are damped to a tenth.
+
+A group is useful when its longest success is longer than its usual failure. The released threshold for
+failures that were cut off is 4054 tokens; ours is a share of what each generator was allowed. Ours: clip and
+token mean around it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsefulGroups(AdvantagePart):
+    """Z-score, shrunk in groups where even the longest success is not longer than the usual failure.
+
+    Failures longer than `share` of what they were allowed count as cut off and not as failures. A group of
+    one gets 0.
+
+    Source: ADORA, arXiv:2602.10019; ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens).
+    """
+
+    equation: ClassVar[str] = (
+        "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
+    )
+    damp: float = 0.1
+    correct: float = 0.5  # a success has a higher reward
+    share: float = 0.95
+    floor: float = 1e-6
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
+        is_success = rewards > self.correct
+        fails = ~is_success & (length < self.share * batch.max_new_tokens)
+        success_length = torch.where(is_success, length, torch.full_like(length, -torch.inf))
+        longest = group_statistics(success_length, batch.group_index).largest
+        count = group_sum(fails.to(length.dtype), batch.group_index)
+        usual = group_sum(torch.where(fails, length, 0.0), batch.group_index) / count.clamp(min=1)
+        usual = torch.where(count > 0, usual, torch.full_like(usual, -torch.inf))
+        scores = (rewards - group.mean) / (group.std + self.floor)
+        return where_signal(torch.where(longest > usual, scores, self.damp * scores), group, batch.rewards)
+
+
+RECIPE = Recipe(
+    name="adora",
+    title="ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning",
+    acronym="ADORA",
+    arxiv="2602.10019",
+    row="S147",
+    verification="code",
+    advantage=UsefulGroups(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,52 @@
+"""AEPO (agentic, entropy-balanced), its objective: clipped rising tokens keep a gradient, uncertain ones weigh more.
+
+The other half of the method, how many branches a tool call gets, belongs to the generator and is left out.
+Not the AEPO that holds an arbitrary entropy. Ours: token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.objectives.part import Scope, Scored, ShapePart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import PreservingClip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyScaled(ShapePart):
+    """Advantages grow at tokens where the policy is less sure than usual in the step, and shrink elsewhere.
+
+    Source: AEPO (agentic entropy-balanced); its `core_algos.py`.
+    """
+
+    equation: ClassVar[str] = "A_t <- A_t (1 + strength (H_t - mean H) / std H), over the step's tokens; std 0 -> 1"
+    scope: ClassVar[Scope] = Scope.STEP
+    strength: float = 0.2
+
+    def __call__(self, scored: Scored) -> Tensor:
+        entropy = scored.entropy.detach().double()
+        kept = entropy[scored.mask]
+        if kept.numel() < 2 or float(kept.max()) == float(kept.min()):
+            return scored.advantages
+        scores = (entropy - kept.mean()) / kept.std()
+        return scored.advantages * (1 + self.strength * scores).to(scored.advantages.dtype)
+
+
+RECIPE = Recipe(
+    name="aepo",
+    title="Agentic Entropy-Balanced Policy Optimization",
+    acronym="AEPO",
+    arxiv="2510.14545",
+    row="S067",
+    verification="code",
+    advantage=GroupZScore(),
+    shapers=(EntropyScaled(),),
+    ratio=TokenRatio(),
+    weight=PreservingClip(preserve="upper", dual=3.0),
+    aggregate=TokenMean(),
+)

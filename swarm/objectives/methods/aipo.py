@@ -1,0 +1,50 @@
+"""AIPO: the importance-weighted surrogate with the ratio cut from above, and no clip of PPO's kind.
+
+Written as a surrogate, so a token over the cap has no gradient; LlamaRL's prose treats the cut ratio as a
+constant weight instead, which is `cispo` with the same cap. The paper's cap is said to lie between 2
+and 10. Ours: 4, and no KL or entropy term.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneSidedTruncation(WeightPart):
+    """The surrogate with the ratio cut from above, whatever the sign of the advantage; no gradient over the cap.
+
+    Source: AIPO, arXiv:2505.24034.
+    """
+
+    equation: ClassVar[str] = "L_t = -min(r, cap) A"
+    cap: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.cap < 1:
+            raise ConfigError(f"cap: {self.cap} is below the ratio 1")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio = torch.exp(scored.log_ratio)
+        return TokenLosses(losses=-ratio.clamp(max=self.cap) * scored.advantages, bounded=ratio > self.cap)
+
+
+RECIPE = Recipe(
+    name="aipo",
+    title="LlamaRL: A Distributed Asynchronous Reinforcement Learning Framework for Efficient Large-scale LLM Training",
+    acronym="AIPO",
+    arxiv="2505.24034",
+    verification="secondary",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=OneSidedTruncation(cap=4.0),
+    aggregate=TokenMean(),
+)

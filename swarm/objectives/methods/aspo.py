@@ -1,0 +1,75 @@
+"""ASPO (asymmetric importance sampling): positive tokens weigh the inverse of their ratio.
+
+PPO gives a rising token more weight the more it has risen; here the ones that lag behind catch up. Bounds are
+wider where the entropy is in the upper fifth of a response, as in the released code. Not the ASPO that shapes
+advantages by tool calls.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlippedClip(WeightPart):
+    """Positive tokens weigh the inverse of their ratio, so that rare ones catch up instead of common ones.
+
+    Tokens whose entropy is in the upper part of their response have wider bounds. Positives stop above their
+    upper bound, negatives below their lower one; beyond `cap` a weight is held there and keeps its gradient.
+
+    Source: ASPO, arXiv:2510.06062; zyh1999/ASPO `compute_policy_loss_archer`.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = -A max(r, 1-low) if A < 0 else -A (m/sg[m]) / sg[m], m = min(r, 1+high); "
+        "where the weight exceeds cap: -A cap log pi_t"
+    )
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.2  # half-widths
+    high: float = 0.2
+    wide_low: float = 0.4  # of tokens of high entropy
+    wide_high: float = 0.4
+    quantile: float = 0.8  # of a response's entropies, above which they are high
+    cap: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.quantile <= 1:
+            raise ConfigError(f"quantile {self.quantile} must be in [0, 1]")
+        if self.cap <= 1:
+            raise ConfigError(f"cap {self.cap} must exceed 1")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio, advantages = torch.exp(scored.log_ratio), scored.advantages
+        entropy = torch.where(scored.mask, scored.entropy.detach(), math.nan)
+        is_wide = entropy > torch.nanquantile(entropy, self.quantile, dim=1, keepdim=True)
+        lowest = 1 - torch.where(is_wide, self.wide_low, torch.full_like(ratio, self.low))
+        highest = 1 + torch.where(is_wide, self.wide_high, torch.full_like(ratio, self.high))
+        risen, fallen = torch.minimum(ratio, highest), torch.maximum(ratio, lowest)
+        flipped = risen / risen.detach() / risen.detach()
+        weight = torch.where(advantages < 0, fallen, flipped)
+        is_capped = weight > self.cap
+        losses = -advantages * torch.where(is_capped, self.cap * scored.logprobs, weight)
+        is_stopped = torch.where(advantages < 0, ratio < lowest, ratio > highest)
+        return TokenLosses(losses=losses, bounded=is_stopped | is_capped)
+
+
+RECIPE = Recipe(
+    name="aspo",
+    title="ASPO: Asymmetric Importance Sampling Policy Optimization",
+    acronym="ASPO",
+    arxiv="2510.06062",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=FlippedClip(),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,75 @@
+"""ASPO (tool use): successes that call their tool earlier get a bounded bonus on the advantage itself.
+
+Added to the reward it would be normalised away or let a wrong answer win; added here it can never turn a
+sign. Ours: the call stands at the end of the first turn; clip and token mean around it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyCall(AdvantagePart):
+    """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did.
+
+    The call stands at the end of the first turn. The bonus is added to the advantage and not to the reward,
+    where the group's deviation would swallow it. Ours: the usual place is that of the group's successes
+    that called.
+
+    Source: ASPO (tool use), arXiv:2508.19201.
+    """
+
+    equation: ClassVar[str] = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
+    strength: float = 2.0
+    bound: float = 0.7
+    correct: float = 0.5  # a success has a higher reward
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.bound < 0:
+            raise ConfigError("bound must not be negative")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.TURNS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(torch.float64)
+        scores = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
+        first_turn = torch.where(batch.mask, batch.turn_ids, batch.turn_ids.max() + 1).min(dim=1, keepdim=True).values
+        in_first = batch.mask & (batch.turn_ids == first_turn)
+        place = in_first.sum(dim=1).to(torch.float64)
+        called = (batch.rewards > self.correct) & (batch.mask & ~in_first).any(dim=1)
+        callers = group_sum(called, batch.group_index).clamp(min=1)
+        usual = group_sum(torch.where(called, place, 0.0), batch.group_index) / callers
+        length = group_statistics(batch.length, batch.group_index).mean.clamp(min=1)
+        most = self.bound * scores.abs()
+        bonus = torch.maximum(torch.minimum(-self.strength * (place - usual) / length, most), -most)
+        return (scores + torch.where(called, bonus, torch.zeros_like(bonus))).to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="aspo_tool_use",
+    title="Understanding Tool-Integrated Reasoning",
+    acronym="ASPO (tool use)",
+    arxiv="2508.19201",
+    row="S140",
+    verification="code",
+    advantage=EarlyCall(strength=2.0, bound=0.7),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,22 @@
+"""AT2PO's turn-level ratio: GSPO by turn of a multi-turn response instead of by the whole response.
+
+Turns are those the environment marked. The paper's tree search is not part of it.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TurnRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="at2po",
+    title="AT2PO: Agentic Turn-based Policy Optimization via Tree Search",
+    acronym="AT2PO",
+    arxiv="2601.04767",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TurnRatio(),
+    weight=Clip(low=3e-3, high=4e-3),
+    aggregate=RolloutMean(),
+)

@@ -1,0 +1,81 @@
+"""BNPO: binary rewards normalised by a Beta distribution fitted to the success rates of the step's prompts.
+
+The weight follows the spread of the rates; fixed parameters of the Beta would give REINFORCE with baseline
+or GRPO. Several rewards are meant to be decomposed first (`gdpo`). Ours: token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import GroupStatistics, group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+_MOST_WEIGHT = 1e6  # of 1 / density, as released
+_SAME = 1e-9  # success rates that differ by less are equal but for rounding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BetaNormalised(AdvantagePart):
+    """Reward minus success rate, weighed by a Beta distribution that follows the step's success rates.
+
+    Rewards are mapped from [lowest, highest] to [0, 1]. Prompts whose rate is common in the step weigh less.
+    Where all prompts have the same rate there is nothing to fit and the weight is 1 (ours).
+
+    Source: BNPO, arXiv:2506.02864; changyi7231/BNPO `bnpo_ray_trainer.py`.
+    """
+
+    equation: ClassVar[str] = (
+        "A_i = (R_i - p) / Beta(p; 1 + a/3, 1 + b/3), (a, b) of mean and variance of p over prompts"
+    )
+    lowest: float = 0.0
+    highest: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.lowest < self.highest:
+            raise ConfigError("lowest must be below highest")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # rates of 0 and 1 are part of the distribution
+
+    def __call__(self, batch: Batch) -> Tensor:
+        rewards = (batch.rewards.to(torch.float64) - self.lowest) / (self.highest - self.lowest)
+        rewards = rewards.clamp(0, 1)
+        group = group_statistics(rewards, batch.group_index)
+        weight = (1 / self._density(group, batch.group_index)).clamp(max=_MOST_WEIGHT)
+        return where_signal(weight * (rewards - group.mean), group, batch.rewards)
+
+    def _density(self, group: GroupStatistics, group_index: Tensor) -> Tensor:
+        rates = torch.zeros(int(group_index.max()) + 1, dtype=torch.float64, device=group_index.device)
+        rates = rates.index_copy(0, group_index, group.mean)[group_index.unique()]  # [M]
+        if rates.numel() < 2 or float(rates.max() - rates.min()) < _SAME:
+            return torch.ones_like(group.mean)
+        mean = rates.mean()
+        evidence = mean * (1 - mean) / rates.var() - 1
+        alpha, beta = ((1 + evidence * share / 3).clamp(min=1) for share in (mean, 1 - mean))
+        normaliser = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
+        log_density = torch.xlogy(alpha - 1, group.mean) + torch.xlogy(beta - 1, 1 - group.mean)
+        return torch.exp(normaliser + log_density)
+
+
+RECIPE = Recipe(
+    name="bnpo",
+    title="BNPO: Beta Normalization Policy Optimization",
+    acronym="BNPO",
+    arxiv="2506.02864",
+    row="S161",
+    verification="code",
+    advantage=BetaNormalised(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

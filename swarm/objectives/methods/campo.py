@@ -1,0 +1,79 @@
+"""CAMPO, its objective: responses that were cut off in a loop lose reward; clip-higher and token mean.
+
+The other half of the method, a limit on length that grows over stages, is a setting of the run. The released
+code takes a fixed penalty, where its scripts ask for a size that adapts and that it does not implement.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import RewardPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+def ends_in_a_loop(tokens: Sequence[int]) -> bool:
+    """Whether some stretch of tokens stands at the end twice in a row."""
+    backwards = tokens[::-1]
+    total, start, end = len(backwards), 0, 0
+    common = [0] * total  # with the whole, from each place on (Z-function)
+    for place in range(1, total):
+        if place < end:
+            common[place] = min(end - place, common[place - start])
+        while place + common[place] < total and backwards[common[place]] == backwards[place + common[place]]:
+            common[place] += 1
+        if place + common[place] > end:
+            start, end = place, place + common[place]
+        if common[place] >= place:
+            return True
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedTail(RewardPart):
+    """A fixed penalty for responses that ran into their limit in a loop.
+
+    Only cut-off responses are looked at: one that ended by itself may end in a repetition.
+
+    Source: CAMPO, arXiv:2507.14683; MiroMindAsia/MiroMind-M1 `compute_campo_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = "R <- R - penalty where the response was cut off and ends in a stretch repeated at once"
+    penalty: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.penalty < 0:
+            raise ConfigError(f"penalty {self.penalty} must not be negative")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        loops = [
+            cut_off and ends_in_a_loop(batch.token_ids[rollout][batch.mask[rollout]].tolist())
+            for rollout, cut_off in enumerate(batch.is_truncated.tolist())
+        ]
+        loops = torch.tensor(loops, dtype=torch.bool, device=batch.mask.device)
+        return torch.where(loops, batch.rewards - self.penalty, batch.rewards)
+
+
+RECIPE = Recipe(
+    name="campo",
+    title="MiroMind-M1: An Open-Source Advancement in Mathematical Reasoning via "
+    "Context-Aware Multi-Stage Policy Optimization",
+    acronym="CAMPO",
+    arxiv="2507.14683",
+    row="S117",
+    verification="code",
+    rewards=(RepeatedTail(penalty=0.1),),
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,23 @@
+"""CISPO: the importance ratio, capped, as a constant weight of REINFORCE; no token loses its gradient.
+
+The original tunes the upper bound only and has no lower one; it gives no number, 0.28 is Trinity's. TRL
+and ScaleRL write the same rule with an absolute cap of 5, which is `weight.high` = 4 here.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.likelihood import DetachedClip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="cispo",
+    title="MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention",
+    acronym="CISPO",
+    arxiv="2506.13585",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=DetachedClip(low=1.0, high=0.28),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,23 @@
+"""Clip-Cov: a few tokens whose likelihood and advantage rise together, which cost most entropy, are left out.
+
+The published rule draws them at random between two bounds of the covariance. Ours is which:
+those of largest covariance between the bounds, so that a run can be repeated.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import CovarianceClip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="clip_cov",
+    title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
+    acronym="Clip-Cov",
+    arxiv="2505.22617",
+    verification="ours",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=CovarianceClip(),
+    aggregate=TokenMean(),
+)

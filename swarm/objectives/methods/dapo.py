@@ -1,0 +1,91 @@
+"""Clip-higher (DAPO): the upper clip bound is wider than the lower, tokens count alike, overlong answers are penalised.
+
+The objective and the reward of the method; its dynamic sampling (groups without signal are replaced) is the
+sampler's work. The overlong buffer is 4096 of 20480 tokens; ours: the same share of each generator's limit.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import CorrectionPart, RewardPart, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedOnly(CorrectionPart):
+    """Drops responses cut off by the token limit: their reward says little about what they were going to be.
+
+    They still count in their group's statistics. TRL takes their tokens out of the denominator as well; here the
+    step does not grow by it.
+
+    Source: overlong filtering, arXiv:2503.14476 section 3.4; TRL `mask_truncated_completions`.
+    """
+
+    equation: ClassVar[str] = "L_t <- 1[response ended before its limit] L_t"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        is_kept = ~scored.batch.is_truncated[:, None]
+        return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlong(RewardPart):
+    """A penalty that grows over the last part of the allowed length, from 0 to `factor`.
+
+    DAPO's buffer is 4096 of 20480 tokens. Here it is a share of what each generator was allowed.
+
+    Source: DAPO, arXiv:2503.14476 section 3.4; verl `DAPORewardManager`.
+    """
+
+    equation: ClassVar[str] = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
+    share: float = 0.2
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError("share must be in (0, 1]")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        limit = torch.maximum(batch.max_new_tokens, batch.length).to(torch.float64).clamp(min=1)
+        buffer = self.share * limit
+        excess = (batch.length.to(torch.float64) - (limit - buffer)) / buffer
+        return batch.rewards - (self.factor * excess.clamp(min=0)).to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="dapo",
+    title="DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+    acronym="DAPO",
+    arxiv="2503.14476",
+    verification="code",
+    rewards=(Overlong(),),
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28),
+    aggregate=TokenMean(),
+)
+
+
+DAPO_OVERLONG_FILTER = Recipe(
+    name="dapo_overlong_filter",
+    title="DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+    acronym="DAPO (overlong filtering)",
+    arxiv="2503.14476",
+    verification="code",
+    about="DAPO with overlong filtering in place of its soft punishment: responses cut off by the limit are not "
+    "learned from. Ours: they stay in the denominator of the mean.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28),
+    corrections=(FinishedOnly(),),
+    aggregate=TokenMean(),
+)

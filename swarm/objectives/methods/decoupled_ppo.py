@@ -1,0 +1,27 @@
+"""Decoupled PPO: the clip is centred on the policy at the start of the update, the data's age is a plain weight.
+
+arXiv:2110.00641 introduced it; AReaL uses it for asynchronous data, and its code drops tokens whose weight
+exceeds a cap (`icepop` with low 0). Here the weight is whole, as in both papers' equations.
+Ours: group z-scores in place of a critic. Among strangers prefer `icepop`: nothing bounds a weight here,
+so that one false log-prob of a peer can outweigh a step.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.mismatch_correction import Mismatch
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="decoupled_ppo",
+    title="AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language Reasoning",
+    acronym="decoupled PPO",
+    arxiv="2505.24298",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(Mismatch(),),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,109 @@
+"""DHPO with averaged mixing: half GRPO's clipped token surrogate, half GSPO's, each in its own trust region.
+
+The text is not at hand. Ours: equal shares, the intervals of GRPO and GSPO, and that surrogate terms are mixed
+rather than ratios; share 1 is GRPO and share 0 is GSPO exactly.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import clip_surrogate
+from swarm.objectives.parts.ratio import TokenRatio, on_tokens, rollout_mean
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Branches(WeightPart):
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    token_low: float = 0.2  # half-widths
+    token_high: float = 0.2
+    sequence_low: float = 3e-4
+    sequence_high: float = 4e-4
+
+    def mixed(self, scored: Scored, share: Tensor | float) -> TokenLosses:
+        """The mix; `share` of the token branch, a number or [N, L].
+
+        A token counts as bounded where neither branch has a gradient.
+        """
+        mean = rollout_mean(scored.log_ratio.detach(), scored.mask)
+        whole = on_tokens(mean, scored.logprobs, scored.mask)
+        token = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.token_low, 1 + self.token_high)
+        sequence = clip_surrogate(whole, scored.advantages, 1 - self.sequence_low, 1 + self.sequence_high)
+        losses = share * token.losses + (1 - share) * sequence.losses
+        return TokenLosses(losses=losses, bounded=token.bounded & sequence.bounded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchClip(_Branches):
+    """Averaged mixing.
+
+    Source: DHPO, arXiv:2601.05607; the share and both intervals are ours.
+    """
+
+    equation: ClassVar[str] = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share: {self.share} must lie in [0, 1]")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return self.mixed(scored, self.share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyBranchClip(_Branches):
+    """Entropy-guided mixing: the more uncertain the policy is at a token, the more its own ratio counts.
+
+    Source: DHPO, arXiv:2601.05607; the form of the share, its scale and both intervals are ours.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
+    )
+    half: float = 1.0  # nats at which both branches count the same
+
+    def __post_init__(self) -> None:
+        if self.half <= 0:
+            raise ConfigError(f"half: {self.half} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        entropy = scored.entropy.detach().clamp(min=0)
+        return self.mixed(scored, entropy / (entropy + self.half))
+
+
+RECIPE = Recipe(
+    name="dhpo",
+    title="Orchestrating Tokens and Sequences: Dynamic Hybrid Policy Optimization for RLVR",
+    acronym="DHPO",
+    arxiv="2601.05607",
+    row="S177",
+    verification="secondary",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=BranchClip(),
+    aggregate=RolloutMean(),
+)
+
+
+DHPO_ENTROPY = Recipe(
+    name="dhpo_entropy",
+    title="Orchestrating Tokens and Sequences: Dynamic Hybrid Policy Optimization for RLVR",
+    acronym="DHPO-entropy",
+    arxiv="2601.05607",
+    row="S177",
+    verification="secondary",
+    about="DHPO with entropy-guided mixing: uncertain tokens count by their own ratio, certain ones by the "
+    "response's. The text is not at hand. Ours: the share H/(H + 1 nat) of the token branch, its direction "
+    "included, the intervals of GRPO and GSPO, and that surrogate terms are mixed rather than ratios.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=EntropyBranchClip(),
+    aggregate=RolloutMean(),
+)

@@ -1,0 +1,55 @@
+"""DISPO: the ratio as a constant weight of REINFORCE, with separate bounds for right and wrong rollouts.
+
+The bounds are the paper's. Its filter of uniform groups is the sampler's work, its penalty on overlong
+answers a reward part of its own (`Overlong`), and the learner chooses the learning rate.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.likelihood import weighted_likelihood
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FourBounds(WeightPart):
+    """The clipped ratio as a constant weight, with bounds of their own for each sign of the advantage.
+
+    Source: DISPO, arXiv:2602.00983 (two secondary sources agree).
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t, (low, high) by the sign of A"
+    positive_low: float = 0.2  # half-widths
+    positive_high: float = 10.0
+    negative_low: float = 1.0  # 1 = no lower bound
+    negative_high: float = 100.0
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        is_positive = scored.advantages > 0
+        bounds = torch.tensor(
+            [[self.negative_low, self.negative_high], [self.positive_low, self.positive_high]],
+            dtype=scored.log_ratio.dtype,
+            device=scored.log_ratio.device,
+        )[is_positive.long()]
+        return weighted_likelihood(scored, scored.log_ratio, 1 - bounds[..., 0], 1 + bounds[..., 1])
+
+
+RECIPE = Recipe(
+    name="dispo",
+    title="DISPO: Enhancing Training Efficiency and Stability in Reinforcement Learning for "
+    "Large Language Model Mathematical Reasoning",
+    acronym="DISPO",
+    arxiv="2602.00983",
+    row="S183",
+    verification="secondary",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=FourBounds(),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,24 @@
+"""Dr.GRPO: no division by the standard deviation, none by the length of the response.
+
+What easy and hard prompts weigh no longer depends on their spread, and a long wrong answer is no longer
+pushed down less per token than a short one. Ours: the constant is what each generator was allowed to
+write, so that recordings with other limits can be mixed.
+"""
+
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import ConstantLength
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="dr_grpo",
+    title="Understanding R1-Zero-Like Training: A Critical Perspective",
+    acronym="Dr.GRPO",
+    arxiv="2503.20783",
+    verification="code",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=ConstantLength(),
+)

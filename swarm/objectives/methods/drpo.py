@@ -1,0 +1,120 @@
+"""DRPO (decoupled reward): length weighs among successes only, which are set against the failures' soft maximum.
+
+No ratio: a constraint on the divergence from the start of the update, nothing within its bound, takes the
+place of a clip. The advantage only tells which groups have a signal. Ours: what counts as a success.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import AggregatePart, Requirement, Scope, Scored, TermPart, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.kl import check_not_negative, difference, need_of, step_mean
+from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSum(AggregatePart):
+    """Token losses added up, per prompt of the step: for weights that already divide inside a group.
+
+    Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
+    """
+
+    equation: ClassVar[str] = "L = (1/M) sum_i sum_t L_t"
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return losses.sum() / max(1, scored.batch.step_groups)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KlConstraint(TermPart):
+    """No penalty while the divergence from the start of the update is within a bound, a steep one beyond.
+
+    Source: DRPO, Optimization-AI/DRPO.
+    """
+
+    equation: ClassVar[str] = "L += sg[max(steepness (KL - bound), 0)] KL, KL = mean_t (log pi_old - log pi)"
+    scope: ClassVar[Scope] = Scope.STEP
+    steepness: float = 1000.0
+    bound: float = 1e-4  # nats per token
+
+    def __post_init__(self) -> None:
+        check_not_negative(steepness=self.steepness)
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return need_of("proximal")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        divergence = step_mean(-difference(scored, "proximal"), scored, "token")
+        return (self.steepness * (divergence.detach() - self.bound)).clamp(min=0) * divergence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoupledReward(WeightPart):
+    """In mixed groups: length-weighted mean likelihood of the successes, less the soft maximum of the failures'.
+
+    Likelihoods s are mean log-probs. Weights of the successes fall with length and are normalised among
+    successes alone, so that a long one is not compared with failures as in a length reward. Advantages and
+    ratio are not used. The failures' common value is spread evenly over their tokens. Failures that are not trained
+    on (another node's) still make a group a mixed one; its soft maximum is that of the others. Wants `PromptSum`.
+
+    Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
+    """
+
+    equation: ClassVar[str] = (
+        "L_G = -sum_+ w s / sum_+ w + tau log mean_- exp(s / tau), w = exp((1 - |o|/Lmax) / scale), s mean log pi"
+    )
+    scope: ClassVar[Scope] = Scope.GROUP
+    tau: float = 10.0
+    scale: float = 0.1
+    correct: float = 0.5  # a success has a higher reward
+
+    def __post_init__(self) -> None:
+        if min(self.tau, self.scale) <= 0:
+            raise ConfigError("tau and scale must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        batch, count = scored.batch, scored.mask.sum(dim=1)
+        likelihood = scored.logprobs.sum(dim=1) / count.clamp(min=1)
+        outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
+        is_success = (outcomes > self.correct) & (count > 0)
+        is_failure = (outcomes <= self.correct) & (batch.length > 0)
+        limit = torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
+        log_weight = (1 - batch.length.to(likelihood.dtype) / limit) / self.scale
+        losses = torch.zeros_like(scored.logprobs)
+        for group in batch.group_index.unique().tolist():
+            members = batch.group_index == group
+            wins, fails = (members & is_success).nonzero()[:, 0], (members & is_failure).nonzero()[:, 0]
+            if wins.numel() == 0 or fails.numel() == 0:
+                continue
+            share = torch.softmax(log_weight[wins], dim=0)
+            losses = losses.index_add(0, wins, -scored.logprobs[wins] * (share / count[wins])[:, None])
+            fails = fails[count[fails] > 0]
+            if fails.numel() == 0:
+                continue
+            soft_maximum = self.tau * (torch.logsumexp(likelihood[fails] / self.tau, 0) - math.log(fails.numel()))
+            spread = (soft_maximum / count[fails].sum()).expand(fails.numel(), losses.shape[1])
+            losses = losses.index_add(0, fails, spread)
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+RECIPE = Recipe(
+    name="drpo",
+    title="DRPO: Efficient Reasoning via Decoupled Reward Policy Optimization",
+    acronym="DRPO (decoupled reward)",
+    arxiv="2510.04474",
+    row="S193",
+    verification="code",
+    advantage=GroupCentred(),
+    ratio=NoRatio(),
+    weight=DecoupledReward(tau=10.0, scale=0.1),
+    aggregate=PromptSum(),
+    terms=(KlConstraint(),),
+)

@@ -1,0 +1,95 @@
+"""EPO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
+
+The penalty counts tokens, so it has no gradient: it shows in the reported loss and moves nothing. What acts is the
+bonus. That follows from the released code; nothing was added to make the band pull.
+
+The paper is about agents of many turns: it keeps one history for each turn and applies the penalty in the later
+half of them. This is its single-turn form, in which there is one history and the penalty always applies. The
+released scripts open the band to 0 and 2; the code's defaults, 0.8 and 1.2, are here. Ours: a penalty of 0.1 on
+both sides, of which our notes on the code have 0.05 and 0.1.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Scored, TermPart, masked_sum
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.entropy import mean_entropy
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyBand(TermPart):
+    """An entropy bonus, less a penalty for tokens whose entropy leaves a band around its history.
+
+    The history is the mean over past steps of their mean entropy; before the first step there is no band. As in
+    the released code the penalty is a constant of the token, so it moves the loss and not the gradient. Its weight
+    falls slowly to about 0.83 in the first half of `horizon` steps, then fast.
+
+    Source: EPO, arXiv:2509.22576; WujiangXu/EPO `verl/workers/actor/dp_actor.py`, every token a single turn.
+    """
+
+    equation: ClassVar[str] = (
+        "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
+    )
+    strength: float = 0.001
+    penalty: float = 0.1
+    low: float = 0.8  # times the past mean entropy
+    high: float = 1.2
+    horizon: int = 150  # optimizer updates until the weight's schedule ends (the code: epochs)
+    slow: float = 2.0  # decay rate in the first half
+    fast: float = 3.0  # in the second
+
+    def __post_init__(self) -> None:
+        if min(self.strength, self.penalty, self.low, self.slow, self.fast) < 0 or self.high < self.low:
+            raise ConfigError("constants must not be negative, and low not above high")
+        if self.horizon < 2:
+            raise ConfigError(f"horizon: {self.horizon} steps have no two halves")
+
+    def initial(self) -> Memory:
+        return {"steps": 0, "entropy_sum": 0.0}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        entropy = float(mean_entropy(scored).detach())
+        return {"steps": int(memory["steps"]) + 1, "entropy_sum": float(memory["entropy_sum"]) + entropy}
+
+    def weight(self, step: int) -> float:
+        """Of the penalty after `step` steps, in (0, 1]."""
+        half = self.horizon // 2
+        step = min(step, self.horizon)
+        if step <= half:
+            return 1 - 0.2 * (1 - math.exp(-self.slow * step / half))
+        return 0.8 * math.exp(-self.fast * (step - half) / (self.horizon - half))
+
+    def __call__(self, scored: Scored) -> Tensor:
+        memory = self.remembered(scored.batch)
+        bonus = mean_entropy(scored)
+        if (steps := int(memory["steps"])) > 0:
+            past = float(memory["entropy_sum"]) / steps
+            entropy = scored.entropy.detach()
+            is_outside = (entropy <= self.low * past) | (entropy >= self.high * past)
+            share = masked_sum(is_outside.to(bonus.dtype), scored.mask) / max(1, scored.batch.step_tokens)
+            bonus = bonus - self.weight(steps) * self.penalty * share
+        return -self.strength * bonus
+
+
+RECIPE = Recipe(
+    name="epo",
+    title="EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
+    acronym="EPO",
+    arxiv="2509.22576",
+    row="S081",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2, dual=3.0),
+    aggregate=TokenMean(),
+    terms=(EntropyBand(),),
+)

@@ -1,0 +1,111 @@
+"""FG-ExPO: prompts around half accuracy, and a KL penalty that tightens as accuracy grows.
+
+The paper adds both to GRPO. Ours: GRPO's clip of 0.2 and its mean over rollouts, also for the penalty.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, PromptPart, Requirement, Scope, Scored, TermPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.kl import Mean, check_choice, check_not_negative, difference, estimate, need_of, step_mean
+from swarm.objectives.parts.prompts import renewed
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianAccuracy(PromptPart):
+    """Prompts that are answered right about half of the time are asked most.
+
+    Source: GCS of FG-ExPO, arXiv:2605.11403: centre and start 0.5, width 0.35, pace 0.1. Ours: the bound on
+    remembered prompts; a forgotten one starts anew.
+    """
+
+    equation: ClassVar[str] = (
+        "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
+    )
+    center: float = 0.5
+    width: float = 0.35
+    pace: float = 0.1
+    start: float = 0.5
+    remembers: int = 4096  # prompts
+
+    def __post_init__(self) -> None:
+        if self.remembers < 1:
+            raise ConfigError(f"remembers: {self.remembers} prompts are none")
+        if self.width <= 0:
+            raise ConfigError(f"width: {self.width} is not positive")
+        if not (0 < self.pace <= 1 and 0 <= self.start <= 1):
+            raise ConfigError("pace and start must lie in [0, 1], and pace not be 0")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS})
+
+    def initial(self) -> Memory:
+        return {"accuracy": {}}
+
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
+        table = _accuracies(memory)
+        mean = (1 - self.pace) * table.get(key, self.start) + self.pace * math.fsum(rewards) / len(rewards)
+        return {"accuracy": renewed(table, {key: mean}, self.remembers)}
+
+    def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
+        table = _accuracies(memory)
+        gaps = (table.get(key, self.start) - self.center for key in keys)
+        return [math.exp(-(gap**2) / (2 * self.width**2)) for gap in gaps]
+
+
+def _accuracies(memory: Memory) -> Mapping[str, float]:
+    return cast("Mapping[str, float]", memory["accuracy"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccuracyKl(TermPart):
+    """k3 to the reference, loose while the step's mean reward is low and tight where it is high.
+
+    Source: AKL of FG-ExPO, arXiv:2605.11403.
+    """
+
+    equation: ClassVar[str] = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
+    scope: ClassVar[Scope] = Scope.STEP
+    strength: float = 0.02
+    mean: Mean = "rollout"
+
+    def __post_init__(self) -> None:
+        check_not_negative(strength=self.strength)
+        check_choice("mean", self.mean, ("token", "rollout"))
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return need_of("reference")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        accuracy = float(scored.batch.rewards.double().mean())
+        weight = self.strength * (math.tanh(accuracy) + 1) / 2
+        return weight * step_mean(estimate(difference(scored, "reference"), "k3"), scored, self.mean)
+
+
+RECIPE = Recipe(
+    name="fg_expo",
+    title="FG-ExPO: Frontier-Guided Exploration-Prioritized Policy Optimization via Adaptive KL and "
+    "Gaussian Curriculum",
+    acronym="FG-ExPO",
+    arxiv="2605.11403",
+    row="S146",
+    verification="paper",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(AccuracyKl(strength=0.02, mean="rollout"),),
+    prompts=GaussianAccuracy(),
+)

@@ -1,0 +1,75 @@
+"""GDPO: several rewards, each scored in its own group, added up with weights and whitened over the step.
+
+A sum of rewards that is scored once makes unlike mixtures equal; here each reward keeps its say. Ours: the
+clip around it; whitening is over tokens, as in the code that was read (the paper's is over rollouts).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.advantage import whitened
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRewardScore(AdvantagePart):
+    """Z-scores of every named reward, added up with weights, whitened over the tokens of the step.
+
+    Added before scoring, different mixtures of rewards often give the same sum and cannot be told apart.
+
+    Source: GDPO, arXiv:2601.05242; CrazyMint/LEAD `compute_advantage` (gdpo).
+    """
+
+    equation: ClassVar[str] = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
+    weights: str = ""  # "correct=1, format=0.5"; a reward that is not named counts 1
+    floor: float = 1e-6
+    whitening_floor: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self.weight_of("")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REWARD_PARTS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def weight_of(self, name: str) -> float:
+        """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""
+        try:
+            pairs = [entry.split("=") for entry in self.weights.split(",") if entry.strip()]
+            return {key.strip(): float(value) for key, value in pairs}.get(name, 1.0)
+        except ValueError as error:
+            raise ConfigError(f"weights: {self.weights!r} is not like 'correct=1, format=0.5'") from error
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert batch.reward_parts, "the run does not supply reward_parts"
+        total = torch.zeros(batch.num_rollouts, dtype=torch.float64, device=batch.mask.device)
+        for name in sorted(batch.reward_parts):
+            values = batch.reward_parts[name].to(torch.float64)
+            group = group_statistics(values, batch.group_index)
+            scores = where_signal((values - group.mean) / (group.std + self.floor), group, values)
+            total = total + self.weight_of(name) * scores
+        tokens = total[:, None].expand(batch.mask.shape)
+        return whitened(tokens, batch.mask, self.whitening_floor).to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="gdpo",
+    title="GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+    acronym="GDPO",
+    arxiv="2601.05242",
+    verification="code",
+    advantage=PerRewardScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

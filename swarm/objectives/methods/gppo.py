@@ -1,0 +1,22 @@
+"""GPPO: a token beyond a clip bound keeps a gradient, that of the bound times log pi.
+
+Ours: half-widths 0.2, group z-score, token mean.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import PreservingClip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="gppo",
+    title="Klear-Reasoner: Advancing Reasoning Capability via Gradient-Preserving Clipping Policy Optimization",
+    acronym="GPPO",
+    arxiv="2508.07629",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=PreservingClip(preserve="both"),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,74 @@
+"""GRPO with a divergence to the reference that is unbiased off policy too: k3 times the ratio to the sampler.
+
+DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone as host, and
+the strength, which the report sets by domain.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.part import Requirement, Scope, Scored, TermPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.kl import (
+    Mean,
+    Sampler,
+    Target,
+    check_choice,
+    check_not_negative,
+    difference,
+    estimate,
+    need_of,
+    step_mean,
+)
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportanceKl(TermPart):
+    """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too.
+
+    The gradient is r D grad log pi: r k3 + r (1 - exp(-D)) = r D.
+
+    Source: DeepSeek-V3.2 report, arXiv:2512.02556.
+    """
+
+    equation: ClassVar[str] = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    strength: float = 0.001
+    sampler: Sampler = "behavior"
+    to: Target = "reference"
+    mean: Mean = "token"
+
+    def __post_init__(self) -> None:
+        check_not_negative(strength=self.strength)
+        check_choice("sampler", self.sampler, ("behavior", "proximal"))
+        check_choice("to", self.to, ("reference", "proximal"))
+        check_choice("mean", self.mean, ("token", "rollout"))
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return need_of(self.to) | need_of(self.sampler)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratio = torch.exp(difference(scored, self.sampler))
+        return self.strength * step_mean(ratio * estimate(difference(scored, self.to), "k3"), scored, self.mean)
+
+
+RECIPE = Recipe(
+    name="grpo_unbiased_kl",
+    title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",
+    acronym="GRPO (unbiased KL)",
+    arxiv="2512.02556",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(ImportanceKl(strength=0.001, sampler="behavior", to="reference", mean="rollout"),),
+)

@@ -1,0 +1,75 @@
+"""GSPO: one length-normalised ratio for each response, clipped as a whole.
+
+The clip acts on responses, so its half-widths are a thousandth of those of token methods.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.objectives.part import RatioPart, Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import (
+    LOG_RATIO_BOUND,
+    AgainstPolicy,
+    SequenceRatio,
+    check_ceiling,
+    on_tokens,
+    rollout_mean,
+)
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceTokenRatio(AgainstPolicy, RatioPart):
+    """The value of the length-normalised ratio with the gradient of the token alone.
+
+    Token advantages may differ inside a response. A rollout above the ceiling has no gradient.
+
+    Source: GSPO-token, arXiv:2507.18071; verl `compute_policy_loss_gspo`.
+    """
+
+    equation: ClassVar[str] = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    ceiling: float = 10.0  # of log s
+
+    def __post_init__(self) -> None:
+        AgainstPolicy.__post_init__(self)
+        check_ceiling(self.ceiling)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        denominator = self.denominator(scored)
+        mean = rollout_mean(scored.logprobs.detach() - denominator, scored.mask)
+        return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)
+
+
+RECIPE = Recipe(
+    name="gspo",
+    title="Group Sequence Policy Optimization",
+    acronym="GSPO",
+    arxiv="2507.18071",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=SequenceRatio(),
+    weight=Clip(low=3e-4, high=4e-4),
+    aggregate=RolloutMean(),
+)
+
+
+GSPO_TOKEN = Recipe(
+    name="gspo_token",
+    title="Group Sequence Policy Optimization",
+    acronym="GSPO-token",
+    arxiv="2507.18071",
+    verification="code",
+    about="GSPO-token: the response's ratio as the value, the token's own log-probability as the gradient. Equals "
+    "GSPO in value and gradient while all tokens of a response share one advantage; with token advantages "
+    "(shapers) it is the form to use. verl's `gspo` is this one.",
+    advantage=GroupZScore(),
+    ratio=SequenceTokenRatio(),
+    weight=Clip(low=3e-4, high=4e-4),
+    aggregate=RolloutMean(),
+)

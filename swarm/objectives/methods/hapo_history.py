@@ -1,0 +1,89 @@
+"""HAPO (history-aware): a reward for being shorter than the prompt's shortest success so far.
+
+The record is kept by prompt over the run, so that pressure on length follows what proved possible; failures
+are never paid for being short. The repetition penalty, off in the released script, is left out. Ours: the
+group z-score, clip and rollout mean of `grpo` around it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Memory, Requirement, RewardPart, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.prompts import renewed
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistoryLength(RewardPart):
+    """A bonus or malus by length against the shortest success this prompt ever had.
+
+    As long as the record: 0. Half as long: +0.71. Twice as long or more: -1, but no less than `worst` for a
+    success, so that it stays above every failure; a short failure gets no bonus. A prompt without a success
+    so far adds nothing. Only successes of our own set the record: another node chooses which answers it sends.
+
+    Source: HAPO (history-aware), arXiv:2505.11225; HCY123902/HAPO `utils.py` (cosine, shortest).
+    """
+
+    equation: ClassVar[str] = (
+        "R <- R + weight l, c = cos(pi/2 min(|o|/h, 2)), l = max(worst, c) where R > correct else min(0, c), "
+        "h = shortest success of the prompt"
+    )
+    weight: float = 1.0
+    worst: float = -0.7
+    correct: float = 0.5  # a success has a higher reward
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"prompts": {}}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        records: Mapping[str, int] = self.remembered(batch)["prompts"]
+        shortest = torch.tensor(
+            [records.get(batch.task_keys[group], 0) for group in batch.group_index.tolist()],
+            dtype=torch.float64,
+            device=batch.mask.device,
+        )
+        share = (batch.length.to(torch.float64) / shortest.clamp(min=1)).clamp(max=2.0)
+        bonus = torch.cos(math.pi / 2 * share)
+        bonus = torch.where(batch.rewards > self.correct, bonus.clamp(min=self.worst), bonus.clamp(max=0))
+        bonus = torch.where(shortest > 0, bonus, torch.zeros_like(bonus))
+        return batch.rewards + (self.weight * bonus).to(batch.rewards.dtype)
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        batch = scored.batch
+        known: Mapping[str, int] = memory["prompts"]
+        outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
+        news: dict[str, int] = {}
+        is_success = (outcomes > self.correct) & (batch.length > 0) & ~batch.is_external
+        for place in is_success.nonzero()[:, 0].tolist():
+            key, length = batch.task_keys[int(batch.group_index[place])], int(batch.length[place])
+            news[key] = min(length, news.get(key, known.get(key, length)))
+        return {"prompts": renewed(known, news)}
+
+
+RECIPE = Recipe(
+    name="hapo_history",
+    title="HAPO: Training Language Models to Reason Concisely via History-Aware Policy Optimization",
+    acronym="HAPO (history-aware)",
+    arxiv="2505.11225",
+    row="S122",
+    verification="code",
+    rewards=(HistoryLength(weight=1.0, worst=-0.7),),
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+)

@@ -1,0 +1,79 @@
+"""HBPO: one prompt is asked under several token budgets, and responses compete inside and across them.
+
+The paper's formula with the constants of its code, which differs in detail (it adds the inner comparison
+twice and lowers a success that stays far below its budget). Ours: the limits of the clip and the token mean.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetGroups(AdvantagePart):
+    """Successes earn by budget, less where they overrun it; compared inside their budget and across the group.
+
+    A small budget earns more than a large one, so that going short pays wherever it still succeeds. Inside a
+    budget a member is measured by what full success there would earn.
+
+    Source: HBPO, arXiv:2507.15844 section 3; constants of ZJU-REAL/HBPO `math_reward.py` (4, and 1/4096 a token).
+    """
+
+    equation: ClassVar[str] = (
+        "A_i = (mean_{b} R - h(b)) + (R_i - mean_G R) / (std_G R + floor), h(x) = height cos(pi x / (2 Lmax)); "
+        "R = h(max(|o|, b)) - cost max(|o| - b, 0) / Lmax for a success, else 0"
+    )
+    height: float = 4.0
+    cost: float = 1.0  # of overrunning by the whole limit
+    correct: float = 0.5  # a success has a higher reward
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.cost) < 0:
+            raise ConfigError("height and cost must not be negative")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BUDGETS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert batch.budgets is not None, "the run does not supply budgets"
+        length, budget = batch.length.to(torch.float64), batch.budgets.to(torch.float64)
+        limit = torch.maximum(batch.max_new_tokens, batch.length).to(torch.float64).clamp(min=1)
+        budget = torch.minimum(budget, limit)
+        earned = self._worth(torch.maximum(length, budget) / limit) - self.cost * (length - budget).clamp(min=0) / limit
+        rewards = torch.where(batch.rewards > self.correct, earned, torch.zeros_like(earned))
+        group = group_statistics(rewards, batch.group_index)
+        across = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
+        _, own = torch.unique(torch.stack([batch.group_index, batch.budgets]), dim=1, return_inverse=True)
+        inside = group_statistics(rewards - self._worth(budget / limit), own).mean
+        return (inside + across).to(batch.rewards.dtype)
+
+    def _worth(self, share: Tensor) -> Tensor:
+        return self.height * torch.cos(math.pi / 2 * share)
+
+
+RECIPE = Recipe(
+    name="hbpo",
+    title="Hierarchical Budget Policy Optimization for Adaptive Reasoning",
+    acronym="HBPO",
+    arxiv="2507.15844",
+    row="S142",
+    verification="paper",
+    advantage=BudgetGroups(height=4.0, cost=1.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,53 @@
+"""KL-Cov: the few tokens whose likelihood and advantage rise together most pay for leaving the old policy.
+
+The surrogate itself is not clipped.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import covariances, largest
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CovariancePenalty(WeightPart):
+    """The plain surrogate, and the few tokens of highest covariance pay for leaving the old policy.
+
+    Source: KL-Cov, arXiv:2505.22617; verl `kl_cov`.
+    """
+
+    equation: ClassVar[str] = "L_t = -r A + strength |log r| on the largest `share` of cov_t, else -r A"
+    scope: ClassVar[Scope] = Scope.STEP
+    share: float = 2e-4  # of the step's tokens, at least one
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError("share must be in (0, 1]")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -torch.exp(scored.log_ratio) * scored.advantages
+        chosen = largest(covariances(scored), scored.mask, self.share, scored.mask)
+        penalty = self.strength * scored.log_ratio.abs()
+        return TokenLosses(losses=torch.where(chosen, losses + penalty, losses), bounded=chosen)
+
+
+RECIPE = Recipe(
+    name="kl_cov",
+    title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
+    acronym="KL-Cov",
+    arxiv="2505.22617",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=CovariancePenalty(),
+    aggregate=TokenMean(),
+)

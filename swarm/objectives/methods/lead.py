@@ -1,0 +1,115 @@
+"""LEAD: correctness and closeness to a target length, each scored in its group, in a proportion that adapts.
+
+Target lengths come from the policy's own successes, and the proportion moves to the reward that is still
+unsettled. Both sides of the target cost the same, as in the paper; the released default pays shorter ones.
+The small KL penalty is left out, as in `grpo`. Ours: limits of the target as shares of the allowed length.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
+from swarm.objectives.parts.advantage import whitened
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+_TINY = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthBalance(AdvantagePart):
+    """Z-scores of correctness and of closeness to a target length, in a proportion that follows what is unsettled.
+
+    The target is the mean length of the prompt's successes, at least a share of what was allowed and all of
+    it where nothing succeeded; being off it costs the same on both sides. The proportion moves towards the
+    reward that varies more and has more room left.
+
+    Source: LEAD, arXiv:2605.09806; CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's).
+    """
+
+    equation: ClassVar[str] = (
+        "A = whiten(w z(R) + (1-w) z(E)), E = max(-1, 1 - ||o| - L*|/L*), w = max(least_weight, EMA of Dc/(Dc+De)), "
+        "D = CV/(CVc+CVe) * room, room = 1 - mean R, 1 - (mean E + 1)/2 (successes)"
+    )
+    correct: float = 0.5  # a success has a higher reward
+    least: float = 0.125  # share of the allowed length; 1000 of 8000 tokens as released
+    least_weight: float = 0.3
+    decay: float = 0.95
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= 1 or not 0 <= self.decay < 1 or not 0 <= self.least_weight <= 1:
+            raise ConfigError("least must be in (0, 1], decay in [0, 1) and least_weight in [0, 1]")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"weight": 0.5}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        weight = max(self._next_weight(batch), self.least_weight)
+        rewards, brevity = batch.rewards.to(torch.float64), self._brevity(batch)
+        total = weight * self._scores(rewards, batch) + (1 - weight) * self._scores(brevity, batch)
+        tokens = total[:, None].expand(batch.mask.shape)
+        return whitened(tokens, batch.mask, _TINY).to(batch.rewards.dtype)
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        return {"weight": self._next_weight(scored.batch)}
+
+    def _scores(self, values: Tensor, batch: Batch) -> Tensor:
+        group = group_statistics(values, batch.group_index)
+        return where_signal((values - group.mean) / (group.std + self.floor), group, values)
+
+    def _brevity(self, batch: Batch) -> Tensor:
+        length = batch.length.to(torch.float64)
+        is_success = batch.rewards > self.correct
+        limit = group_statistics(batch.max_new_tokens, batch.group_index).largest.clamp(min=1)
+        count = group_sum(is_success, batch.group_index)
+        usual = group_sum(torch.where(is_success, length, 0.0), batch.group_index) / count.clamp(min=1)
+        target = torch.where(count > 0, torch.minimum(torch.maximum(usual, self.least * limit), limit), limit)
+        return (1 - (length - target).abs() / target).clamp(min=-1)
+
+    def _next_weight(self, batch: Batch) -> float:
+        """The proportion of correctness once this step is counted in."""
+        rewards, is_success = batch.rewards.to(torch.float64), batch.rewards > self.correct
+        mean, deviation = _moments(rewards, batch.group_index)
+        wanted_by_correctness = deviation / (abs(mean) + _TINY) * (1 - min(max(mean, 0.0), 1.0))
+        wanted_by_brevity = 0.0
+        if bool(is_success.any()):
+            mean, deviation = _moments(self._brevity(batch)[is_success], batch.group_index[is_success])
+            wanted_by_brevity = deviation / (abs(mean) + _TINY) * (1 - (mean + 1) / 2)
+        total = wanted_by_correctness + wanted_by_brevity
+        share = wanted_by_correctness / total if total > 0 else 0.0
+        return self.decay * float(self.remembered(batch)["weight"]) + (1 - self.decay) * share
+
+
+def _moments(values: Tensor, group_index: Tensor) -> tuple[float, float]:
+    """Mean over groups, and root of the variance within plus between them (population)."""
+    groups = [values[group_index == group] for group in group_index.unique().tolist()]
+    means = torch.stack([group.mean() for group in groups])
+    within = torch.stack([group.var(correction=0) for group in groups]).mean()
+    return float(means.mean()), float((within + means.var(correction=0) + _TINY).sqrt())
+
+
+RECIPE = Recipe(
+    name="lead",
+    title="LEAD: Length-Efficient Adaptive and Dynamic Reasoning for Large Language Models",
+    acronym="LEAD",
+    arxiv="2605.09806",
+    row="S144",
+    verification="code",
+    advantage=LengthBalance(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28),
+    aggregate=TokenMean(),
+)

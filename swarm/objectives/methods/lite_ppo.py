@@ -1,0 +1,22 @@
+"""Lite PPO: rewards minus their group's mean, in standard deviations of the whole step, token mean.
+
+A group whose rewards hardly differ is no longer blown up to unit spread.
+"""
+
+from swarm.objectives.parts.advantage import BatchDeviation
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="lite_ppo",
+    title="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
+    acronym="Lite PPO",
+    arxiv="2508.08221",
+    verification="code",
+    advantage=BatchDeviation(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,48 @@
+"""LOOP: leave-one-out advantages in a clip that is symmetric in the log-ratio, no value network, no KL term.
+
+LOOP also drops rollouts with |A| < 0.01, which saves time and changes next to nothing; they stay here. Its
+setting is an agent with many turns; the ratio by token is the one its authors found best.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import LeaveOneOut
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import clip_surrogate
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SymmetricClip(WeightPart):
+    """PPO's clip with bounds that are each other's inverse, symmetric in the log-ratio.
+
+    Source: LOOP, arXiv:2502.01600; apple/ml-loop.
+    """
+
+    equation: ClassVar[str] = "L_t = -min(r A, clip(r, 1/(1+width), 1+width) A)"
+    width: float = 0.1  # half-width of the upper side
+
+    def __post_init__(self) -> None:
+        if self.width <= 0:
+            raise ConfigError(f"width: {self.width} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return clip_surrogate(scored.log_ratio, scored.advantages, 1 / (1 + self.width), 1 + self.width)
+
+
+RECIPE = Recipe(
+    name="loop",
+    title="Reinforcement Learning for Long-Horizon Interactive LLM Agents",
+    acronym="LOOP",
+    arxiv="2502.01600",
+    row="S099",
+    verification="code",
+    advantage=LeaveOneOut(),
+    ratio=TokenRatio(),
+    weight=SymmetricClip(width=0.1),
+    aggregate=RolloutMean(),
+)

@@ -1,0 +1,22 @@
+"""LUSPO: GSPO's loss times the length of the response, so that long responses are not discounted.
+
+With one ratio for each response the sum over its tokens is that product.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutSum
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import SequenceRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="luspo",
+    title="Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR",
+    acronym="LUSPO",
+    arxiv="2602.05261",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=SequenceRatio(),
+    weight=Clip(low=2e-3, high=2.5e-3),
+    aggregate=RolloutSum(),
+)

@@ -1,0 +1,86 @@
+"""M2PO: clip only as much as brings the mean square log-ratio of the tokens that clipping can hurt to 0.04.
+
+Made for data many updates old; the interval is never tighter than [0.7, 1.5]. There is no dual clip.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import clip_surrogate
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+def widest_cap(squares: Tensor, budget: float) -> float:
+    """The largest of `squares` at which they can be cut so that their mean is at most `budget`.
+
+    Args:
+        squares: [K], any order.
+        budget: bound on mean(min(squares, cap)).
+
+    Returns:
+        infinity where the mean is within the budget uncut; 0 where even the smallest as a cap is too much.
+    """
+    if squares.numel() == 0 or float(squares.mean()) <= budget:
+        return math.inf
+    ascending = squares.to(torch.float64).sort().values
+    above = torch.arange(ascending.numel() - 1, -1, -1, dtype=torch.float64, device=squares.device)
+    means = (ascending.cumsum(dim=0) + above * ascending) / ascending.numel()  # with the k-th as the cap; ascends
+    num_within = int((means <= budget).sum())
+    return float(ascending[num_within - 1]) if num_within else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecondMomentClip(WeightPart):
+    """A clip at exp(+-tau), tau the widest at which the harmful tokens' mean square log-ratio is in the budget.
+
+    Harmful tokens are those that PPO's clip would act on: A > 0 with r > 1, A < 0 with r < 1. Within the budget
+    nothing is clipped.
+
+    Source: M2PO, arXiv:2510.01161; Infini-AI-Lab/M2PO `compute_m2po_policy_loss` (tau is one of the data's own
+    log-ratios).
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = -min(r A, clip(r, min(e^-tau, 1-low), max(e^tau, 1+high)) A), mean_harmful(min(d^2, tau^2)) <= budget"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+    budget: float = 0.04
+    low: float = 0.3  # least half-width
+    high: float = 0.5  # least half-width
+
+    def __post_init__(self) -> None:
+        if self.budget <= 0:
+            raise ConfigError(f"budget: {self.budget} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        low, high = self.bounds(scored)
+        return clip_surrogate(scored.log_ratio, scored.advantages, low, high)
+
+    def bounds(self, scored: Scored) -> tuple[float, float]:
+        """Bounds of the ratio itself, for the whole step."""
+        ratios, advantages = scored.log_ratio.detach(), scored.advantages
+        is_harmful = scored.mask & (ratios * advantages > 0)
+        tau = math.sqrt(widest_cap(ratios[is_harmful] ** 2, self.budget))
+        return min(math.exp(-tau), 1 - self.low), max(math.exp(tau), 1 + self.high)
+
+
+RECIPE = Recipe(
+    name="m2po",
+    title="Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?",
+    acronym="M2PO",
+    arxiv="2510.01161",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=SecondMomentClip(budget=0.04, low=0.3, high=0.5),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,63 @@
+"""M2PO as AReaL has it: the tokens of largest mismatch are dropped until the rest have a small second moment.
+
+An unclipped surrogate around the policy at the start of the update; the mask looks at the generator's gap to
+that policy. AReaL's count of tokens leaves the dropped ones out. Ours: the denominator counts them, so that
+the step size does not depend on how many were dropped.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Surrogate
+from swarm.objectives.parts.mismatch_correction import MismatchPart, log_mismatch
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecondMomentMask(MismatchPart):
+    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget.
+
+    Equal squares are dropped together; the smallest one is always kept.
+
+    Source: M2PO as in AReaL `_apply_m2po_masking`; arXiv:2510.01161.
+    """
+
+    equation: ClassVar[str] = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
+    scope: ClassVar[Scope] = Scope.STEP
+    budget: float = 0.04
+
+    def __post_init__(self) -> None:
+        if self.budget <= 0:
+            raise ConfigError(f"budget: {self.budget} must be positive")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        squares = log_mismatch(scored).to(torch.float64) ** 2
+        ascending = squares[scored.mask].sort().values
+        count = torch.arange(1, ascending.numel() + 1, dtype=torch.float64, device=ascending.device)
+        num_kept = max(1, int((ascending.cumsum(dim=0) / count < self.budget).sum()))
+        if num_kept >= ascending.numel():
+            return torch.ones_like(scored.advantages)
+        is_kept = (squares < ascending[num_kept]) | (squares == ascending[0])
+        return is_kept.to(scored.advantages.dtype)
+
+
+RECIPE = Recipe(
+    name="m2po_mask",
+    title="Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?",
+    acronym="M2PO-mask",
+    arxiv="2510.01161",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Surrogate(),
+    corrections=(SecondMomentMask(budget=0.04),),
+    aggregate=TokenMean(),
+)

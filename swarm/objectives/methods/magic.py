@@ -1,0 +1,68 @@
+"""Skywork-OR1's adaptive entropy control (MAGIC): a bonus that acts only while entropy is under its target.
+
+The token-mean surrogate without KL around it is Skywork-OR1's. Ours: the strength never falls under 0; the
+entropy that is compared is that of the step's own tokens, foreign ones included.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Scope, Scored, TermPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.entropy import mean_entropy
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveEntropy(TermPart):
+    """A bonus that acts only while entropy is at or under a target, and grows for as long as it is.
+
+    After each step its strength rises by `pace` where the entropy was at or under the target, and falls by as
+    much where it was over. Ours: it never falls under 0.
+
+    Source: Skywork-OR1, arXiv:2505.22312 section 4.
+    """
+
+    equation: ClassVar[str] = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
+    scope: ClassVar[Scope] = Scope.STEP
+    start: float = 0.01
+    pace: float = 0.005
+    target: float = 0.2  # nats per token
+
+    def __post_init__(self) -> None:
+        if min(self.start, self.pace, self.target) < 0:
+            raise ConfigError("start, pace and target must not be negative")
+
+    def initial(self) -> Memory:
+        return {"strength": self.start}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        step = self.pace if self._is_low(scored) else -self.pace
+        return {"strength": max(0.0, float(memory["strength"]) + step)}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        strength = float(self.remembered(scored.batch)["strength"]) if self._is_low(scored) else 0.0
+        return -strength * mean_entropy(scored)
+
+    def _is_low(self, scored: Scored) -> bool:
+        return float(mean_entropy(scored).detach()) <= self.target
+
+
+RECIPE = Recipe(
+    name="magic",
+    title="Skywork Open Reasoner 1 Technical Report",
+    acronym="MAGIC",
+    arxiv="2505.22312",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+    terms=(AdaptiveEntropy(start=0.01, pace=0.005, target=0.2),),
+)

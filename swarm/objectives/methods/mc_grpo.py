@@ -1,0 +1,58 @@
+"""MC-GRPO: the group's median is the baseline, its median absolute deviation the scale.
+
+With few rollouts a mean is thrown by one outlier and flips signs. The paper samples one rollout more and
+leaves the median one out of the backward pass: here it has advantage 0. Ours: an even number of rollouts
+uses the lower median, and the one left out still counts in G and in the mean over rollouts, which only
+scales the step; against counting it in neither the two cancel. With binary rewards most groups have a
+deviation of 0; the released floor of 1e-3 then gives advantages near 1000, which only a gradient clip
+holds: raise `advantage.floor` to calm them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_lower_median, group_statistics, group_sum, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MedianDeviation(AdvantagePart):
+    """Distance from the group's median in median absolute deviations; zeros are made up for by the others.
+
+    The median is that of a member, the lower one of an even number, so that the median rollout gets 0 and an
+    unlucky outlier moves nobody's sign. Where more than half of a group agree the deviation is 0 and the
+    floor alone sets the scale, as in the released code.
+
+    Source: MC-GRPO, arXiv:2601.22582; lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`.
+    """
+
+    equation: ClassVar[str] = "A_i = (R_i - median_G) / (MAD_G + floor) * G / #{A != 0}"
+    floor: float = 1e-3
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        centred = batch.rewards.to(group.mean.dtype) - group_lower_median(batch.rewards, batch.group_index)
+        scores = centred / (group_lower_median(centred.abs(), batch.group_index) + self.floor)
+        not_zero = group_sum((scores != 0).to(scores.dtype), batch.group_index)
+        return where_signal(scores * group.count / not_zero.clamp(min=1), group, batch.rewards)
+
+
+RECIPE = Recipe(
+    name="mc_grpo",
+    title="MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
+    acronym="MC-GRPO",
+    arxiv="2601.22582",
+    row="S160",
+    verification="code",
+    advantage=MedianDeviation(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+)

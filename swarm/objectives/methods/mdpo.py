@@ -1,0 +1,81 @@
+"""MDPO: the plain surrogate with a growing divergence penalty to the policy of the draw, over several updates.
+
+Written for control tasks. Ours: group advantages in place of a critic's, a horizon of 1000 steps, and the
+divergence estimated on the sampled tokens with the gradient of the reverse KL.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Requirement, Scope, Scored, TermPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Surrogate
+from swarm.objectives.parts.kl import (
+    ESTIMATORS,
+    Estimator,
+    Mean,
+    check_choice,
+    difference,
+    estimate,
+    need_of,
+    step_mean,
+)
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorKl(TermPart):
+    """The proximal term of mirror descent: the divergence from the policy at the start of the update.
+
+    Its strength 1/t_k grows from 1 without bound as t_k = 1 - k/horizon falls; ours: it stays where step
+    `horizon - 1` left it. Estimated by `k3+`, whose gradient is that of the reverse KL.
+
+    Source: Mirror Descent Policy Optimization, arXiv:2005.09814 section 4.1.
+    """
+
+    equation: ClassVar[str] = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    horizon: int = 1000  # optimizer updates of the run
+    estimator: Estimator = "k3+"
+    mean: Mean = "token"
+
+    def __post_init__(self) -> None:
+        check_choice("estimator", self.estimator, ESTIMATORS)
+        check_choice("mean", self.mean, ("token", "rollout"))
+        if self.horizon < 1:
+            raise ConfigError(f"horizon: {self.horizon} is not positive")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return need_of("proximal") | {Requirement.SEVERAL_UPDATES}
+
+    def initial(self) -> Memory:
+        return {"steps": 0}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        return {"steps": min(int(memory["steps"]) + 1, self.horizon - 1)}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        steps = min(int(self.remembered(scored.batch)["steps"]), self.horizon - 1)
+        gap = estimate(difference(scored, "proximal"), self.estimator)
+        return step_mean(gap, scored, self.mean) / (1 - steps / self.horizon)
+
+
+RECIPE = Recipe(
+    name="mdpo",
+    title="Mirror Descent Policy Optimization",
+    acronym="MDPO",
+    arxiv="2005.09814",
+    row="S084",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Surrogate(),
+    aggregate=TokenMean(),
+    terms=(MirrorKl(horizon=1000),),
+)

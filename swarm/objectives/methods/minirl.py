@@ -1,0 +1,68 @@
+"""MiniRL: REINFORCE weighted by the whole ratio to the generator, gated by PPO's clip around the start of the update.
+
+The weight is mismatch times staleness, a constant; the gate drops tokens that a later update of the same batch
+pushed out of the clip. The paper's half-widths are not known to us. Ours: 0.2. Replay of expert routing, its
+third ingredient, concerns mixture-of-experts models and is not here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.part import CorrectionPart, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import RolloutSum
+from swarm.objectives.parts.mismatch_correction import pushed
+from swarm.objectives.parts.ratio import Against, AgainstPolicy, TokenRatio, log_ratio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignGate(AgainstPolicy, CorrectionPart):
+    """Drops tokens whose ratio left the bound its advantage pushes it to: PPO's clip as a mask.
+
+    The ratio may be another one than the recipe's: here against the policy at the start of the update, so that
+    nothing is dropped at the only update a batch gets.
+
+    Source: MiniRL, arXiv:2512.01374; `ppo_recompute` of sail-sg/Stable-RL.
+    """
+
+    equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
+    low: float = 0.2  # half-widths
+    high: float = 0.2
+    against: Against = "proximal"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratio = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask).exp()
+        return pushed(scored.advantages, ratio > 1 + self.high, ratio < 1 - self.low)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetachedRatio(WeightPart):
+    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another value.
+
+    Source: MiniRL, arXiv:2512.01374.
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[r] A log pi_t"
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -torch.exp(scored.log_ratio.detach()) * scored.advantages * scored.logprobs
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+RECIPE = Recipe(
+    name="minirl",
+    title="Stabilizing Reinforcement Learning with LLMs: Formulation and Practices",
+    acronym="MiniRL",
+    arxiv="2512.01374",
+    row="S088",
+    verification="secondary",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=DetachedRatio(),
+    corrections=(SignGate(low=0.2, high=0.2),),
+    aggregate=RolloutSum(),
+)

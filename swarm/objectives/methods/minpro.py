@@ -1,0 +1,99 @@
+"""MinPRO: a token's ratio times the smallest ratio of its prefix, as a capped constant weight.
+
+No token loses its gradient to the clip; only its weight is bounded. The paper's clip constants are not
+known to us. Ours: no lower bound, cap 2.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.part import RatioPart, Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.likelihood import DetachedClip
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, AgainstPolicy, log_ratio
+from swarm.objectives.recipe import Recipe
+
+
+def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
+    """Smallest log-ratio of the trained tokens strictly before each token; 0 where there are none.
+
+    Args:
+        ratios: log-ratios [N, L].
+        mask: bool [N, L].
+
+    Returns:
+        [N, L], detached. May be positive: the empty prefix counts for the first trained token only.
+    """
+    infinite = torch.full_like(ratios, torch.inf)
+    known = torch.where(mask, ratios.detach(), infinite)
+    shifted = torch.cat([infinite[:, :1], known[:, :-1]], dim=1)
+    smallest = torch.cummin(shifted, dim=1).values
+    return torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixMinimumRatio(AgainstPolicy, RatioPart):
+    """A token's ratio times the smallest ratio of its strict prefix.
+
+    Source: arXiv:2601.22718; the value at the first token is the natural convention, not quoted.
+    """
+
+    equation: ClassVar[str] = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
+        return ratios + torch.where(scored.mask, prefix_minimum(ratios, scored.mask), torch.zeros_like(ratios))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullPrefixRatio(AgainstPolicy, RatioPart):
+    """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
+
+    Unbiased for a token's own reward; its variance grows with the place in the response.
+
+    Source: per-decision importance sampling, Precup et al. 2000; as a baseline in arXiv:2601.22718.
+    """
+
+    equation: ClassVar[str] = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
+        before = ratios.detach().cumsum(dim=1) - ratios.detach()
+        whole = (ratios + before).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return torch.where(scored.mask, whole, torch.zeros_like(whole))
+
+
+RECIPE = Recipe(
+    name="minpro",
+    title="A Step Back: Prefix Importance Ratio Stabilizes Policy Optimization",
+    acronym="MinPRO",
+    arxiv="2601.22718",
+    row="S182",
+    verification="secondary",
+    advantage=GroupZScore(),
+    ratio=PrefixMinimumRatio(),
+    weight=DetachedClip(low=1.0, high=1.0),
+    aggregate=TokenMean(),
+)
+
+
+PREFIX_IS = Recipe(
+    name="prefix_is",
+    title="A Step Back: Prefix Importance Ratio Stabilizes Policy Optimization",
+    acronym="prefix IS",
+    arxiv="2601.22718",
+    verification="secondary",
+    about="Exact prefix weights: every token counts by the ratio of all tokens up to it, as a capped constant "
+    "weight. What MinPRO approximates, and its negative result: the product drifts to 0 or to the cap along a "
+    "long response. Ours: no lower bound, cap 2, as in `minpro`, to compare the two.",
+    advantage=GroupZScore(),
+    ratio=FullPrefixRatio(),
+    weight=DetachedClip(low=1.0, high=1.0),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,60 @@
+"""NGRPO: groups are scored together with one imagined member of full reward, so that failing groups go down.
+
+Negatives are held tighter by the clip: the lower half-width is the smaller one. Groups of full reward
+throughout have no signal, as in the paper, which drops them. Ours: the token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VirtualMaximum(AdvantagePart):
+    """Z-score in the group together with one imagined member of full reward: groups that all fail go down.
+
+    A group that has full reward throughout gets exactly 0.
+
+    Source: NGRPO, arXiv:2509.18851; nangongrui-ngr/NGRPO.
+    """
+
+    equation: ClassVar[str] = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
+    maximum: float = 1.0
+    floor: float = 1e-6
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        num_groups = int(batch.group_index.max()) + 1
+        rewards = batch.rewards.to(torch.float64)
+        imagined = torch.full((num_groups,), self.maximum, dtype=rewards.dtype, device=rewards.device)
+        places = torch.arange(num_groups, device=rewards.device)
+        group = group_statistics(torch.cat([rewards, imagined]), torch.cat([batch.group_index, places]))
+        scores = where_signal((torch.cat([rewards, imagined]) - group.mean) / (group.std + self.floor), group, rewards)
+        return scores[: rewards.shape[0]].to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="ngrpo",
+    title="NGRPO: Negative-enhanced Group Relative Policy Optimization",
+    acronym="NGRPO",
+    arxiv="2509.18851",
+    row="S195",
+    verification="code",
+    advantage=VirtualMaximum(maximum=1.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.16, high=0.24),
+    aggregate=TokenMean(),
+)

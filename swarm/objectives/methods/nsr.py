@@ -1,0 +1,89 @@
+"""NSR: only incorrect rollouts are learned from, each with advantage -1.
+
+Ours: a reward above 0.5 is correct, and rollouts that are left out still count in the token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignWeights(AdvantagePart):
+    """A fixed advantage for correct rollouts and another, negative, for the rest.
+
+    Source: PSR, NSR and W-REINFORCE, arXiv:2506.01347; TianHongZXY/RLVR-Decomposed. The threshold is ours.
+    """
+
+    equation: ClassVar[str] = "A_i = positive if R_i > threshold else -negative"
+    positive: float = 1.0
+    negative: float = 1.0
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.positive, self.negative) < 0:
+            raise ConfigError("positive and negative are sizes and must not be negative")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        wrong = torch.full_like(batch.rewards, -self.negative)
+        return torch.where(batch.rewards > self.threshold, torch.full_like(wrong, self.positive), wrong)
+
+
+RECIPE = Recipe(
+    name="nsr",
+    title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
+    acronym="NSR",
+    arxiv="2506.01347",
+    row="S164",
+    verification="code",
+    advantage=SignWeights(positive=0.0, negative=1.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)
+
+
+PSR = Recipe(
+    name="psr",
+    title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
+    acronym="PSR",
+    arxiv="2506.01347",
+    row="S164",
+    verification="code",
+    about="PSR: only correct rollouts are learned from, each with advantage 1. Ours: a reward above 0.5 is correct, "
+    "and rollouts that are left out still count in the token mean.",
+    advantage=SignWeights(positive=1.0, negative=0.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)
+
+
+W_REINFORCE = Recipe(
+    name="w_reinforce",
+    title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
+    acronym="W-REINFORCE",
+    arxiv="2506.01347",
+    row="S164",
+    verification="code",
+    about="W-REINFORCE: correct rollouts with advantage 0.1, incorrect ones with -1. Ours: a reward above 0.5 is "
+    "correct.",
+    advantage=SignWeights(positive=0.1, negative=1.0),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

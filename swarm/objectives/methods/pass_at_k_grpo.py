@@ -1,0 +1,55 @@
+"""Pass@k GRPO: only the best response of a group learns, by its lead over the second best.
+
+With binary rewards that is the only success of a group, and groups with more than one say nothing.
+Ours: the token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestOfGroup(AdvantagePart):
+    """Only the best member has an advantage: its lead over the second best, in standard deviations.
+
+    Of several equally good members none leads, so all get 0.
+
+    Source: arXiv:2503.19595; verl `compute_grpo_passk_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = "A_best = (R_best - R_second) / (std_G + floor), 0 for all others"
+    floor: float = 1e-6
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(group.mean.dtype)
+        is_best = rewards >= group.largest
+        leads_alone = is_best & (group_sum(is_best.to(rewards.dtype), batch.group_index) == 1)
+        below = torch.where(is_best, torch.full_like(rewards, -torch.inf), rewards)
+        second = group_statistics(below, batch.group_index).largest
+        lead = torch.where(leads_alone, rewards - second, torch.zeros_like(rewards))
+        return where_signal(lead / (group.std + self.floor), group, batch.rewards)
+
+
+RECIPE = Recipe(
+    name="pass_at_k_grpo",
+    title="Optimizing Language Models for Inference Time Objectives using Reinforcement Learning",
+    acronym="pass@k GRPO",
+    arxiv="2503.19595",
+    verification="code",
+    advantage=BestOfGroup(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

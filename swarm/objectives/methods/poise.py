@@ -1,0 +1,152 @@
+"""POISE: the baseline is a linear probe on the policy's own states, taken from another rollout of the prompt.
+
+No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
+gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
+regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
+The advantage below only tells which foreign rollouts are negative.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart
+from swarm.objectives.parts.advantage import LeaveOneOut
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_sum
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+def project(seen: Prediction, number: int) -> Tensor:
+    """Hidden states [c] along a random direction that depends on its number and the hidden size alone."""
+    size = seen.hidden.shape[1]
+    direction = torch.randn(size, generator=torch.Generator().manual_seed(number), dtype=torch.float64) / size**0.5
+    hidden = seen.hidden.to(seen.logits.dtype)
+    return hidden @ direction.to(device=hidden.device, dtype=hidden.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossBaseline(ShapePart):
+    """Reward minus what a linear probe of the other rollouts' states predicts for the prompt.
+
+    Features of a rollout: the state that predicts its first token (the prompt's), the mean state of its last
+    `ending` tokens, mean, deviation and largest of its entropies, and 1. The probe is a ridge regression of
+    the others' mean reward on them. It takes the place of any other advantage; a group of one gets 0.
+
+    Ours: states of the last layer, seen along `directions` random directions; older steps fade out by
+    `decay` instead of leaving a buffer; the ridge (relative to the mean square of a feature); predictions are
+    held within the rewards seen; groups of more than two average over the others; before the first fit the
+    baseline is the others' mean reward.
+
+    Source: POISE, arXiv:2605.07579.
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
+    scope: ClassVar[Scope] = Scope.GROUP
+    directions: int = 8
+    ending: int = 4  # tokens
+    ridge: float = 1e-2
+    decay: float = 0.95  # of what earlier steps weigh, each step
+
+    def __post_init__(self) -> None:
+        if min(self.directions, self.ending) < 1 or self.ridge <= 0 or not 0 <= self.decay < 1:
+            raise ConfigError("directions and ending must be at least 1, ridge positive and decay in [0, 1)")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        return {f"direction_{number}": partial(project, number=number) for number in range(self.directions)}
+
+    def initial(self) -> Memory:
+        return {"gram": [], "moment": [], "rewards": []}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        rewards, group_index = scored.batch.rewards.double(), scored.batch.group_index
+        predicted = self._predicted(scored)
+        size = group_sum(torch.ones_like(rewards), group_index)
+        baseline = (group_sum(predicted, group_index) - predicted) / (size - 1).clamp(min=1)
+        advantages = torch.where(size > 1, rewards - baseline, torch.zeros_like(rewards))
+        return advantages.to(scored.advantages.dtype)[:, None].expand(scored.mask.shape)
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        features, (others, size) = self._features(scored), _others(scored)
+        features, others = features[size > 1], others[size > 1]
+        if not others.numel():
+            return memory
+        gram, moment = features.T @ features, features.T @ others
+        seen = scored.batch.rewards.tolist()
+        if self._fits(memory):
+            gram = gram + self.decay * torch.tensor(memory["gram"], dtype=gram.dtype, device=gram.device)
+            moment = moment + self.decay * torch.tensor(memory["moment"], dtype=gram.dtype, device=gram.device)
+            seen += memory["rewards"]
+        return {"gram": gram.tolist(), "moment": moment.tolist(), "rewards": [min(seen), max(seen)]}
+
+    def _predicted(self, scored: Scored) -> Tensor:
+        """What each rollout's states say of the others' reward: [N]."""
+        memory: Mapping[str, Any] = self.remembered(scored.batch)
+        if not self._fits(memory):
+            return _others(scored)[0]
+        features = self._features(scored)
+        gram, moment = (
+            torch.tensor(memory[name], dtype=features.dtype, device=features.device) for name in ("gram", "moment")
+        )
+        damping = self.ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return (features @ torch.linalg.solve(gram + damping, moment)).clamp(*memory["rewards"])
+
+    def _fits(self, memory: Mapping[str, Any]) -> bool:
+        """Whether something was fitted with as many features: none at the start, others after a change of constants."""
+        return len(memory["moment"]) == 2 * self.directions + 4
+
+    def _features(self, scored: Scored) -> Tensor:
+        """[N, F] in float64; 0 for a rollout without trained tokens."""
+        mask, zeros = scored.mask, torch.zeros(scored.mask.shape, dtype=torch.float64, device=scored.mask.device)
+        count = mask.sum(dim=1, keepdim=True)
+        is_first = mask & (mask.cumsum(dim=1) == 1)
+        is_last = mask & (mask.cumsum(dim=1) > count - self.ending)
+        columns: list[Tensor] = []
+        for name in self.probes:
+            values = torch.where(mask, scored.probes[name].double(), zeros)
+            columns += [_mean(values, is_first), _mean(values, is_last)]
+        entropy = torch.where(mask, scored.entropy.detach().double(), zeros)
+        usual = _mean(entropy, mask)
+        spread = _mean((entropy - usual[:, None]) ** 2, mask).sqrt()
+        constant = (count[:, 0] > 0).double()
+        return torch.stack([*columns, usual, spread, entropy.max(dim=1).values, constant], dim=1)
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """By rollout, over `mask`: [N]."""
+    return torch.where(mask, values, torch.zeros_like(values)).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def _others(scored: Scored) -> tuple[Tensor, Tensor]:
+    """Mean reward of the other members, and the group's size: each [N]."""
+    rewards, group_index = scored.batch.rewards.double(), scored.batch.group_index
+    size = group_sum(torch.ones_like(rewards), group_index)
+    return (group_sum(rewards, group_index) - rewards) / (size - 1).clamp(min=1), size
+
+
+RECIPE = Recipe(
+    name="poise",
+    title="Your Language Model is Its Own Critic: Reinforcement Learning with Value Estimation "
+    "from Actor's Internal States",
+    acronym="POISE",
+    arxiv="2605.07579",
+    row="S150",
+    verification="ours",
+    advantage=LeaveOneOut(),
+    shapers=(CrossBaseline(),),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+)

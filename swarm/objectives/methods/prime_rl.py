@@ -1,0 +1,90 @@
+"""prime-rl's default loss: DPPO's mask on an unclipped surrogate, and a pull of every token's ratio to 1.
+
+The squared log-ratio acts on dropped tokens too, so that they come back.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import CorrectionPart, Scored, TermPart, masked_sum
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Surrogate
+from swarm.objectives.parts.mismatch_correction import ProbabilityDifferenceMask, probability
+from swarm.objectives.parts.ratio import AgainstPolicy, TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbabilityBand(AgainstPolicy, CorrectionPart):
+    """Drops tokens whose probability moved by more than a bound, in whichever direction.
+
+    Source: prime-rl `ipo_loss_fn` (unrelated to the preference method of that name).
+    """
+
+    equation: ClassVar[str] = "L_t <- 1[|p - p_mu| <= width] L_t"
+    width: float = 0.1
+
+    def __post_init__(self) -> None:
+        AgainstPolicy.__post_init__(self)
+        if self.width < 0:
+            raise ConfigError(f"width: {self.width} must not be negative")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        moved = probability(scored.logprobs) - probability(self.denominator(scored))
+        return (moved.abs() <= self.width).to(scored.advantages.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquaredLogRatio(TermPart):
+    """The mean square of the log-ratio: masked tokens are pulled back too.
+
+    Source: Kimi K2.5, arXiv:2602.02276; prime-rl `default_loss_fn` (kl_tau 1e-3).
+    """
+
+    equation: ClassVar[str] = "L += strength * sum_i sum_t (log r_t)^2 / sum_i |o_i|"
+    strength: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ConfigError(f"strength: {self.strength} must not be negative")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return self.strength * masked_sum(scored.log_ratio**2, scored.mask) / max(1, scored.batch.step_tokens)
+
+
+RECIPE = Recipe(
+    name="prime_rl",
+    title="prime-rl: Async RL Training at Scale",
+    acronym="DPPO+KL",
+    arxiv="",
+    url="https://github.com/PrimeIntellect-ai/prime-rl",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Surrogate(),
+    corrections=(ProbabilityDifferenceMask(low=0.2, high=0.2),),
+    aggregate=TokenMean(),
+    terms=(SquaredLogRatio(strength=1e-3),),
+)
+
+
+PRIME_RL_IPO = Recipe(
+    name="prime_rl_ipo",
+    title="prime-rl: Async RL Training at Scale",
+    acronym="prime-rl IPO",
+    arxiv="",
+    url="https://github.com/PrimeIntellect-ai/prime-rl",
+    verification="code",
+    about='prime-rl\'s "ipo" loss: tokens whose probability moved by more than 0.1 in either direction are dropped. '
+    "Otherwise as its default loss, `prime_rl`. Unrelated to the preference method IPO.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Surrogate(),
+    corrections=(ProbabilityBand(width=0.1),),
+    aggregate=TokenMean(),
+    terms=(SquaredLogRatio(strength=1e-3),),
+)

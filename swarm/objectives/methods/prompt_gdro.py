@@ -1,0 +1,104 @@
+"""Prompt-GDRO: advantages weigh more on kinds of prompts that have been hard for long.
+
+The paper plays this and the game over response counts (`rollout_gdro`) independently of each other.
+Ours: the constants of the weights (see the part) and the strength of the KL penalty.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, Requirement, Scored, ShapePart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics
+from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.prompts import Bins, Prompts, place_of
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RobustWeights(ShapePart):
+    """Prompt-GDRO: multiplicative weights over bins of difficulty, realised as a factor on advantages.
+
+    Prompts are sorted into bins by how often one of k of our own answers was right. A bin's score is a moving
+    average of the mean loss of its prompts, so that a bin with many prompts counts no more than one with few.
+    Ours: a prompt's loss is 1 - its mean reward (the surrogate itself is about 0 for every prompt), and every
+    constant but k and the number of bins.
+
+    Source: arXiv:2601.19280 (Prompt-GDRO).
+    """
+
+    equation: ClassVar[str] = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"
+    rate: float = 1.0
+    bound: float = 1.0
+    most: float = 2.0
+    pace: float = 0.1
+    num_bins: int = 10
+    k: int = 8
+    window: int = 4  # groups of a prompt that count
+    margin: float = 0.02  # hysteresis
+    remembers: int = 4096  # prompts
+
+    def __post_init__(self) -> None:
+        self._bins()
+        if min(self.rate, self.bound) < 0 or self.most <= 0 or not 0 < self.pace <= 1:
+            raise ConfigError("rate and bound must not be negative, most positive, pace in (0, 1]")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"prompts": {}, "scores": [0.0] * self.num_bins}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        batch = scored.batch
+        prompts, scores = cast(Prompts, memory["prompts"]), list(cast("list[float]", memory["scores"]))
+        group = group_statistics(batch.rewards, batch.group_index)
+        losses: dict[int, list[float]] = {}
+        for index in batch.group_index[~batch.is_external].unique().tolist():
+            first = int(torch.nonzero(batch.group_index == index)[0])
+            key, mean = batch.task_keys[index], float(group.mean[first])
+            prompts = self._bins().with_group(prompts, key, mean, int(group.count[first]))
+            losses.setdefault(cast(int, place_of(prompts, key)), []).append(1 - mean)
+        for place, found in losses.items():
+            scores[place] += self.pace * (math.fsum(found) / len(found) - scores[place])
+        return {"prompts": prompts, "scores": scores}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        memory = self.remembered(scored.batch)
+        prompts, scores = cast(Prompts, memory["prompts"]), cast("list[float]", memory["scores"])
+        factors = [self._factor(place_of(prompts, key), scores) for key in scored.batch.task_keys]
+        spread = torch.tensor(factors, dtype=scored.advantages.dtype, device=scored.advantages.device)
+        return scored.advantages * spread[scored.batch.group_index][:, None]
+
+    def _factor(self, place: int | None, scores: list[float]) -> float:
+        if place is None:
+            return 1.0
+        return min(math.exp(self.rate * max(-self.bound, min(scores[place], self.bound))), self.most)
+
+    def _bins(self) -> Bins:
+        return Bins(num_bins=self.num_bins, k=self.k, window=self.window, margin=self.margin, limit=self.remembers)
+
+
+RECIPE = Recipe(
+    name="prompt_gdro",
+    title="Group Distributionally Robust Optimization-Driven Reinforcement Learning for LLM Reasoning",
+    acronym="Prompt-GDRO",
+    arxiv="2601.19280",
+    row="S190",
+    verification="ours",
+    advantage=GroupZScore(),
+    shapers=(RobustWeights(),),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(KlPenalty(strength=0.001, estimator="k3", to="reference", mean="rollout"),),
+)

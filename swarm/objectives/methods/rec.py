@@ -1,0 +1,135 @@
+"""REC, one-sided: REINFORCE of tokens whose ratio has not yet moved the way the advantage pushes it.
+
+No importance weight: the ratio only decides which tokens count. The paper holds that this, not the weight, is
+what keeps learning from stale rollouts stable.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneSidedGate(WeightPart):
+    """REINFORCE of tokens that have not moved beyond a bound on the side their advantage pushes to.
+
+    Source: REC-OneSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
+    """
+
+    equation: ClassVar[str] = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio, advantages = torch.exp(scored.log_ratio.detach()), scored.advantages
+        rises = (advantages >= 0) & (ratio <= 1 + self.high)
+        falls = (advantages <= 0) & (ratio >= 1 - self.low)
+        return _gated(scored, rises | falls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoSidedGate(WeightPart):
+    """REINFORCE of tokens whose ratio lies within two bounds.
+
+    Source: REC-TwoSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
+    """
+
+    equation: ClassVar[str] = "L_t = -1[1-low <= r <= 1+high] A log pi_t"
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio = torch.exp(scored.log_ratio.detach())
+        return _gated(scored, (ratio >= 1 - self.low) & (ratio <= 1 + self.high))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingGate(WeightPart):
+    """REINFORCE of tokens within two bounds, or far beyond the bound their advantage pushes away from.
+
+    Source: REC-Ring-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = -M A log pi_t, M = 1[1-low <= r <= 1+high] or 1[A >= 0, r <= 1-far_low] or 1[A <= 0, r >= 1+far_high]"
+    )
+    low: float = 0.2  # half-widths
+    high: float = 0.2
+    far_low: float = 0.6
+    far_high: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.far_low < self.low or self.far_high < self.high:
+            raise ConfigError("far_low and far_high must not be inside low and high")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio, advantages = torch.exp(scored.log_ratio.detach()), scored.advantages
+        is_near = (ratio >= 1 - self.low) & (ratio <= 1 + self.high)
+        rises = (advantages >= 0) & (ratio <= 1 - self.far_low)
+        falls = (advantages <= 0) & (ratio >= 1 + self.far_high)
+        return _gated(scored, is_near | rises | falls)
+
+
+def _gated(scored: Scored, is_open: Tensor) -> TokenLosses:
+    likelihood = -scored.advantages * scored.logprobs
+    return TokenLosses(losses=torch.where(is_open, likelihood, torch.zeros_like(likelihood)), bounded=~is_open)
+
+
+RECIPE = Recipe(
+    name="rec",
+    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
+    "About GRPO and Its Friends",
+    acronym="REC",
+    arxiv="2509.24203",
+    row="S159",
+    verification="code",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=OneSidedGate(),
+    aggregate=TokenMean(),
+)
+
+
+REC_TWO_SIDED = Recipe(
+    name="rec_two_sided",
+    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
+    "About GRPO and Its Friends",
+    acronym="REC",
+    arxiv="2509.24203",
+    row="S159",
+    verification="code",
+    about="REC, two-sided: REINFORCE of tokens whose ratio lies within bounds, whatever the sign of the advantage. "
+    "No importance weight: the ratio only decides which tokens count.",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=TwoSidedGate(),
+    aggregate=TokenMean(),
+)
+
+
+REC_RING = Recipe(
+    name="rec_ring",
+    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
+    "About GRPO and Its Friends",
+    acronym="REC",
+    arxiv="2509.24203",
+    row="S159",
+    verification="code",
+    about="REC, ring: the two-sided gate; tokens far off on the side that the advantage pushes away from count as "
+    "well. No importance weight: the ratio only decides which tokens count. A summary of the code that we "
+    'worked from says "one-sided or far"; far tokens are inside the one-sided gate, so that reading has no '
+    "ring. Two-sided or far is here.",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=RingGate(),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,129 @@
+"""Reinforce-Ada (balanced): a prompt is answered again until its answers are mixed; a few of them are learned from.
+
+The advantage compares with every answer drawn. A group therefore carries its whole pool, of up to four group
+sizes. Ours: with graded rewards the mean is that of the rewards themselves; a pool of one response gets 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, AggregatePart, PromptPart, Requirement, Scope, Scored
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+def kept_of_pool(is_right: list[bool], keep: int) -> list[int]:
+    """Places of the first right and the first wrong answers, half of each as far as there are any."""
+    right = [place for place, each in enumerate(is_right) if each]
+    wrong = [place for place, each in enumerate(is_right) if not each]
+    num_right = min(keep // 2, len(right))
+    num_wrong = min(keep - num_right, len(wrong))
+    num_right = min(keep - num_wrong, len(right))
+    return sorted(right[:num_right] + wrong[:num_wrong])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptOfPool(AdvantagePart):
+    """Reward less the mean of all that were drawn, on a balanced few of them.
+
+    The code counts right answers as 1 and wrong ones as 0 in that mean; with binary rewards it is the same.
+
+    Source: Reinforce-Ada, arXiv:2510.04996; RLHFlow/Reinforce-Ada (`global_stat_est`, no division by the
+    deviation, as in its script).
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
+    keep: int = 4
+    right: float = 0.7  # a reward above it counts as right
+
+    def __post_init__(self) -> None:
+        if self.keep < 2:
+            raise ConfigError(f"keep: {self.keep} responses have nothing to compare with")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        pool = group_statistics(batch.rewards, batch.group_index)
+        centred = where_signal(batch.rewards.to(pool.mean.dtype) - pool.mean, pool, batch.rewards)
+        is_kept = torch.zeros_like(batch.rewards, dtype=torch.bool)
+        for group in batch.group_index.unique().tolist():
+            members = torch.nonzero(batch.group_index == group).flatten()
+            is_right = (batch.rewards[members] > self.right).tolist()
+            is_kept[members[kept_of_pool(is_right, self.keep)]] = True
+        return torch.where(is_kept, centred, torch.nan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptTokenMean(AggregatePart):
+    """Every token that is trained on counts the same; dropped rollouts do not make the step smaller.
+
+    Source: token mean of arXiv:2503.14476, after the down-sampling of arXiv:2510.04996.
+    """
+
+    equation: ClassVar[str] = (
+        "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, "
+        "share of the step's tokens (1 but for mixed kinds)"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return scored.batch.step_share * losses.sum() / scored.mask.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuccessiveElimination(PromptPart):
+    """A prompt is answered again, a group at a time, until its answers are mixed enough.
+
+    "balanced": half of what is kept is right and half wrong; "positive": one answer is right. All that were drawn
+    form one group, so that every node can check and compare them; which of them are learned from is the
+    advantage's choice (`KeptOfPool`).
+
+    Source: Reinforce-Ada, arXiv:2510.04996 Algorithm 1; RLHFlow/Reinforce-Ada `verl/trainer/ppo/ray_trainer.py`.
+    """
+
+    equation: ClassVar[str] = "again while rounds < 4 and not (#right >= keep/2 and #wrong >= keep - keep/2)"
+    rounds: int = 4
+    keep: int = 4  # responses learned from
+    right: float = 0.7  # a reward above it counts as right
+    rule: Literal["balanced", "positive"] = "balanced"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.keep < 2:
+            raise ConfigError("rounds must be at least 1 and keep at least 2")
+        if self.rule not in ("balanced", "positive"):
+            raise ConfigError(f"rule: {self.rule!r} is neither 'balanced' nor 'positive'")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.VARIED_GROUPS})
+
+    def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
+        num_right = sum(reward > self.right for reward in rewards)
+        num_wrong = len(rewards) - num_right
+        if self.rule == "balanced":
+            is_enough = num_right >= self.keep // 2 and num_wrong >= self.keep - self.keep // 2
+        else:
+            is_enough = num_right >= 1
+        limit = min(self.rounds * group_size, largest)
+        return 0 if is_enough else max(0, min(group_size, limit - len(rewards)))
+
+
+RECIPE = Recipe(
+    name="reinforce_ada",
+    title="Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training",
+    acronym="Reinforce-Ada",
+    arxiv="2510.04996",
+    row="S165",
+    verification="code",
+    advantage=KeptOfPool(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28, dual=3.0),
+    aggregate=KeptTokenMean(),
+    prompts=SuccessiveElimination(),
+)

@@ -1,0 +1,69 @@
+"""REINFORCE++: discounted returns with a KL penalty in the reward, whitened over all tokens of the step.
+
+No group is needed: the baseline is the mean of the step. The penalty compares the generator with the
+reference policy; its strength is ours (0 leaves both out).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.advantage import WhitenedReturn, whitened
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhitenedGroupCentred(AdvantagePart):
+    """Reward minus the group's mean, whitened over the tokens of the step.
+
+    Source: REINFORCE++-baseline, arXiv:2501.03262; verl `compute_reinforce_plus_plus_baseline_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = "A = whiten_tokens(R_i - mean_G)"
+    floor: float = 1e-8
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their zeros are in the variance
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(torch.float64)
+        centred = where_signal(rewards - group.mean, group, rewards)
+        return whitened(centred[:, None].expand(batch.mask.shape), batch.mask, self.floor).to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="reinforce_plus_plus",
+    title="REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
+    acronym="REINFORCE++",
+    arxiv="2501.03262",
+    verification="code",
+    advantage=WhitenedReturn(gamma=1.0, kl=0.01),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)
+
+
+REINFORCE_PLUS_PLUS_BASELINE = Recipe(
+    name="reinforce_plus_plus_baseline",
+    title="REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
+    acronym="REINFORCE++-baseline",
+    arxiv="2501.03262",
+    verification="code",
+    about="REINFORCE++-baseline: rewards minus their group's mean, whitened over all tokens of the step. The paper "
+    "adds a KL term to the loss; as in `grpo` it is left out.",
+    advantage=WhitenedGroupCentred(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,80 @@
+"""Reinforcement comparison: REINFORCE against a running mean of each prompt's rewards; no group is needed.
+
+The classical baseline, by prompt. Published single-rollout trainers (MSSR among them) refine it in ways whose
+formulas we could not read; this is none of them. Ours: the rate, the step's mean for a new prompt, and the
+clip around it for rollouts that are not fresh.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
+from swarm.objectives.parts.advantage import own_rewards
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.prompts import renewed
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTracker(AdvantagePart):
+    """Reward minus the prompt's running mean over earlier visits; of a prompt not seen yet, the step's mean.
+
+    The baseline does not depend on the rollouts it is taken from, so that one rollout for each prompt is
+    enough.
+
+    Source: reinforcement comparison, in Williams 1992, doi:10.1007/BF00992696, section 4.
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - b(prompt), then b += rate (mean_G - b); b = mean of the step at first"
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate {self.rate} must be in (0, 1]")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"prompts": {}}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        known: Mapping[str, float] = self.remembered(batch)["prompts"]
+        rewards = batch.rewards.to(torch.float64)
+        usual = float(rewards.mean())
+        baselines = [known.get(batch.task_keys[group], usual) for group in batch.group_index.tolist()]
+        return (rewards - torch.tensor(baselines, dtype=torch.float64, device=rewards.device)).to(batch.rewards.dtype)
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        known: Mapping[str, float] = memory["prompts"]
+        news: dict[str, float] = {}
+        for index, key in enumerate(scored.batch.task_keys):
+            rewards = own_rewards(scored.batch, index)
+            if rewards.numel():
+                mean = float(rewards.to(torch.float64).mean())
+                before = news.get(key, known.get(key, mean))
+                news[key] = before + self.rate * (mean - before)
+        return {"prompts": renewed(known, news)}
+
+
+RECIPE = Recipe(
+    name="reinforcement_comparison",
+    title="Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning",
+    acronym="reinforcement comparison",
+    arxiv="",
+    url="https://doi.org/10.1007/BF00992696",
+    verification="ours",
+    advantage=PromptTracker(rate=0.2),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

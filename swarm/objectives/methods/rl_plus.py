@@ -1,0 +1,89 @@
+"""RL-PLUS: rollouts of other generators by a mixture of policies in the denominator, own ones unclipped.
+
+Foreign tokens need no log-probs of their generator and no foreign ratio exceeds 4; tokens the policy already
+finds likely are damped. There a group holds own and foreign members and its baseline counts the own ones only;
+here (ours) a group has one producer and is its own baseline. The released code divides by the width of the
+padded batch. Ours: by the length allowed to each rollout.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import RatioPart, Requirement, Scored, ShapePart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import ConstantLength
+from swarm.objectives.parts.clip import Surrogate
+from swarm.objectives.parts.entropy import EntropyBonus
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureRatio(RatioPart):
+    """Multiple importance sampling: foreign tokens count as drawn from pi_old and a guess of the generator alike.
+
+    The guess is a mixture of pi_old and certainty: the token was in fact produced. Own tokens have the ratio to
+    pi_old.
+
+    Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
+    """
+
+    equation: ClassVar[str] = "foreign: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
+    share: float = 0.5  # of pi_old in the guess
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ConfigError(f"share: {self.share} must lie in [0, 1), or nothing bounds the ratio")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.PROXIMAL_LOGPROBS})
+
+    def __call__(self, scored: Scored) -> Tensor:
+        own = log_ratio(scored.logprobs, scored.proximal, scored.mask)
+        old = scored.proximal.clamp(max=0).exp()
+        mixture = math.log(2) + scored.logprobs - torch.log(old + self.share * old + (1 - self.share))
+        mixture = torch.where(scored.mask, mixture, torch.zeros_like(mixture)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return torch.where(scored.batch.is_external[:, None], mixture, own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExternalNovelty(ShapePart):
+    """Scales advantages of foreign tokens by how unlikely the policy finds them: what it knows is not learnt again.
+
+    Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
+    """
+
+    equation: ClassVar[str] = "A_t <- A_t (1 - sg[pi_t])^power on foreign tokens"
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.power <= 0:
+            raise ConfigError(f"power: {self.power} must be positive")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        unlikely = -torch.expm1(scored.logprobs.detach().clamp(max=0))
+        shaped = scored.advantages * unlikely**self.power
+        return torch.where(scored.batch.is_external[:, None], shaped, scored.advantages)
+
+
+RECIPE = Recipe(
+    name="rl_plus",
+    title="RL-PLUS: Countering Capability Boundary Collapse of LLMs in Reinforcement Learning with "
+    "Hybrid-policy Optimization",
+    acronym="RL-PLUS",
+    arxiv="2508.00222",
+    row="S017",
+    verification="code",
+    advantage=GroupCentred(),
+    shapers=(ExternalNovelty(),),
+    ratio=MixtureRatio(),
+    weight=Surrogate(),
+    aggregate=ConstantLength(),
+    terms=(EntropyBonus(strength=0.001),),
+)

@@ -1,0 +1,23 @@
+"""RLOO: REINFORCE on whole responses, with the mean reward of the other responses as the baseline.
+
+No ratio, no clip; a response is one action, so its tokens are summed. The KL penalty in the reward is left
+out, as in `grpo`. Needs no log-probs of the generator.
+"""
+
+from swarm.objectives.parts.advantage import LeaveOneOut
+from swarm.objectives.parts.aggregate import RolloutSum
+from swarm.objectives.parts.likelihood import Likelihood
+from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="rloo",
+    title="Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in LLMs",
+    acronym="RLOO",
+    arxiv="2402.14740",
+    verification="code",
+    advantage=LeaveOneOut(),
+    ratio=NoRatio(),
+    weight=Likelihood(),
+    aggregate=RolloutSum(),
+)

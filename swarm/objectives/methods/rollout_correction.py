@@ -1,0 +1,165 @@
+"""Rollout correction: the gap between generator and learner as truncation, masking or rejection; one row a variant.
+
+rho_t = pi_old(token) / mu(token) is what the generator's kernels and age make of one and the same policy. The factor
+stands before PPO's loss around pi_old; the last two rows leave pi_old out and weigh REINFORCE.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutSum, TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.likelihood import DetachedClip
+from swarm.objectives.parts.mismatch_correction import (
+    GeometricRejection,
+    K3Rejection,
+    MaskedSequenceMismatch,
+    Mismatch,
+    TruncatedMismatch,
+    TruncatedSequenceMismatch,
+    Veto,
+)
+from swarm.objectives.parts.ratio import FullSequenceRatio, TokenRatio
+from swarm.objectives.recipe import Recipe
+
+SEQ_TIS = Recipe(
+    name="seq_tis",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="Seq-TIS",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="TIS by response: the generator's gap as a product over the response, cut at 2, on all its tokens. "
+    "Unbiased before it is cut, with more variance than by token. Ours: GRPO's clip with a token mean as the "
+    "host, cap 2 (verl advises 2 to 10).",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(TruncatedSequenceMismatch(cap=2.0),),
+    aggregate=TokenMean(),
+)
+
+
+SEQ_MIS = Recipe(
+    name="seq_mis",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="Seq-MIS",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="MIS by response: responses whose probability at generator and learner differs too much are dropped as a "
+    "whole. Dropped responses stay in the denominator. Ours: GRPO's clip with a token mean as the host, the "
+    "lower bound 0.5 (TRL has none by default); its upper bound is 3.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(MaskedSequenceMismatch(low=0.5, high=3.0),),
+    aggregate=TokenMean(),
+)
+
+
+TIS_VETO = Recipe(
+    name="tis_veto",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="TIS-veto",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="TIS by token with a veto: a response with one token that the policy would never give is dropped as a "
+    "whole. Such a token marks a broken record or a broken kernel rather than a stale policy. Ours: GRPO's "
+    "clip around the start of the update and a token mean as the host.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(
+        TruncatedMismatch(cap=2.0),
+        Veto(least=1e-4),
+    ),
+    aggregate=TokenMean(),
+)
+
+
+GEO_RS = Recipe(
+    name="geo_rs",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="Geo-RS",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="Geo-RS: responses whose length-normalised mismatch leaves a narrow band are dropped, the others not "
+    "weighted. The band of 0.1 % is meant for engine noise; data of another policy version is refused almost "
+    "wholly, so widen it for stale rollouts. Ours: GRPO's clip around the start of the update and a token "
+    "mean as the host.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(GeometricRejection(low=0.999, high=1.001),),
+    aggregate=TokenMean(),
+)
+
+
+K3_RS = Recipe(
+    name="k3_rs",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="K3-RS",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="K3-RS: responses whose mean k3 divergence from the generator exceeds 0.01 are dropped, the others not "
+    "weighted. Tokens that became likelier and tokens that became rarer do not cancel, as they do in "
+    "`geo_rs`. Ours: GRPO's clip around the start of the update and a token mean as the host.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(K3Rejection(limit=0.01),),
+    aggregate=TokenMean(),
+)
+
+
+SEQ_MASK_TIS = Recipe(
+    name="seq_mask_tis",
+    title="OpenRLHF: An Easy-to-use, Scalable and High-performance RLHF Framework",
+    acronym="seq-mask-tis",
+    arxiv="2405.11143",
+    verification="code",
+    about="seq-mask-tis of OpenRLHF: the whole response is kept or dropped by its length-normalised mismatch, "
+    "tokens weighted. Ours: GRPO's clip around the start of the update and a token mean as the host.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(
+        GeometricRejection(low=0.5, high=5.0),
+        Mismatch(),
+    ),
+    aggregate=TokenMean(),
+)
+
+
+TIS_REINFORCE = Recipe(
+    name="tis_reinforce",
+    title="Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and "
+    "User-Friendly Scaling Library",
+    acronym="TIS-REINFORCE",
+    arxiv="2506.06122",
+    verification="code",
+    about="REINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in ROLL. Of CISPO's "
+    "kind; here no token ever counts more than it would on policy. Ours: group z-score, token mean.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=DetachedClip(low=1.0, high=0.0),
+    aggregate=TokenMean(),
+)
+
+
+BYPASS_PG_SEQ_TIS = Recipe(
+    name="bypass_pg_seq_tis",
+    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
+    acronym="Bypass-PG-Seq-TIS",
+    arxiv="",
+    url="https://richardli.xyz/rl-collapse",
+    verification="code",
+    about="Bypass mode: the proximal policy is left out, REINFORCE is weighted by the whole response's ratio, cut "
+    "at 2. No clip and no extra forward pass: pi_old is taken to be the generator. Ours: the group z-score.",
+    advantage=GroupZScore(),
+    ratio=FullSequenceRatio(),
+    weight=DetachedClip(low=1.0, high=1.0),
+    aggregate=RolloutSum(),
+)

@@ -1,0 +1,135 @@
+"""Rollout-GDRO: more responses to prompts whose rewards vary, at a fixed mean of responses.
+
+The game over the weights of prompts is `prompt_gdro`. Ours is the core: how the
+counts are found and their constants (see the part), where the paper learns them by EXP3P; and the strength of
+the KL penalty.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory, PromptPart, Requirement
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.prompts import Bins, Prompts, place_of
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+def best_counts(variances: Sequence[float], total: int, least: int, most: int) -> list[int]:
+    """Counts n_i in [least, most] with that total and the smallest sum of v_i / n_i.
+
+    Exact: each further response goes where it lowers the sum most, and the sum is separable and convex. Without
+    the bounds it is n_i ~ sqrt(v_i). Equal prompts differ by one at most.
+
+    Args:
+        variances: v_i >= 0 of one response's reward.
+        total: between least and most times the number of prompts.
+        least: >= 1.
+        most: >= least.
+    """
+    assert least * len(variances) <= total <= most * len(variances), (total, least, most)
+    counts = [least] * len(variances)
+
+    def gain(index: int) -> tuple[float, int, int]:
+        count = counts[index]
+        return (-variances[index] / (count * (count + 1)), count, index)
+
+    heap = [gain(index) for index in range(len(variances)) if least < most]
+    heapq.heapify(heap)
+    for _ in range(total - least * len(variances)):
+        _, _, index = heapq.heappop(heap)
+        counts[index] += 1
+        if counts[index] < most:
+            heapq.heappush(heap, gain(index))
+    return counts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RobustCounts(PromptPart):
+    """Rollout-GDRO: more responses to bins of prompts whose rewards vary, at a fixed mean.
+
+    Prompts are sorted into bins by how often one of k answers was right; a bin's variance is a moving average of
+    p (1 - p). Ours: the paper learns the count of each bin by EXP3P with a price on responses; here the problem
+    they pose, least sum of variance over responses at a fixed total, is solved for each round. A round of fewer
+    than `pool` prompts is solved together with those asked last, and what it takes beyond its share is made up
+    for later. Every constant but k and the number of bins is ours. A prompt not seen before counts as the most
+    uncertain, 1/4.
+
+    Source: arXiv:2601.19280 (Rollout-GDRO).
+    """
+
+    equation: ClassVar[str] = "min sum_q v_b(q) / n_q, sum_q n_q = n Q, least <= n_q <= most; v_b <- EMA of p (1 - p)"
+    num_bins: int = 10
+    k: int = 8
+    window: int = 4  # groups of a prompt that count
+    margin: float = 0.02  # hysteresis
+    pace: float = 0.1
+    least: int = 2
+    most: int = 16
+    pool: int = 8  # prompts among which responses are shared out
+    remembers: int = 4096  # prompts
+
+    def __post_init__(self) -> None:
+        self._bins()
+        if self.pool < 1:
+            raise ConfigError(f"pool: {self.pool} prompts are none")
+        if not 2 <= self.least <= self.most:
+            raise ConfigError(f"least: {self.least} responses, most: {self.most}; a group needs two")
+        if not 0 < self.pace <= 1:
+            raise ConfigError(f"pace: {self.pace} is not in (0, 1]")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.VARIED_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"prompts": {}, "variances": [0.25] * self.num_bins, "asked": [0, 0]}
+
+    def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
+        mean = min(1.0, max(0.0, math.fsum(rewards) / len(rewards)))
+        prompts = self._bins().with_group(cast(Prompts, memory["prompts"]), key, mean, len(rewards))
+        variances = list(cast("list[float]", memory["variances"]))
+        place = place_of(prompts, key)
+        assert place is not None
+        variances[place] += self.pace * (mean * (1 - mean) - variances[place])
+        num_prompts, num_responses = cast("list[int]", memory["asked"])
+        asked = [num_prompts + 1, num_responses + len(rewards)]
+        return {"prompts": prompts, "variances": variances, "asked": asked}
+
+    def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
+        prompts, variances = cast(Prompts, memory["prompts"]), cast("list[float]", memory["variances"])
+        recent = list(prompts)[len(prompts) - max(0, min(len(prompts), self.pool - len(keys))) :]
+        places = [place_of(prompts, key) for key in (*keys, *recent)]
+        spread = [0.25 if place is None else variances[place] for place in places]
+        least, most = min(self.least, group_size), max(min(self.most, largest), group_size)
+        num_prompts, num_responses = cast("list[int]", memory["asked"])
+        owed = group_size * num_prompts - num_responses
+        total = group_size * len(spread) + (owed if recent else 0)
+        total = min(max(total, least * len(spread)), most * len(spread))
+        return best_counts(spread, total, least, most)[: len(keys)]
+
+    def _bins(self) -> Bins:
+        return Bins(num_bins=self.num_bins, k=self.k, window=self.window, margin=self.margin, limit=self.remembers)
+
+
+RECIPE = Recipe(
+    name="rollout_gdro",
+    title="Group Distributionally Robust Optimization-Driven Reinforcement Learning for LLM Reasoning",
+    acronym="Rollout-GDRO",
+    arxiv="2601.19280",
+    row="S190",
+    verification="ours",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=RolloutMean(),
+    terms=(KlPenalty(strength=0.001, estimator="k3", to="reference", mean="rollout"),),
+    prompts=RobustCounts(),
+)

@@ -1,0 +1,25 @@
+"""Swarm sampling (SAPO), as published: foreign rollouts are encoded as if generated here.
+
+Needs no log-probs of the generator: the "old" log-probs are the learner's own snapshot, so the ratio is 1
+at the only update a batch gets. The mismatch to the generator stays uncorrected by design; it is measured
+(diagnostics) and bounded by age and effective sample size instead.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="sapo_swarm",
+    title="Sharing is Caring: Efficient LM Post-Training with Collective RL Experience Sharing",
+    acronym="SAPO (swarm)",
+    arxiv="2509.08721",
+    row="S109",
+    verification="secondary",
+    advantage=GroupZScore(floor=1e-8),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.28),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,116 @@
+"""SPEAR, its objective: old rollouts are imitated where they beat what the policy does today, more so later on.
+
+Ours: the buffer is whatever older rollouts a step draws, here with one step for both kinds instead of two.
+Tokens of high covariance are left out by rank instead of at random. Its bonus for tool calls, its filters and
+its selection of groups by spread belong to rewards and sampling and are left out.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, CorrectionPart, Memory, Requirement, Scored
+from swarm.objectives.parts.aggregate import ConstantLength
+from swarm.objectives.parts.clip import CovarianceClip
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecalibratedReplay(AdvantagePart):
+    """Fresh rollouts against their group; old ones against the median of recent group means, if above it.
+
+    Rollouts older than `max_age` optimizer steps get 0. While no mean is known yet, old ones get 0 too
+    (ours). Only our own fresh groups say how well the policy does.
+
+    Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `ray_trainer_hybrid.py`.
+    """
+
+    equation: ClassVar[str] = (
+        "A_i = R_i - mean_G at age 0; max(R_i - median(recent group means), 0) at age 1..max_age; 0 beyond"
+    )
+    max_age: int = 5  # optimizer steps
+    history: int = 10_240  # group means that are remembered
+
+    def __post_init__(self) -> None:
+        if self.max_age < 1 or self.history < 1:
+            raise ConfigError("max_age and history must be at least 1")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    def initial(self) -> Memory:
+        return {"means": []}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        batch = scored.batch
+        group = group_statistics(batch.rewards, batch.group_index)
+        is_own_fresh = (batch.age_steps == 0) & ~batch.is_external
+        fresh = {
+            int(index): float(mean)
+            for index, mean, is_fresh in zip(batch.group_index, group.mean, is_own_fresh, strict=True)
+            if is_fresh
+        }
+        return {"means": [*memory["means"], *fresh.values()][-self.history :]}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(group.mean.dtype)
+        means = self.remembered(batch)["means"]
+        today = statistics.median(means) if means else float("inf")
+        own = where_signal(rewards - group.mean, group, rewards)
+        replayed = torch.where(
+            batch.age_steps <= self.max_age, (rewards - today).clamp(min=0), torch.zeros_like(rewards)
+        )
+        return torch.where(batch.age_steps == 0, own, replayed).to(batch.rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayWarmup(CorrectionPart):
+    """Rollouts of earlier policies count along half a cosine, from 0 at the start of the run to 1.
+
+    Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py` (`max_replay_loss_steps`).
+    """
+
+    equation: ClassVar[str] = "w = 1 at age 0, else (1 - cos(pi min(k / steps, 1))) / 2 at the k-th optimizer step"
+    steps: int = 300  # optimizer steps
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps {self.steps} must be at least 1")
+
+    def initial(self) -> Memory:
+        return {"step": 1}
+
+    def observe(self, memory: Memory, scored: Scored) -> Memory:
+        return {"step": int(memory["step"]) + 1}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        step = int(self.remembered(scored.batch)["step"])
+        weight = (1 - math.cos(math.pi * min(step / self.steps, 1.0))) / 2
+        is_fresh = (scored.batch.age_steps == 0)[:, None].expand(scored.mask.shape)
+        return torch.where(is_fresh, 1.0, torch.full_like(scored.log_ratio.detach(), weight))
+
+
+RECIPE = Recipe(
+    name="spear",
+    title="Learn the Ropes, Then Trust the Wins: Self-imitation with Progressive Exploration for "
+    "Agentic Reinforcement Learning",
+    acronym="SPEAR",
+    arxiv="2509.22601",
+    row="S068",
+    verification="code",
+    advantage=RecalibratedReplay(),
+    ratio=TokenRatio(),
+    weight=CovarianceClip(low=0.2, high=0.28, share=0.02, least=1.0, most=40.0),
+    corrections=(ReplayWarmup(),),
+    aggregate=ConstantLength(),
+)

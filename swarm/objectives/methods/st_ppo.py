@@ -1,0 +1,86 @@
+"""ST-PPO: a clip of turn-level ratios, the update divided by the size of the gradient that the clip removed.
+
+As `s_ppo`, with the ratio of a whole turn. Ours besides the core: the half-widths,
+which are those of AT2PO for the same ratio. Turns are those the environment marked.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import clip_surrogate
+from swarm.objectives.parts.ratio import TokenRatio, TurnRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BiasNormalisedClip(WeightPart):
+    """PPO's clip, its gradient divided by the norm of the gradient that the clip removed.
+
+    The paper takes the norm over all parameters, which costs a second backward pass. Ours: the norm of the
+    removed coefficients of log pi, as if every token's gradient had length 1 and a direction of its own, per
+    rollout. A ratio counts up to 1 + 2 high there: a token that is clipped anyway, of which a generator may claim
+    anything, must not shrink the step of all others. And the norm is measured in units of `reference`, so that
+    a step of which the clip removes less is plain PPO and no update is ever enlarged.
+
+    Source: ST-PPO, arXiv:2511.20718, in public reviews and notes.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = -min(r A, clip(r, 1-low, 1+high) A) min(1, reference / ||C||), "
+        "||C||^2 = (1/N) sum_i sum_t (1[t clipped] min(r, 1 + 2 high) A / |o_i|)^2"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+    reference: float = 0.05  # size of the removed part up to which nothing is divided
+
+    def __post_init__(self) -> None:
+        if self.reference <= 0:
+            raise ConfigError(f"reference {self.reference} must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
+        length = scored.mask.sum(dim=1, keepdim=True).clamp(min=1)
+        ratio = torch.exp(scored.log_ratio.detach()).clamp(max=1 + 2 * self.high)
+        pull = ratio * scored.advantages / length
+        removed = torch.where(found.bounded & scored.mask, pull, torch.zeros_like(pull))
+        size = float(removed.double().norm()) / max(1, scored.batch.step_rollouts) ** 0.5
+        return TokenLosses(losses=found.losses / max(1.0, size / self.reference), bounded=found.bounded)
+
+
+RECIPE = Recipe(
+    name="st_ppo",
+    title="ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training",
+    acronym="ST-PPO",
+    arxiv="2511.20718",
+    row="S166",
+    verification="ours",
+    advantage=GroupZScore(),
+    ratio=TurnRatio(),
+    weight=BiasNormalisedClip(low=3e-3, high=4e-3),
+    aggregate=RolloutMean(),
+)
+
+
+S_PPO = Recipe(
+    name="s_ppo",
+    title="ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training",
+    acronym="S-PPO",
+    arxiv="2511.20718",
+    row="S166",
+    verification="ours",
+    about="S-PPO: PPO's clip, the update divided by the size of the gradient that the clip removed. Very stale "
+    "batches, of which the clip removes much, then count less. Known from reviews and notes only. Ours is the "
+    "core: the size is that of the removed coefficients, not of parameter gradients, and never enlarges an "
+    "update; a group z-score in place of the critic. The turn-level form is `st_ppo`.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=BiasNormalisedClip(),
+    aggregate=RolloutMean(),
+)

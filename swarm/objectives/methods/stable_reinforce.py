@@ -1,0 +1,87 @@
+"""StableReinforce: ratios are held within far bounds before the clip, and outlying advantages are dropped.
+
+A stability preset for noisy rewards. Its reward for consistency between reasoning and answer needs a judge
+and is left out, as is the KL penalty in the reward. Ours: the reward itself is whitened, without a baseline.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.aggregate import RolloutMean
+from swarm.objectives.parts.clip import clip_surrogate
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutlierFiltered(AdvantagePart):
+    """The reward in standard deviations from the mean over the step's tokens; 0 beyond `limit` of them.
+
+    Source: StableReinforce, arXiv:2505.02835; yfzhang114/r1_reward `replay_buffer.py`, which adds the mean
+    before whitening to its limits (a slip: the whitened values have mean 0).
+    """
+
+    equation: ClassVar[str] = "z = (R_i - mean_tokens) / std_tokens (population); A = z if |z| <= limit else 0"
+    limit: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.limit <= 0:
+            raise ConfigError(f"limit {self.limit} must be positive")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
+        if float(rewards.max()) == float(rewards.min()):
+            return torch.zeros_like(batch.rewards)
+        total = length.sum().clamp(min=1)
+        centred = rewards - (length * rewards).sum() / total
+        variance = (length * centred**2).sum() / total
+        scores = centred / variance.clamp(min=1e-8).sqrt()
+        return torch.where(scores.abs() <= self.limit, scores, torch.zeros_like(scores)).to(batch.rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreClip(WeightPart):
+    """The ratio is held within far bounds before PPO's clip, so that no extreme one enters the loss.
+
+    Source: StableReinforce, arXiv:2505.02835; yfzhang114/r1_reward `openrlhf/models/loss.py`.
+    """
+
+    equation: ClassVar[str] = "L_t = -min(q A, clip(q, 1-low, 1+high) A), q = clip(r, least, most)"
+    least: float = 1e-3
+    most: float = 1e3
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least < 1 < self.most:
+            raise ConfigError(f"0 < least {self.least} < 1 < most {self.most} must hold")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        held = scored.log_ratio.clamp(math.log(self.least), math.log(self.most))
+        found = clip_surrogate(held, scored.advantages, 1 - self.low, 1 + self.high)
+        return TokenLosses(losses=found.losses, bounded=found.bounded | (held != scored.log_ratio))
+
+
+RECIPE = Recipe(
+    name="stable_reinforce",
+    title="R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning",
+    acronym="StableReinforce",
+    arxiv="2505.02835",
+    row="S171",
+    verification="code",
+    advantage=OutlierFiltered(),
+    ratio=TokenRatio(),
+    weight=PreClip(),
+    aggregate=RolloutMean(),
+)

@@ -1,0 +1,26 @@
+"""TIS by token: a PPO loss around the policy at the start of the update, times the generator's gap to it, cut at 2.
+
+The correction multiplies any policy loss. Ours: GRPO's clip with a token mean as the host, cap 2 (verl advises
+1.5 to 5, TRL has 3).
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.mismatch_correction import TruncatedMismatch
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="tis",
+    title="Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
+    acronym="TIS",
+    arxiv="",
+    url="https://fengyao.notion.site/off-policy-rl",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(against="proximal"),
+    weight=Clip(low=0.2, high=0.2),
+    corrections=(TruncatedMismatch(cap=2.0),),
+    aggregate=TokenMean(),
+)

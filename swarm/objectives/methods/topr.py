@@ -1,0 +1,109 @@
+"""TOPR, as its paper has it: negative rollouts weigh their trajectory's ratio, tapered into [0, 1].
+
+Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
+The paper's baseline is a dial of the share of positives. Ours: the group's mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupCentred
+from swarm.objectives.parts.aggregate import RolloutSum, TokenMean
+from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaperedTrajectory(WeightPart):
+    """A negative rollout weighs as much as its whole-trajectory ratio, a positive one is plain likelihood.
+
+    Wants a token ratio, which it multiplies up. Bounds are of the ratio itself; positives have the
+    canonical a+ = b+ = 1.
+
+    Source: TOPR, arXiv:2503.14286 eq. 8.
+    """
+
+    equation: ClassVar[str] = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.low, self.high)
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        weight = torch.exp(whole_trajectory(scored))
+        tapered = weight.clamp(self.low, self.high)
+        is_positive = scored.advantages > 0
+        losses = -torch.where(is_positive, 1.0, tapered) * scored.advantages * scored.logprobs
+        return TokenLosses(losses=losses, bounded=~is_positive & ((weight < self.low) | (weight > self.high)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaperedToken(WeightPart):
+    """Tokens of a rollout that scored count fully, those of the others by their own ratio.
+
+    The split is by score, not by advantage; where it lies is ours, see the recipe.
+
+    Source: ROLL `agentic_actor_pg_worker.py` (topr), Trinity-RFT `topr`.
+    """
+
+    equation: ClassVar[str] = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
+    low: float = 0.0
+    high: float = 1.0
+    threshold: float = 0.5  # a success has a higher reward
+
+    def __post_init__(self) -> None:
+        _check(self.low, self.high)
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        has_scored = (scored.batch.rewards > self.threshold)[:, None]
+        log_weight = torch.where(has_scored, torch.zeros_like(scored.log_ratio), scored.log_ratio)
+        low, high = (
+            torch.where(has_scored, 1.0, torch.full_like(scored.log_ratio, bound)) for bound in (self.low, self.high)
+        )
+        return weighted_likelihood(scored, log_weight, low, high)
+
+
+def _check(low: float, high: float) -> None:
+    if not 0 <= low <= high:
+        raise ConfigError(f"low {low} and high {high}: 0 <= low <= high must hold")
+
+
+RECIPE = Recipe(
+    name="topr",
+    title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    acronym="TOPR",
+    arxiv="2503.14286",
+    row="S155",
+    verification="paper",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=TaperedTrajectory(),
+    aggregate=RolloutSum(),
+)
+
+
+TOPR_TOKEN = Recipe(
+    name="topr_token",
+    title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    acronym="TOPR",
+    arxiv="2503.14286",
+    row="S155",
+    verification="code",
+    about="TOPR, as its code bases have it: tokens of unrewarded rollouts weigh their own ratio, tapered into [0, "
+    "1]. ROLL and Trinity split by score, not by advantage, and taper each token by itself; the paper's "
+    "product over the trajectory is the recipe `topr`. ROLL leaves the advantage open and "
+    "Trinity takes the reward. Ours: the reward minus the group's mean, which with Trinity's rewards of +-1 "
+    "has the same signs; and a threshold of 0.5 instead of 0, because tasks that give 0.01 for the form of an "
+    "answer would never be tapered.",
+    advantage=GroupCentred(),
+    ratio=TokenRatio(),
+    weight=TaperedToken(),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,25 @@
+"""INTELLECT-2's two-sided clip: negatives lose their gradient too once their ratio exceeds 4, plus a weak KL term.
+
+min(min(r, 4) A, clip(r) A) is PPO's dual clip with constant 4, and is written so. The estimator of the KL term
+(k3, token mean) is ours.
+"""
+
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+RECIPE = Recipe(
+    name="two_sided_grpo",
+    title="INTELLECT-2: A Reasoning Model Trained Through Globally Decentralized Reinforcement Learning",
+    acronym="two-sided GRPO",
+    arxiv="2505.07291",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2, dual=4.0),
+    aggregate=TokenMean(),
+    terms=(KlPenalty(strength=0.001, mean="token"),),
+)

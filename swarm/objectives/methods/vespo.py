@@ -1,0 +1,63 @@
+"""VESPO: the whole response's ratio through a gamma-shaped weight that needs no clip.
+
+Far from the data on either side the weight vanishes smoothly; negatives fall off faster. The ratio is to the
+generator, staleness and mismatch in one.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.ratio import FullSequenceRatio
+from swarm.objectives.recipe import Recipe
+
+LOG_FLOOR = math.log(1e-8)
+"""Least log-ratio, as in TRL."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GammaWeight(WeightPart):
+    """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative.
+
+    Wants the ratio of the whole response.
+
+    Source: VESPO, arXiv:2602.10693; TRL `get_gamma_weights`.
+    """
+
+    equation: ClassVar[str] = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
+    positive_power: float = 2.0  # where A >= 0
+    positive_rate: float = 3.0
+    negative_power: float = 3.0
+    negative_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        if min(self.positive_power, self.positive_rate, self.negative_power, self.negative_rate) <= 0:
+            raise ConfigError("powers and rates must be positive")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        log_weight = scored.log_ratio.detach().clamp(min=LOG_FLOOR)
+        is_positive = scored.advantages >= 0
+        power = torch.where(is_positive, self.positive_power, torch.full_like(log_weight, self.negative_power))
+        rate = torch.where(is_positive, self.positive_rate, torch.full_like(log_weight, self.negative_rate))
+        weight = torch.exp(power * log_weight - rate * torch.expm1(log_weight))
+        losses = -weight * scored.advantages * scored.logprobs
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+RECIPE = Recipe(
+    name="vespo",
+    title="VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
+    acronym="VESPO",
+    arxiv="2602.10693",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=FullSequenceRatio(),
+    weight=GammaWeight(),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,65 @@
+"""XRPO, its advantage: successes that the policy finds unlikely for their group get more of it.
+
+The paper's rollout allocation and in-context seeding are not part of the objective. Ours: the strength and
+the bound of the bonus, which our sources do not give, and the token mean.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, ShapePart
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_sum
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoveltySharpening(ShapePart):
+    """Successes that are less likely under the policy than their group get more advantage, up to a share of it.
+
+    Likelihood is the mean log-prob of a response. A success is a response with a positive advantage.
+
+    Source: XRPO, arXiv:2510.06672.
+    """
+
+    equation: ClassVar[str] = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
+    scope: ClassVar[Scope] = Scope.GROUP
+    strength: float = 1.0
+    bound: float = 0.5  # share of the advantage
+
+    def __post_init__(self) -> None:
+        if min(self.strength, self.bound) < 0:
+            raise ConfigError("strength and bound must not be negative")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        count = scored.mask.sum(dim=1)
+        mean_logprob = scored.logprobs.detach().double().sum(dim=1) / count.clamp(min=1)
+        is_there = (count > 0).double()
+        members = group_sum(is_there, scored.batch.group_index).clamp(min=1)
+        usual = group_sum(mean_logprob * is_there, scored.batch.group_index) / members
+        novelty = 1 - torch.exp((mean_logprob - usual).clamp(max=20.0))
+        bonus = (self.strength * novelty).clamp(min=0).to(scored.advantages.dtype)[:, None]
+        sharpened = scored.advantages + torch.minimum(bonus, self.bound * scored.advantages)
+        return torch.where(scored.advantages > 0, sharpened, scored.advantages)
+
+
+RECIPE = Recipe(
+    name="xrpo",
+    title="XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation",
+    acronym="XRPO",
+    arxiv="2510.06672",
+    row="S069",
+    verification="secondary",
+    advantage=GroupZScore(),
+    shapers=(NoveltySharpening(strength=1.0, bound=0.5),),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=TokenMean(),
+)

@@ -1,0 +1,154 @@
+"""Advantages that several methods share: by group, by step, and what they are computed from.
+
+Invariant: a group whose rewards are all equal gets exactly 0, whatever the rounding of its mean; statistics are those
+of the whole group or step, dropped members included.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.parts.ratio import log_ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupZScore(AdvantagePart):
+    """Reward in standard deviations from the group's mean; a group of one gets 0.
+
+    Source: arXiv:2402.03300 section 4.1.2; verl `compute_grpo_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_G + floor), unbiased std"
+    floor: float = 1e-6  # 1e-6 (verl), 1e-4 (TRL), 1e-8 (swarm sampling)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        scores = (batch.rewards.to(group.mean.dtype) - group.mean) / (group.std + self.floor)
+        return where_signal(scores, group, batch.rewards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupCentred(AdvantagePart):
+    """Reward minus the group's mean, not divided by anything.
+
+    Source: Dr.GRPO, arXiv:2503.20783; verl `norm_adv_by_std_in_grpo=False`.
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - mean_G"
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        return where_signal(batch.rewards.to(group.mean.dtype) - group.mean, group, batch.rewards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveOneOut(AdvantagePart):
+    """Reward minus the mean reward of the other members; alone in its group, the reward itself.
+
+    Source: RLOO, arXiv:2402.14740; verl `compute_rloo_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = "A_i = R_i - mean_{j != i} R_j; R_i in a group of one"
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(group.mean.dtype)
+        left_out = group.count / (group.count - 1).clamp(min=1) * (rewards - group.mean)
+        return torch.where(group.count > 1, where_signal(left_out, group, rewards), rewards).to(batch.rewards.dtype)
+
+
+def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
+    """(value - mean) / sqrt(unbiased variance + floor) over `mask`, 0 where all values are equal.
+
+    Args:
+        values: float64, of the shape of `mask`.
+        mask: bool.
+        floor: of the variance.
+
+    Source: verl `masked_whiten`.
+    """
+    kept = values[mask]
+    if kept.numel() < 2 or float(kept.max()) == float(kept.min()):
+        return torch.zeros_like(values)
+    white = (values - kept.mean()) / (kept.var() + floor).sqrt()
+    return torch.where(mask, white, torch.zeros_like(white))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhitenedReturn(AdvantagePart):
+    """Discounted return of every token, the reward at the last and a KL penalty at each, whitened over the step.
+
+    The penalty compares the policy at the start of the update with the reference policy, both scored here: log-probs
+    that a generator claims would let it write its own reward. At 0 neither is needed.
+
+    Source: REINFORCE++, arXiv:2501.03262; verl `compute_reinforce_plus_plus_outcome_advantage`.
+    """
+
+    equation: ClassVar[str] = (
+        "G_t = sum_{j>=t} gamma^(j-t) (R 1[j last] - kl clamp(log pi_old_j - log pi_ref_j, -20, 20)); A = whiten(G)"
+    )
+    gamma: float = 1.0
+    kl: float = 0.01
+    floor: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma <= 1 or self.kl < 0:
+            raise ConfigError("gamma must be in (0, 1] and kl must not be negative")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        every = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
+        return every | {Requirement.PROXIMAL_LOGPROBS, Requirement.REFERENCE_LOGPROBS} if self.kl > 0 else every
+
+    def __call__(self, batch: Batch) -> Tensor:
+        is_later = batch.mask.flip(1).cumsum(dim=1).flip(1)  # trained tokens from here on
+        is_last = batch.mask & (is_later == 1)
+        rewards = torch.where(is_last, batch.rewards.to(torch.float64)[:, None], 0.0)
+        if self.kl > 0:
+            policy, reference = batch.proximal_logprobs, batch.reference_logprobs
+            assert policy is not None and reference is not None, "the run does not supply what this part declares"
+            rewards = rewards - self.kl * log_ratio(policy.to(torch.float64), reference.to(torch.float64), batch.mask)
+        returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+        for place in reversed(range(rewards.shape[1])):
+            is_trained = batch.mask[:, place]
+            following = torch.where(is_trained, rewards[:, place] + self.gamma * following, following)
+            returns[:, place] = following
+        return whitened(returns, batch.mask, self.floor).to(batch.rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchDeviation(AdvantagePart):
+    """Reward minus the group's mean, in standard deviations of all rewards of the step.
+
+    Source: Lite PPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786; TRL `scale_rewards="batch"`.
+    """
+
+    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_batch + floor), unbiased std"
+    floor: float = 1e-4  # TRL
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their rewards are in the deviation
+
+    def __call__(self, batch: Batch) -> Tensor:
+        group = group_statistics(batch.rewards, batch.group_index)
+        rewards = batch.rewards.to(torch.float64)
+        spread = rewards.std() if rewards.numel() > 1 else torch.zeros_like(rewards.sum())
+        return where_signal((rewards - group.mean) / (spread + self.floor), group, batch.rewards)
+
+
+def reference_rewards(batch: Batch) -> Tensor:
+    assert batch.reference_rewards is not None, "the run does not supply reference_rewards"
+    return batch.reference_rewards
+
+
+def own_rewards(batch: Batch, group: int) -> Tensor:
+    """Rewards of a group of our own policy; none of another policy, which says nothing about ours."""
+    return batch.rewards[(batch.group_index == group) & ~batch.is_external]

@@ -1,0 +1,169 @@
+"""Clipped surrogates: PPO's clip and dual clip, clips that keep a gradient, covariance clip, and the bare surrogate.
+
+Invariant: `bounded` marks the tokens whose gradient the rule removed or capped.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart, masked_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surrogate(WeightPart):
+    """The plain importance-weighted surrogate; corrections are its only bound.
+
+    Source: arXiv:1707.06347 eq. 6.
+    """
+
+    equation: ClassVar[str] = "L_t = -r A"
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        losses = -torch.exp(scored.log_ratio) * scored.advantages
+        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+
+
+def check_dual(dual: float) -> None:
+    """Raises ConfigError for a dual clip that is neither off nor above 1, the ratio where nothing moved."""
+    if dual != 0 and dual <= 1:
+        raise ConfigError(f"dual: {dual} is neither 0 (off) nor above 1")
+
+
+def clip_surrogate(
+    log_ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, dual: float = 0.0
+) -> TokenLosses:
+    """-min(r A, clip(r, low, high) A); with `dual` > 1 at most -dual A where A < 0.
+
+    Args:
+        log_ratio: [N, L], gradient flows.
+        advantages: [N, L], constant.
+        low: lower bound of the ratio itself, a number or [N, L].
+        high: upper bound of the ratio itself.
+        dual: dual-clip constant; 0 is off.
+
+    Source: arXiv:1707.06347 eq. 7; separate bounds arXiv:2503.14476; dual clip arXiv:1912.09729.
+    """
+    ratio = torch.exp(log_ratio)
+    bounds = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
+    plain, clipped = -ratio * advantages, -torch.clamp(ratio, *bounds) * advantages
+    found = TokenLosses(losses=torch.maximum(plain, clipped), bounded=clipped > plain)
+    return dual_clipped(found, advantages, dual)
+
+
+def dual_clipped(found: TokenLosses, advantages: Tensor, dual: float) -> TokenLosses:
+    """Losses of tokens with A < 0 held at -dual A, without gradient there; unchanged where `dual` is 0."""
+    if dual == 0:
+        return found
+    ceiling = -dual * advantages
+    is_capped = (advantages < 0) & (found.losses > ceiling)
+    return TokenLosses(losses=torch.where(is_capped, ceiling, found.losses), bounded=found.bounded | is_capped)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip(WeightPart):
+    """PPO's two-sided clip; separate half-widths give clip-higher, `dual` bounds negatives far off policy.
+
+    Source: arXiv:1707.06347 eq. 7; arXiv:2503.14476 section 3.1; arXiv:1912.09729; verl
+    `compute_policy_loss_vanilla` (dual 3; TRL has none).
+    """
+
+    equation: ClassVar[str] = "L_t = -min(r A, clip(r, 1-low, 1+high) A); if dual and A < 0: min(L_t, -dual A)"
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+    dual: float = 0.0  # 0 = off
+
+    def __post_init__(self) -> None:
+        check_dual(self.dual)
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high, self.dual)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreservingClip(WeightPart):
+    """PPO's clip in value; beyond a preserved bound the gradient is that of the bound times log pi.
+
+    Source: "upper" AEPO, arXiv:2510.14545, `core_algos.py`; "both" GPPO, arXiv:2508.07629.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = -min(r A, clip(r, (1-low) u, (1+high) u) A), u = r/sg[r] (at the upper bound only where so chosen); "
+        "if dual and A < 0: min(L_t, -dual A)"
+    )
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+    preserve: Literal["both", "upper"] = "both"
+    dual: float = 0.0  # 0 = off
+
+    def __post_init__(self) -> None:
+        if self.preserve not in ("both", "upper"):
+            raise ConfigError(f"preserve: {self.preserve!r} is neither 'both' nor 'upper'")
+        check_dual(self.dual)
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        ratio, advantages = torch.exp(scored.log_ratio), scored.advantages
+        one = ratio / ratio.detach()
+        floor = (1 - self.low) * (one if self.preserve == "both" else torch.ones_like(one))
+        held = torch.where(
+            ratio > 1 + self.high, (1 + self.high) * one, torch.where(ratio < 1 - self.low, floor, ratio)
+        )
+        plain, clipped = -ratio * advantages, -held * advantages
+        bounded = clipped > plain
+        found = TokenLosses(losses=torch.where(bounded, clipped, plain), bounded=bounded)
+        return dual_clipped(found, advantages, self.dual)
+
+
+def covariances(scored: Scored) -> Tensor:
+    """(A - mean A) (log pi - mean log pi), means over the step's trained tokens: float64 [N, L], detached."""
+    count = max(1, int(scored.mask.sum()))
+    advantages, logprobs = scored.advantages.double(), scored.logprobs.detach().double()
+    centred = (values - masked_sum(values, scored.mask) / count for values in (advantages, logprobs))
+    product = next(centred) * next(centred)
+    return torch.where(scored.mask, product, torch.zeros_like(product))
+
+
+def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Tensor:
+    """bool [N, L]: the `share` of the step's tokens (at least one) with the largest values, of the eligible."""
+    count = min(max(1, int(share * int(mask.sum()))), int(eligible.sum()))
+    ranked = torch.where(eligible, values, torch.full_like(values, -torch.inf)).flatten()
+    chosen = torch.zeros_like(eligible).flatten()
+    chosen[ranked.argsort(descending=True, stable=True)[:count]] = True
+    return chosen.reshape(mask.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CovarianceClip(WeightPart):
+    """PPO's clip, and a few tokens of high covariance are left out.
+
+    The published rule draws those tokens at random from all between the bounds. Ours: the ones of largest
+    covariance, so that a run can be repeated.
+
+    Source: Clip-Cov, arXiv:2505.22617; verl `clip_cov`; in SPEAR, arXiv:2509.22601.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = 0 on the largest `share` of cov_t in (least, most), else -min(r A, clip(r, 1-low, 1+high) A)"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+    low: float = 0.2  # half-width
+    high: float = 0.2  # half-width
+    share: float = 2e-4  # of the step's tokens, at least one
+    least: float = 1.0
+    most: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.least >= self.most:
+            raise ConfigError("share must be in (0, 1], and least below most")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
+        covariance = covariances(scored)
+        eligible = (covariance > self.least) & (covariance < self.most) & scored.mask & ~found.bounded
+        dropped = largest(covariance, eligible, self.share, scored.mask)
+        losses = torch.where(dropped, torch.zeros_like(found.losses), found.losses)
+        return TokenLosses(losses=losses, bounded=found.bounded | dropped)

@@ -1,0 +1,126 @@
+"""Divergence from another policy on the sampled tokens, as a summand of the loss.
+
+Invariant: log-probability differences are bounded by +-20, so that no estimate and no gradient is infinite;
+means are over totals of the whole step.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Requirement, Scope, Scored, TermPart, masked_sum
+from swarm.objectives.parts.ratio import log_ratio
+
+K3_BOUND = 10.0
+ESTIMATORS = ("k1", "k2", "k3", "k1+", "k3+")
+
+
+Target = Literal["reference", "proximal"]
+"""The policy to stay near: the frozen reference, or the one at the start of the update."""
+
+
+Sampler = Literal["behavior", "proximal"]
+"""The policy that a token counts as sampled from."""
+
+
+Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+"""D, D^2/2, exp(-D) + D - 1 with D = log pi - log target; a `+` has the gradient of k2 at its own value."""
+
+
+Mean = Literal["token", "rollout"]
+"""Mean over the tokens of the step, or over rollouts of the mean over their tokens."""
+
+
+def difference(scored: Scored, to: Target | Sampler) -> Tensor:
+    """log pi - log of that policy: [N, L] in [-20, 20], 0 off the mask."""
+    other = {"reference": _reference, "proximal": _proximal, "behavior": _behavior}[to](scored)
+    return log_ratio(scored.logprobs, other, scored.mask)
+
+
+def estimate(gap: Tensor, estimator: Estimator) -> Tensor:
+    """The estimate of KL(pi || target) by each token.
+
+    Args:
+        gap: log pi - log target, bounded.
+        estimator: its name.
+
+    Source: Schulman, "Approximating KL divergence" (2020); verl `kl_penalty`, whose bounds (k3 at +-10) these are.
+    """
+    squared = gap**2 / 2
+    if estimator == "k2":
+        return squared
+    value = gap if estimator.startswith("k1") else (torch.exp(-gap) + gap - 1).clamp(-K3_BOUND, K3_BOUND)
+    return value.detach() + squared - squared.detach() if estimator.endswith("+") else value
+
+
+def step_mean(values: Tensor, scored: Scored, mean: Mean) -> Tensor:
+    """Mean of [N, L] over the trained tokens of the step: a scalar that adds up over micro-batches."""
+    if mean == "token":
+        return masked_sum(values, scored.mask) / max(1, scored.batch.step_tokens)
+    lengths = scored.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return masked_sum(values / lengths, scored.mask) / max(1, scored.batch.step_rollouts)
+
+
+def need_of(to: Target | Sampler) -> frozenset[Requirement]:
+    """What log-probs of that policy take."""
+    return frozenset({Requirement(f"{to}_logprobs")})
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ConfigError where `value` is not one of `known`."""
+    if value not in known:
+        raise ConfigError(f"{name}: {value!r} is none of {', '.join(known)}")
+
+
+def check_not_negative(**values: float) -> None:
+    """Raises ConfigError for a negative constant."""
+    for name, value in values.items():
+        if value < 0:
+            raise ConfigError(f"{name}: {value} is negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KlPenalty(TermPart):
+    """Keeps the policy near another one, by an estimate of KL(pi || target).
+
+    On policy the gradient of k2 is that of the reverse KL; k1 has none in expectation; k3's is that of a
+    forward KL. Off policy none of them is corrected: see `ImportanceKl`.
+
+    Source: arXiv:2402.03300 eq. 4 (k3 to the reference, inside the rollout mean); verl `kl_penalty`.
+    """
+
+    equation: ClassVar[str] = "L += strength * mean_t k(D_t), D = log pi - log pi_to"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    strength: float = 0.04
+    estimator: Estimator = "k3"
+    to: Target = "reference"
+    mean: Mean = "rollout"
+
+    def __post_init__(self) -> None:
+        check_not_negative(strength=self.strength)
+        check_choice("estimator", self.estimator, ("k1", "k2", "k3", "k1+", "k3+"))
+        check_choice("to", self.to, ("reference", "proximal"))
+        check_choice("mean", self.mean, ("token", "rollout"))
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return need_of(self.to)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return self.strength * step_mean(estimate(difference(scored, self.to), self.estimator), scored, self.mean)
+
+
+def _reference(scored: Scored) -> Tensor:
+    return scored.reference
+
+
+def _proximal(scored: Scored) -> Tensor:
+    return scored.proximal
+
+
+def _behavior(scored: Scored) -> Tensor:
+    return scored.behavior

@@ -1,0 +1,229 @@
+"""Constant factors on token losses for the gap between generator and learner: truncation, masks, rejection, vetoes.
+
+Invariant: a factor carries no gradient. Dropped tokens and responses stay in the denominators of the loss.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import CorrectionPart, Requirement, Scope, Scored
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, AgainstPolicy, log_ratio, rollout_mean, rollout_sum
+
+
+def log_mismatch(scored: Scored) -> Tensor:
+    """log rho of each token: [N, L] in [-20, 20], constant, 0 off the mask."""
+    return log_ratio(scored.proximal, scored.behavior, scored.mask)
+
+
+def sequence_mismatch(scored: Scored) -> Tensor:
+    """Product of rho over each rollout: [N, 1], its log in [-20, 20]."""
+    whole = rollout_sum(log_mismatch(scored), scored.mask)
+    return whole.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def inside(values: Tensor, low: float, high: float) -> Tensor:
+    """`values` where they lie in [low, high], else 0."""
+    return torch.where((values >= low) & (values <= high), values, torch.zeros_like(values))
+
+
+def check_cap(cap: float) -> None:
+    """Raises ConfigError for a cap that leaves nothing."""
+    if cap <= 0:
+        raise ConfigError(f"cap: {cap} must be positive")
+
+
+def check_band(low: float, high: float) -> None:
+    """Raises ConfigError for a band of ratios that does not hold 1, so that fresh data would be refused."""
+    if not 0 <= low <= 1 <= high:
+        raise ConfigError(f"low, high: the band [{low}, {high}] must lie above 0 and hold the ratio 1")
+
+
+class MismatchPart(CorrectionPart):
+    """Base of corrections by rho, the policy at the start of the update over the generator."""
+
+    __slots__ = ()
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch(MismatchPart):
+    """The whole ratio of each token, bounded only so that it stays finite.
+
+    Source: arXiv:2110.00641; AReaL, arXiv:2505.24298.
+    """
+
+    equation: ClassVar[str] = "L_t <- sg[rho_t] L_t"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return log_mismatch(scored).exp()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TruncatedMismatch(MismatchPart):
+    """The ratio of each token, cut at a cap.
+
+    Source: TIS, https://fengyao.notion.site/off-policy-rl; verl `rollout_corr_helper`; TRL `token_truncate`.
+    """
+
+    equation: ClassVar[str] = "L_t <- sg[min(rho_t, cap)] L_t"
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return log_mismatch(scored).exp().clamp(max=self.cap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TruncatedSequenceMismatch(MismatchPart):
+    """The ratio of the response, cut at a cap, on all its tokens. Unbiased before it is cut.
+
+    Source: verl `rollout_corr_math` (sequence TIS); TRL `sequence_truncate`.
+    """
+
+    equation: ClassVar[str] = "L_t <- sg[min(prod_t rho_t, cap)] L_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return sequence_mismatch(scored).clamp(max=self.cap).expand(scored.mask.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedSequenceMismatch(MismatchPart):
+    """The ratio of the response inside a band; outside it the whole response is dropped.
+
+    Source: verl `rollout_corr_math` (sequence MIS); TRL `sequence_mask`.
+    """
+
+    equation: ClassVar[str] = "L_t <- sg[P_i 1[low <= P_i <= high]] L_t, P_i = prod_t rho_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.5
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_band(self.low, self.high)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return inside(sequence_mismatch(scored), self.low, self.high).expand(scored.mask.shape)
+
+
+def keep(is_kept: Tensor, scored: Scored) -> Tensor:
+    """bool [N, 1] as a factor [N, L]."""
+    return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeometricRejection(MismatchPart):
+    """Keeps responses whose length-normalised mismatch lies in a band: the test does not depend on the length.
+
+    Source: Geo-RS, https://richardli.xyz/rl-collapse-3; verl `decoupled_geo_rs`; OpenRLHF `seq-mask-tis`.
+    """
+
+    equation: ClassVar[str] = "L_t <- 1[low <= exp(mean_t log rho_t) <= high] L_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    low: float = 0.999
+    high: float = 1.001
+
+    def __post_init__(self) -> None:
+        check_band(self.low, self.high)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratio = rollout_mean(log_mismatch(scored), scored.mask).exp()
+        return keep((ratio >= self.low) & (ratio <= self.high), scored)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class K3Rejection(MismatchPart):
+    """Keeps responses whose mean k3 divergence is within a limit; deviations of either sign add up.
+
+    Source: K3-RS, verl `decoupled_k3_rs`.
+    """
+
+    equation: ClassVar[str] = "L_t <- 1[mean_t(rho_t - log rho_t - 1) <= limit] L_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    limit: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ConfigError(f"limit: {self.limit} must not be negative")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        mismatch = log_mismatch(scored)
+        divergence = rollout_mean(torch.expm1(mismatch) - mismatch, scored.mask)
+        return keep(divergence <= self.limit, scored)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Veto(MismatchPart):
+    """Drops a response of which the policy would almost never have given some token.
+
+    Source: verl `rollout_corr_math` (token veto).
+    """
+
+    equation: ClassVar[str] = "L_t <- 1[min_t rho_t >= least] L_t"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    least: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least < 1:
+            raise ConfigError(f"least: {self.least} must lie in [0, 1)")
+
+    def __call__(self, scored: Scored) -> Tensor:
+        smallest = log_mismatch(scored).exp().amin(dim=1, keepdim=True)  # off the mask rho is 1
+        return keep(smallest >= self.least, scored)
+
+
+def probability(logprobs: Tensor) -> Tensor:
+    """[N, L] in [0, 1], constant; rounding over log 1 counts as 1."""
+    return logprobs.detach().clamp(max=0).exp()
+
+
+def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
+    """0 where a token is beyond the bound its advantage pushes it to, else 1: [N, L].
+
+    Args:
+        advantages: [N, L].
+        too_high: bool [N, L], grown too much; counts where A > 0.
+        too_low: bool [N, L], fallen too much; counts elsewhere.
+    """
+    return (~torch.where(advantages > 0, too_high, too_low)).to(advantages.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DivergenceMask(AgainstPolicy, CorrectionPart):
+    low: float = 0.15
+    high: float = 0.15
+
+    def __post_init__(self) -> None:
+        AgainstPolicy.__post_init__(self)
+        if min(self.low, self.high) < 0:
+            raise ConfigError(f"low {self.low} and high {self.high} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbabilityDifferenceMask(DivergenceMask):
+    """Drops tokens whose probability moved by more than a bound in the direction its advantage pushes to.
+
+    Rare tokens may move by a large factor, frequent ones by little. `against` "proximal" is the recompute variant.
+
+    Source: DPPO-Binary-TV, arXiv:2602.04879; sail-sg/Stable-RL; verl `dppo_tv`.
+    """
+
+    equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, p - p_mu > high) or (A <= 0, p - p_mu < -low)"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        moved = probability(scored.logprobs) - probability(self.denominator(scored))
+        return pushed(scored.advantages, moved > self.high, moved < -self.low)

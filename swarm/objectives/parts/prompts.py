@@ -1,0 +1,76 @@
+"""What parts remember by prompt: plain JSON records of bounded number, and bins of difficulty.
+
+Invariant: never more than `limit` records, whatever prompts other nodes invent.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Memory
+
+MAX_PROMPTS = 20_000
+"""Prompts a part remembers."""
+
+
+def renewed(records: Mapping[str, Any], news: Mapping[str, Any], limit: int = MAX_PROMPTS) -> dict[str, Any]:
+    """`records` with `news` in their place, moved to the end; of more than `limit` the oldest are left out."""
+    kept = {key: value for key, value in records.items() if key not in news} | dict(news)
+    return dict(list(kept.items())[max(0, len(kept) - limit) :])
+
+
+Prompts = Mapping[str, Memory]  # key -> {"bin": int, "groups": [[mean reward, responses], ...]}
+
+
+def pass_at(num_right: int, num_responses: int, k: int) -> float:
+    """Unbiased chance that one of k answers is right, of `num_right` among `num_responses` (k at most these).
+
+    Source: arXiv:2107.03374 eq. 1.
+    """
+    k = min(k, num_responses)
+    return 1 - math.comb(num_responses - num_right, k) / math.comb(num_responses, k)
+
+
+def bin_of(value: float, num_bins: int, before: int | None, margin: float) -> int:
+    """The bin of a value in [0, 1]; a prompt in bin `before` leaves it only `margin` beyond the border."""
+    found = min(int(value * num_bins), num_bins - 1)
+    if before is None or found == before:
+        return found
+    if found > before:
+        return found if value >= (before + 1) / num_bins + margin else before
+    return found if value < before / num_bins - margin else before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bins:
+    """How prompts are sorted; `remembered` is what a part keeps of them."""
+
+    num_bins: int
+    k: int  # answers of which one must be right
+    window: int  # groups of a prompt that count
+    margin: float  # hysteresis
+    limit: int  # prompts
+
+    def __post_init__(self) -> None:
+        if min(self.num_bins, self.k, self.window, self.limit) < 1 or self.margin < 0:
+            raise ConfigError("num_bins, k, window and remembers must be positive, margin not negative")
+
+    def with_group(self, prompts: Prompts, key: str, reward: float, num_responses: int) -> dict[str, Memory]:
+        """The table after a group of that mean reward, its prompt last; the oldest beyond the limit are forgotten."""
+        before = prompts.get(key)
+        groups = [*(_groups(before) if before else ()), [min(1.0, max(0.0, reward)), num_responses]][-self.window :]
+        num_right = sum(round(mean * number) for mean, number in groups)
+        chance = pass_at(num_right, sum(int(number) for _, number in groups), self.k)
+        place = bin_of(chance, self.num_bins, None if before is None else int(before["bin"]), self.margin)
+        return renewed(prompts, {key: {"bin": place, "groups": groups}}, self.limit)
+
+
+def place_of(prompts: Prompts, key: str) -> int | None:
+    """The bin of a prompt, None where it was not seen."""
+    return None if key not in prompts else int(prompts[key]["bin"])
+
+
+def _groups(entry: Memory) -> Sequence[Any]:
+    return cast("Sequence[Any]", entry["groups"])

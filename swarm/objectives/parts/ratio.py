@@ -1,0 +1,215 @@
+"""Importance ratios: of a token, a turn, a response; and what other ratios are made of.
+
+Invariant: off the mask a log-ratio is exactly 0, on it bounded by +-20 so that exp stays finite.
+Shape letters: N rollouts, L longest response in tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Part, RatioPart, Requirement, Scope, Scored
+
+LOG_RATIO_BOUND = 20.0
+
+
+Against = Literal["behavior", "proximal"]
+"""The denominator: the policy that sampled (mu), or the one at the start of the update (pi_old)."""
+
+
+def log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """log pi(token) - log of the denominator's probability: [N, L] in [-20, 20], 0 off the mask."""
+    difference = torch.where(mask, logprobs - denominator, torch.zeros_like(logprobs))
+    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgainstPolicy(Part):
+    """Base of parts whose ratio has a denominator to choose; what it needs follows from the choice."""
+
+    against: Against = "behavior"
+
+    def __post_init__(self) -> None:
+        if self.against not in ("behavior", "proximal"):
+            raise ConfigError(f"against: {self.against!r} is neither 'behavior' nor 'proximal'")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset(
+            {Requirement.BEHAVIOR_LOGPROBS if self.against == "behavior" else Requirement.PROXIMAL_LOGPROBS}
+        )
+
+    def denominator(self, scored: Scored) -> Tensor:
+        """Log-probs [N, L] of the chosen policy."""
+        return scored.behavior if self.against == "behavior" else scored.proximal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoRatio(RatioPart):
+    """The ratio of a policy to itself: 0 in value, with the gradient of log pi.
+
+    What REINFORCE uses, and swarm sampling: rollouts of others are encoded as if generated here.
+
+    Source: arXiv:2509.08721 (swarm sampling).
+    """
+
+    equation: ClassVar[str] = "r = pi / sg[pi] (value 1)"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return log_ratio(scored.logprobs, scored.logprobs.detach(), scored.mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRatio(AgainstPolicy, RatioPart):
+    """The ratio of one token.
+
+    Source: arXiv:1707.06347 section 3; the bound as in verl `core_algos.py`.
+    """
+
+    equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log mu_t, -20, 20))"
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
+
+
+def rollout_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum [N, 1] of `values` [N, L] over each rollout's trained tokens."""
+    return torch.where(mask, values, torch.zeros_like(values)).sum(dim=1, keepdim=True)
+
+
+def rollout_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean [N, 1] of `values` [N, L] over each rollout's trained tokens; 0 for a rollout without any."""
+    return rollout_sum(values, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def mean_log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor, ceiling: float) -> Tensor:
+    """Log of the length-normalised ratio of each rollout: [N, 1] in [-20, ceiling].
+
+    Args:
+        logprobs: [N, L] of the numerator; gradient flows.
+        denominator: [N, L].
+        mask: bool [N, L].
+        ceiling: greatest value.
+    """
+    return rollout_mean(logprobs - denominator, mask).clamp(-LOG_RATIO_BOUND, ceiling)
+
+
+def spread(values: Tensor, mask: Tensor) -> Tensor:
+    """`values` [N, 1] on every trained token: [N, L], 0 off the mask."""
+    return torch.where(mask, values, torch.zeros_like(values))
+
+
+def on_tokens(values: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """`values` [N, 1] or [N, L] as constants, with the gradient of each token's own log pi: [N, L], 0 off the mask."""
+    own = log_ratio(logprobs, logprobs.detach(), mask)
+    return own + torch.where(mask, values.detach(), torch.zeros_like(own))
+
+
+def check_ceiling(ceiling: float) -> None:
+    """Raises ConfigError for a bound below 0, which would cut the ratio of a policy to itself, or above 20."""
+    if not 0 < ceiling <= LOG_RATIO_BOUND:
+        raise ConfigError(f"ceiling: {ceiling} is a log-ratio in (0, {LOG_RATIO_BOUND:g}]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceRatio(AgainstPolicy, RatioPart):
+    """The length-normalised ratio of a response, with the gradient of all its tokens.
+
+    Source: GSPO, arXiv:2507.18071; the ceiling as in verl `compute_policy_loss_gspo`.
+    """
+
+    equation: ClassVar[str] = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    ceiling: float = 10.0  # of log s
+
+    def __post_init__(self) -> None:
+        AgainstPolicy.__post_init__(self)
+        check_ceiling(self.ceiling)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        denominator = self.denominator(scored)
+        return spread(mean_log_ratio(scored.logprobs, denominator, scored.mask, self.ceiling), scored.mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullSequenceRatio(AgainstPolicy, RatioPart):
+    """The ratio of a response, the product over its tokens, with the gradient of the token alone.
+
+    Unbiased for a sequence reward; its variance grows with the length.
+
+    Source: verl `rollout_corr_math` (sequence-level weights).
+    """
+
+    equation: ClassVar[str] = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t in [-20, 20]"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratios = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask)
+        whole = rollout_sum(ratios, scored.mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return on_tokens(whole, scored.logprobs, scored.mask)
+
+
+def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `values` over the trained tokens of the same rollout and turn: [N, L]; 0 for a turn without any.
+
+    Args:
+        values: [N, L].
+        turn_ids: int64 [N, L], any numbers.
+        mask: bool [N, L].
+    """
+    numbers, number = torch.unique(turn_ids, return_inverse=True)
+    row = torch.arange(values.shape[0], device=values.device)[:, None]
+    turns, place = torch.unique((row * numbers.numel() + number).reshape(-1), return_inverse=True)
+    zeros = torch.zeros(turns.numel(), dtype=values.dtype, device=values.device)
+    kept = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
+    totals = zeros.index_add(0, place, kept)
+    counts = zeros.index_add(0, place, mask.reshape(-1).to(values.dtype))
+    return (totals / counts.clamp(min=1))[place].reshape(values.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRatio(AgainstPolicy, RatioPart):
+    """The length-normalised ratio of a token's turn, with the gradient of the token alone.
+
+    With a single turn it is `SequenceTokenRatio`.
+
+    Source: AT2PO, arXiv:2601.04767; zzfoutofspace/ATPO `compute_policy_loss_gspo_turn`. The chunks of ROLL
+    (`ratio_type` "segment") have the same value and, where a turn has one advantage, the same gradient.
+    """
+
+    equation: ClassVar[str] = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    ceiling: float = 10.0  # of log u
+
+    def __post_init__(self) -> None:
+        AgainstPolicy.__post_init__(self)
+        check_ceiling(self.ceiling)
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return super(TurnRatio, self).needs | {Requirement.TURNS}
+
+    def __call__(self, scored: Scored) -> Tensor:
+        drift = scored.logprobs.detach() - self.denominator(scored)
+        mean = turn_mean(drift, scored.batch.turn_ids, scored.mask)
+        return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRatio(RatioPart):
+    """The ratio of one token to the frozen reference policy, whoever generated it.
+
+    Source: A-LoL, arXiv:2305.14718; A*-PO, arXiv:2505.20686.
+    """
+
+    equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log pi_ref_t, -20, 20))"
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.REFERENCE_LOGPROBS})
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return log_ratio(scored.logprobs, scored.reference, scored.mask)
