@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from swarm.flow import BoundedTable
 from swarm.types import Advice, EdgeReport, NodeId, short
 
 MAX_REPORTERS_PER_SOURCE: Final = 64
@@ -84,7 +85,7 @@ class Guard:
     def __init__(self, base_max_age_steps: int, limits: GuardLimits | None = None) -> None:
         self._base = base_max_age_steps
         self._limits = limits or GuardLimits()
-        self._edges: dict[NodeId, dict[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
+        self._edges: dict[NodeId, BoundedTable[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
         self._state = _State()
 
     @property
@@ -111,11 +112,8 @@ class Guard:
                 continue
             if edge.source not in self._edges and len(self._edges) >= MAX_SOURCES:
                 continue
-            reporters = self._edges.setdefault(edge.source, {})
-            reporters.pop(reporter, None)
+            reporters = self._edges.setdefault(edge.source, BoundedTable(MAX_REPORTERS_PER_SOURCE))
             reporters[reporter] = (now_s, edge)
-            if len(reporters) > MAX_REPORTERS_PER_SOURCE:
-                del reporters[next(iter(reporters))]
 
     def forget(self, node_id: NodeId) -> None:
         """Drops what a node reported; it left."""

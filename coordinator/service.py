@@ -4,7 +4,6 @@ Invariant: the caller's identity comes from its session alone, never from a requ
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -13,8 +12,8 @@ import grpc
 
 from coordinator.core import CoordinatorCore
 from coordinator.watching import WATCHES_TOTAL
-from swarm.clock import Clock
 from swarm.errors import ConfigError, TooLarge, Unavailable
+from swarm.flow import RateLimiter
 from swarm.types import NodeId
 from swarm.wire.grpc_errors import answering
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
@@ -34,27 +33,6 @@ STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long
 
 Value = TypeVar("Value")
 Context = grpc.aio.ServicerContext
-
-
-class Rates:
-    """Calls that each client may still make; the allowance refills evenly. Bounded in size."""
-
-    def __init__(self, clock: Clock, per_s: float = CALLS_PER_S, burst: float = CALLS_BURST) -> None:
-        self._clock = clock
-        self._per_s = per_s
-        self._burst = burst
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> calls left, at
-
-    def spend(self, client: str) -> None:
-        """One call of a client. Raises TooLarge when it has none left."""
-        now_s = self._clock.monotonic_s()
-        left, at_s = self._left.pop(client, (self._burst, now_s))
-        left = min(self._burst, left + (now_s - at_s) * self._per_s)
-        if len(self._left) >= MAX_CLIENTS:
-            self._left.popitem(last=False)
-        self._left[client] = (max(left - 1.0, 0.0), now_s)
-        if left < 1.0:
-            raise TooLarge(f"more than {self._per_s:.0f} calls a second; slow down")
 
 
 class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
@@ -78,7 +56,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self._sessions = sessions
         self._manifest = manifest
         self._bootstrap_peers = bootstrap_peers
-        self._rates = Rates(core.clock)
+        self._calls = RateLimiter[str](CALLS_PER_S, CALLS_BURST, MAX_CLIENTS)
         self._stall_timeout_s = stall_timeout_s
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -89,13 +67,17 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     def _caller(self, context: Context) -> NodeId:
         """Who calls, within its rate. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
-        self._rates.spend(node_id)
+        self._count_call(node_id)
         return node_id
+
+    def _count_call(self, client: str) -> None:
+        if not self._calls.spend(client, self._core.clock.monotonic_s()):
+            raise TooLarge(f"more than {CALLS_PER_S:.0f} calls a second; slow down")
 
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, to anybody who has the link."""
         async with answering(context):
-            self._rates.spend(context.peer().rpartition(":")[0])
+            self._count_call(context.peer().rpartition(":")[0])
             data, signature, public_key = self._manifest
             return pb.GetManifestResponse(
                 public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()

@@ -27,9 +27,10 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import Backoff
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
-from swarm.loops import Backoff, hand_in_versions, run_agent, run_worker
+from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.peers.reputation import Reputation
 from swarm.process import (
     Service,

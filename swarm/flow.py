@@ -1,15 +1,26 @@
-"""A broadcast without a lock: whoever waits wakes when it fires.
+"""Flow primitives: a broadcast signal, backoff, token buckets, bounded tables and a running mean.
 
-Invariant: `fire` never waits and wakes exactly those who wait at that moment; a waiter checks its
-condition again afterwards. Single event loop, no threads.
+Invariant: nothing here reads a clock or seeds itself; times and random sources are passed in, and every table is
+bounded.
 """
 
 import asyncio
+import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+FIRST_RETRY_S: Final = 0.2
+LONGEST_RETRY_S: Final = 10.0
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Signal:
-    """Something changed; look again.
+    """Broadcast without a lock: wakes the tasks that wait for a change. Single event loop, no threads.
+
+    `fire` never waits and is not remembered; a waiter checks its condition again afterwards.
 
     Example:
         signal = Signal()
@@ -44,3 +55,141 @@ class Signal:
         """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
         while not holds():
             await self.wait(holds)
+
+
+class Backoff:
+    """Exponential backoff with jitter: each wait is twice the one before, up to `longest_s`, times 0.5 to 1.0.
+
+    Example:
+        backoff = Backoff(random.Random(node_id))
+        while not await try_once():
+            await backoff.wait()
+    """
+
+    def __init__(
+        self, rng: random.Random | None, first_s: float = FIRST_RETRY_S, longest_s: float = LONGEST_RETRY_S
+    ) -> None:
+        """`rng`: seeded differently at each node, or all of them would retry at the same moment; None: no jitter."""
+        self._rng = rng
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        """After a success: the next wait is the first again."""
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """The wait after one more failure, seconds."""
+        wait_s = self._next_s * (1.0 if self._rng is None else self._rng.uniform(0.5, 1.0))
+        self._next_s = min(2 * self._next_s, self._longest_s)
+        return wait_s
+
+    async def wait(self) -> None:
+        """Sleeps for `next_s()`."""
+        await asyncio.sleep(self.next_s())
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Token bucket: full at first, refills evenly, and lets at most `burst + per_s * t` events through in t seconds.
+
+    `per_s` and `burst` may be changed between two calls; they hold from the refill of the next call on.
+
+    Example:
+        bucket = TokenBucket(per_s=10.0, burst=60.0, at_s=clock.monotonic_s())
+        if not bucket.try_take(clock.monotonic_s()): ...  # over the limit
+    """
+
+    per_s: float  # tokens
+    burst: float  # tokens
+    at_s: float  # of the last refill, monotonic
+    tokens: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.burst
+
+    def try_take(self, now_s: float) -> bool:
+        """Takes one token; False, and takes nothing, when there is less than one."""
+        self._refill(now_s)
+        if self.tokens < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True
+
+    def spend(self, now_s: float) -> bool:
+        """As `try_take`, but a refused event costs what is left: calls that go on above the rate all fail."""
+        self._refill(now_s)
+        is_enough = self.tokens >= 1.0
+        self.tokens = max(0.0, self.tokens - 1.0)
+        return is_enough
+
+    def _refill(self, now_s: float) -> None:
+        self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.per_s)
+        self.at_s = now_s
+
+
+class BoundedTable(dict[Key, Value], Generic[Key, Value]):
+    """A dict of at most `limit` entries in which setting a key makes it the newest and the oldest makes room.
+
+    Example:
+        heads = BoundedTable[NodeId, PolicyVersion](limit=4096)
+        heads[peer] = version
+    """
+
+    def __init__(self, limit: int) -> None:
+        assert limit > 0, limit
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len(self) > self._limit:
+            del self[next(iter(self))]
+
+
+class RateLimiter(Generic[Key]):
+    """A token bucket for each key; the keys seen last are remembered.
+
+    Example:
+        calls = RateLimiter[NodeId](per_s=50.0, burst=200.0, max_keys=20_000)
+        if not calls.try_take(node_id, clock.monotonic_s()): ...
+    """
+
+    def __init__(self, per_s: float, burst: float, max_keys: int) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._buckets = BoundedTable[Key, TokenBucket](max_keys)
+
+    def try_take(self, key: Key, now_s: float) -> bool:
+        """As `TokenBucket.try_take`."""
+        return self._touch(key, now_s).try_take(now_s)
+
+    def spend(self, key: Key, now_s: float) -> bool:
+        """As `TokenBucket.spend`."""
+        return self._touch(key, now_s).spend(now_s)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def _touch(self, key: Key, now_s: float) -> TokenBucket:
+        bucket = self._buckets.get(key) or TokenBucket(self._per_s, self._burst, now_s)
+        self._buckets[key] = bucket
+        return bucket
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """Exponential mean; the first value is taken whole.
+
+    Example:
+        interval_s = RunningMean(memory=0.8)
+        interval_s.add(2.5)
+    """
+
+    memory: float  # share of the old mean that stays, 0 to 1
+    value: float | None = None  # None before the first
+
+    def add(self, value: float) -> None:
+        """Takes one more value."""
+        self.value = value if self.value is None else self.memory * self.value + (1 - self.memory) * value

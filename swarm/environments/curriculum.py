@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from swarm.errors import ConfigError, RolloutFailed
+from swarm.flow import BoundedTable
 from swarm.interfaces import Environment, Offload, PromptChooser, Verdict
 from swarm.types import Message, RolloutGroup, Task
 
@@ -69,7 +70,7 @@ class TaskMixture:
         self._weights = [asked[name] for name in self._names]
         self._seed = seed
         self._spacing = spacing
-        self._segments: dict[int, list[Task]] = {}
+        self._segments = BoundedTable[int, list[Task]](_KEPT_SEGMENTS)
         self._next = 0
 
     def task(self, number: int) -> Task:
@@ -103,8 +104,6 @@ class TaskMixture:
                 task = self._choose(source, around, place)
                 around.add([task], place)
                 segment.append(task)
-            while len(self._segments) >= _KEPT_SEGMENTS:
-                del self._segments[next(iter(self._segments))]
             self._segments[index] = segment
         return self._segments[index]
 

@@ -7,12 +7,12 @@ subclass only makes the problem (`build`) and judges an answer (`judge`).
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
+from swarm.flow import BoundedTable
 from swarm.types import Message, Task
 
 HELD_OUT_SHARE = 0.25
@@ -49,7 +49,7 @@ class NumberedEnvironment(ABC):
         self.verifier = verifier
         self.config = config
         self.num_tasks = config.num_tasks if num_tasks is None else min(config.num_tasks, num_tasks)
-        self._problems: OrderedDict[int, Problem] = OrderedDict()
+        self._problems = BoundedTable[int, Problem](_CACHED_PROBLEMS)
 
     def task(self, task_id: int) -> Task:
         """The problem as a chat. Raises LookupError outside 0..num_tasks-1."""
@@ -72,10 +72,8 @@ class NumberedEnvironment(ABC):
         """The problem with that number. Raises LookupError."""
         if not 0 <= task_id < self.num_tasks:
             raise LookupError(f"environment {self.name}: task {task_id} is outside 0..{self.num_tasks - 1}")
-        found = self._problems.pop(task_id, None) or self.build(task_id)
+        found = self._problems.get(task_id) or self.build(task_id)
         self._problems[task_id] = found
-        if len(self._problems) > _CACHED_PROBLEMS:
-            self._problems.popitem(last=False)
         return found
 
     @abstractmethod

@@ -30,12 +30,12 @@ from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.flow import Signal
+from swarm.flow import RunningMean, Signal
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, Verdict, Verifier
 from swarm.peers.coordinator_view import CoordinatorView
-from swarm.peers.intake_quota import IntakeQuota
 from swarm.peers.peer_table import Peers
+from swarm.peers.quotas import IntakeQuota
 from swarm.types import (
     Advert,
     ApplyReport,
@@ -119,8 +119,7 @@ class Agent:
         self._changed = Signal()  # what a draw or the generator waits for: groups, versions, connections
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._num_asked = 0  # groups of ours, tried or stored, since the store began
-        self._reward_mean = 0.0
-        self._reward_std = 0.0
+        self._reward_mean, self._reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
         self.drawing = DrawJournal(
             config, store, replay, self.peers, self.coordination, emit, self._changed, intake_quota
         )
@@ -243,10 +242,9 @@ class Agent:
             return float("nan")
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
-        decay = 0.95 if self.counters.num_put > 1 else 0.0
         mean, std = mean_and_std(scored.rewards)
-        self._reward_mean = decay * self._reward_mean + (1 - decay) * mean
-        self._reward_std = decay * self._reward_std + (1 - decay) * std
+        self._reward_mean.add(mean)
+        self._reward_std.add(std)
         if self.weight_follower is not None:
             self.weight_follower.credit.record_stored()
             self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
@@ -378,8 +376,8 @@ class Agent:
             head=self.offered,
             oldest_step=self.serving.oldest_own_step,
             num_groups=self.counters.num_put,
-            reward_mean=self._reward_mean,
-            reward_std=self._reward_std,
+            reward_mean=self._reward_mean.value or 0.0,
+            reward_std=self._reward_std.value or 0.0,
             correction=Correction.EXACT,
             held_bytes=statistics.num_bytes,
             cursor=self.serving.log_head,
@@ -395,7 +393,7 @@ class Agent:
             endpoints=self.endpoints,
             head=self.served,
             tokens_per_s=tokens_per_s,
-            reward_mean=self._reward_mean,
+            reward_mean=self._reward_mean.value or 0.0,
             num_local=self.drawing.num_local,
             num_external=self.drawing.num_external,
             num_refused=sum(self.intake.refusals.values()),

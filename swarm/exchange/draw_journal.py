@@ -16,8 +16,8 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore
 from swarm.peers.coordinator_view import CoordinatorView
-from swarm.peers.intake_quota import IntakeQuota
 from swarm.peers.peer_table import Peers
+from swarm.peers.quotas import IntakeQuota
 from swarm.types import Digest, Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class DrawJournal:
         self.num_external += len(draw.groups) - num_local
         self._emit("draw", draw_fields(draw, self._config, head.policy_id))
         self._changed.fire()  # room for the generator
-        self._intake_quota.drew()
+        self._intake_quota.record_draw()
         return draw
 
     async def _journal(self, draw: Draw) -> None:

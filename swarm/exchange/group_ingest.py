@@ -15,11 +15,10 @@ from swarm.events import Emit, group_fields, versions_of
 from swarm.exchange.admission import Admission
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.flow import Signal
-from swarm.peers.intake_quota import IntakeQuota
-from swarm.peers.peer_table import Peers, keep_newest
+from swarm.flow import BoundedTable, Signal
+from swarm.peers.peer_table import MAX_PEERS, Peers
+from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN
-from swarm.peers.stream_quota import StreamQuota
 from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 from swarm.weight_sync.credit import CreditLedger
 
@@ -84,12 +83,12 @@ class GroupIngest:
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
-        self._strayed_s: dict[NodeId, float] = {}  # when a follower last brought what it had no leave for
-        self._stream_quota = StreamQuota(clock, config.exchange.groups_per_minute)
+        self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
+        self._stream_quota = stream_quota(config.exchange.groups_per_minute)
 
     def hear(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
-        if not self._stream_quota.take(peer):
+        if not self._stream_quota.try_take(peer, self._clock.monotonic_s()):
             refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)
             raise Unavailable(refused.detail)
@@ -103,7 +102,7 @@ class GroupIngest:
             return True
         if not self._learns and Role.RELAY not in self._config.roles:
             return False
-        return self._intake_quota.take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
+        return self._intake_quota.try_take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
@@ -147,7 +146,7 @@ class GroupIngest:
             # after it was added: room that it takes up is not given away
             self._arrived(scored.group.producer, is_admitted=True)
         elif via in self._credit_ledger.followers:
-            keep_newest(self._strayed_s, via, self._clock.monotonic_s())
+            self._strayed_s[via] = self._clock.monotonic_s()
         self._emit(
             "admitted",
             {

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from swarm.clock import Clock
+from swarm.flow import BoundedTable
 from swarm.types import Digest, NodeId, PolicyVersion, RefusalReason, RolloutGroup, short
 
 MAX_VERSIONS: Final = 4096  # remembered of one lineage
@@ -39,7 +40,7 @@ class Branch:
         self._steps: dict[int, Digest] = {}
         self._newest_step = -1
         self.is_published = False  # by this process: what is newer than that does not exist
-        self._abandoned: dict[tuple[int, Digest], None] = {}  # in order
+        self._abandoned = BoundedTable[tuple[int, Digest], None](MAX_VERSIONS)
 
     def note(self, version: PolicyVersion) -> None:
         """A version that certainly existed, in any order; another one of its step is then of an abandoned branch."""
@@ -53,7 +54,6 @@ class Branch:
             self._set(version)
         elif self._steps[version.step] != version.digest:
             self._abandoned[version.step, version.digest] = None
-            self._bound()
 
     def publish(self, version: PolicyVersion) -> None:
         """The owner's newest version; what was beyond it, or in its place, is abandoned."""
@@ -86,11 +86,6 @@ class Branch:
         for each in sorted(known for known in self._steps if known >= step):
             self._abandoned[each, self._steps.pop(each)] = None
         self._newest_step = max(self._steps, default=-1)
-        self._bound()
-
-    def _bound(self) -> None:
-        while len(self._abandoned) > MAX_VERSIONS:
-            del self._abandoned[next(iter(self._abandoned))]
 
 
 class Versions:

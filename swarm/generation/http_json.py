@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from swarm.errors import ConfigError, TooLarge, Unavailable
+from swarm.flow import Backoff
 
 MAX_REPLY_BYTES: Final = 256 * 2**20
 ATTEMPTS: Final = 5
@@ -61,6 +62,7 @@ class JsonClient:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
+        self._rng = random.Random()  # for jitter alone, which has to differ between the clients of one server
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._live: set[http.client.HTTPConnection] = set()
@@ -74,8 +76,9 @@ class JsonClient:
             TooLarge: the reply is larger than MAX_REPLY_BYTES.
             Cancelled: by `cancel`.
         """
+        backoff = Backoff(self._rng, FIRST_BACKOFF_S)
         for attempt in range(attempts):
-            if attempt and self._cancelled.wait(FIRST_BACKOFF_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)):
+            if attempt and self._cancelled.wait(backoff.next_s()):
                 raise Cancelled
             if self._cancelled.is_set():
                 raise Cancelled

@@ -16,6 +16,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
+from swarm.flow import Backoff
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.tolerances import tolerance_nats
 from swarm.generation.vllm_process import EngineProcess, vllm_python
@@ -275,11 +276,10 @@ class VllmGenerator:
             if self._process is not lost:  # another thread was first
                 return self._process
             lost.close()
-            wait_s = 0.0
+            backoff = Backoff(None, FIRST_RESTART_S)  # no other process competes
             for attempt in range(RESTARTS):
-                if self._closed.wait(wait_s):  # nothing tells when a machine has room again
+                if self._closed.wait(backoff.next_s() if attempt else 0.0):  # no event says when there is room again
                     raise Unavailable("vllm: the engine was closed")
-                wait_s = wait_s * 2 or FIRST_RESTART_S
                 try:
                     self._process = self._started_again()
                     return self._process

@@ -12,13 +12,11 @@ the failure is logged with its traceback, counted and reported as an event.
 from swarm.loops.agent_loops import KEPT_SHARE, hand_in_versions, run_agent
 from swarm.loops.learn_loop import run_worker
 from swarm.loops.neighbours import neighbours_loop
-from swarm.loops.supervise import Backoff
 from swarm.loops.worker import Ask, Encode, Greedy, Produce, Worker
 
 __all__ = [
     "KEPT_SHARE",
     "Ask",
-    "Backoff",
     "Encode",
     "Greedy",
     "Produce",

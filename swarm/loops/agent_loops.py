@@ -11,10 +11,11 @@ from contextlib import suppress
 
 from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
 from swarm.loops.fetch_weights import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
-from swarm.loops.supervise import Backoff, supervise
+from swarm.loops.supervise import supervise
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from swarm.errors import Forged, NotHeld, StorageFull, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
-from swarm.loops.supervise import Backoff, supervise
+from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, Digest, NodeId, SealedManifest, short
 from swarm.weight_sync.follower import WeightFollower
 from swarm.weight_sync.patch_graph import NewsKind

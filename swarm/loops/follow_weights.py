@@ -12,8 +12,8 @@ import asyncio
 import logging
 import random
 
+from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate
-from swarm.loops.supervise import Backoff
 from swarm.loops.worker import Worker
 from swarm.types import PatchChain, PolicyVersion
 from swarm.weights.apply import Applier

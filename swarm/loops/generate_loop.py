@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
-from swarm.loops.supervise import Backoff
+from swarm.flow import Backoff
 from swarm.loops.worker import Worker
 from swarm.types import FinishReason, RolloutGroup
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.flow import Backoff, BoundedTable
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
-from swarm.loops.supervise import Backoff, supervise
-from swarm.peers.peer_table import keep_newest
+from swarm.loops.supervise import supervise
+from swarm.peers.peer_table import MAX_PEERS
 from swarm.peers.reputation import UNPROVEN
 from swarm.peers.topology import choose_neighbours, rank
 from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, StreamFilter, short
@@ -28,7 +29,7 @@ MAX_OWED: Final = 8  # groups that a neighbour is to deliver in another one's pl
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and follows a few peers; one that moved, vanished or misbehaved is let go."""
-    cursors: dict[NodeId, Cursor] = {}
+    cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
     followed: dict[tuple[PeerAddress, bool], Follow] = {}  # (peer, with notices of others' groups)
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -176,7 +177,7 @@ class Follow:
             self._client = None
             while not self._owed.empty():
                 self._hand_on(self._owed.get_nowait())
-            keep_newest(self._cursors, peer, cursor)
+            self._cursors[peer] = cursor
             await self._agent.set_connected(peer, False)
             await client.close()
 

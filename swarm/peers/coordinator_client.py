@@ -16,6 +16,7 @@ import grpc
 from swarm.clock import Clock, SystemClock
 from swarm.config import CoordinatorLink
 from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
+from swarm.flow import Backoff
 from swarm.identity import Identity
 from swarm.types import Advice, NodeReport, PolicyVersion, short
 from swarm.wire.envelopes import is_endpoint
@@ -61,15 +62,15 @@ class GrpcCoordinatorClient:
         self._run_id = run_id
         self._clock = clock or SystemClock()
         self._timeout_s = timeout_s
-        self._rng = random.Random(identity.node_id)
+        rng = random.Random(identity.node_id)
         self._channel: AuthenticatedChannel | None = None
         self._stub: Any = None
         self._connecting = asyncio.Lock()
         self._calling = asyncio.Lock()  # a failed call drops the connection: no other may be under way on it
-        self._pause = _Pause(self._clock, self._rng)
+        self._retry = _RetryGate(self._clock, rng)
         # Every watch has a connection of its own, so that neither it nor a call can break or delay the other.
         self._watched: set[AuthenticatedChannel] = set()
-        self._watch_pause = _Pause(self._clock, self._rng)
+        self._watch_retry = _RetryGate(self._clock, rng)
         self._is_closed = False
 
     @property
@@ -106,10 +107,10 @@ class GrpcCoordinatorClient:
         try:
             async with aclosing(self._heads(channel, policy_id)) as heads:
                 async for version in heads:
-                    self._watch_pause.reset()
+                    self._watch_retry.reset()
                     yield version
         except Unavailable:
-            self._watch_pause.failed()
+            self._watch_retry.failed()
             raise
         finally:
             self._watched.discard(channel)
@@ -159,7 +160,7 @@ class GrpcCoordinatorClient:
         except Unavailable:
             await self._failed()
             raise
-        self._pause.reset()
+        self._retry.reset()
         return answer
 
     async def _connected(self) -> AuthenticatedChannel:
@@ -168,20 +169,20 @@ class GrpcCoordinatorClient:
                 raise Unavailable("coordinator: the client is closed")
             if self._channel is not None:
                 return self._channel
-            await self._pause.over(self._timeout_s)
+            await self._retry.wait(self._timeout_s)
             self._channel = await self._open()
             self._stub = pb_grpc.CoordinatorServiceStub(self._channel.channel)
             return self._channel
 
     async def _open_watched(self) -> AuthenticatedChannel:
         """A connection for one watch, after the pause. Raises Unavailable."""
-        await self._watch_pause.over(MAX_BACKOFF_S)
+        await self._watch_retry.wait(MAX_BACKOFF_S)
         if self._is_closed:
             raise Unavailable("coordinator: the client is closed")
         try:
             channel = await self._open()
         except Unavailable:
-            self._watch_pause.failed()
+            self._watch_retry.failed()
             raise
         self._watched.add(channel)
         return channel
@@ -202,7 +203,7 @@ class GrpcCoordinatorClient:
 
     async def _failed(self) -> None:
         """Drops the connection and sets the earliest next attempt."""
-        self._pause.failed()
+        self._retry.failed()
         await self._drop()
 
     async def _drop(self) -> None:
@@ -211,30 +212,28 @@ class GrpcCoordinatorClient:
             await channel.close()
 
 
-class _Pause:
-    """When the next attempt to connect may be made: after each failure twice as late, half of it random."""
+class _RetryGate:
+    """The earliest time of the next attempt to connect, which moves away with each failure."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
-        self._rng = rng
-        self._failures = 0
-        self._retry_at_s = 0.0
+        self._backoff = Backoff(rng, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._retry_at_s = 0.0  # monotonic
 
     def failed(self) -> None:
         """Sets the earliest next attempt; failures of attempts under way at the same time count once."""
-        if self._clock.monotonic_s() >= self._retry_at_s:
-            backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures, 10))
-            self._failures += 1
-            self._retry_at_s = self._clock.monotonic_s() + backoff_s * self._rng.uniform(0.5, 1.0)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._retry_at_s:
+            self._retry_at_s = now_s + self._backoff.next_s()
 
     def reset(self) -> None:
         """After a success: the next pause is the first again."""
-        self._failures = 0
+        self._backoff.reset()
 
-    async def over(self, max_wait_s: float) -> None:
+    async def wait(self, max_wait_s: float) -> None:
         """Waits until an attempt may be made. Raises Unavailable when that is longer than `max_wait_s`."""
         wait_s = self._retry_at_s - self._clock.monotonic_s()
         if wait_s > max_wait_s:
-            raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s")
+            raise Unavailable(f"coordinator: next attempt in {wait_s:.1f} s, more than {max_wait_s:.1f} s from now")
         if wait_s > 0:
             await asyncio.sleep(wait_s)

@@ -6,7 +6,7 @@ Invariant: a node goes on without any of it. Advice ends with its lease and can 
 from collections.abc import Iterable
 
 from swarm.clock import Clock
-from swarm.peers.peer_table import keep_newest
+from swarm.flow import BoundedTable
 from swarm.types import Advice, EdgeReport, NodeId, PolicyVersion
 from swarm.wire.reports import MAX_EDGES
 
@@ -24,7 +24,7 @@ class CoordinatorView:
         self._clock = clock
         self._advice, self._advice_ends_s = Advice(), 0.0
         self.pending_versions: list[PolicyVersion] = []  # not yet in the ledger, oldest first
-        self.edges: dict[NodeId, EdgeReport] = {}  # newest figures of each source; a report carries them all
+        self.edges = BoundedTable[NodeId, EdgeReport](MAX_EDGES)  # newest of each source; a report carries all
         self.evaluations: dict[str, float] = {}  # env/split -> newest accuracy
 
     @property
@@ -44,7 +44,7 @@ class CoordinatorView:
     def note_edges(self, edges: Iterable[EdgeReport]) -> None:
         """How off-policy each source was in a step."""
         for edge in edges:
-            keep_newest(self.edges, edge.source, edge, MAX_EDGES)
+            self.edges[edge.source] = edge
 
     def source_weights(self) -> dict[NodeId, float]:
         """Own measured effective sample size per source; the coordinator's advice can only lower it."""

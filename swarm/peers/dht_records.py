@@ -7,11 +7,11 @@ said; work is bounded by rates, memory by shelves that a flood of new identities
 import hashlib
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swarm.clock import Clock
+from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
 from swarm.peers.directory import MAX_TTL_S
 from swarm.types import Advert
@@ -28,7 +28,7 @@ MAX_REPLY_BYTES = 160 * 1024
 
 _KEY_BYTES = 32
 _MAX_VERIFIED = 4096  # adverts remembered as verified, about 3 KB each
-_KNOWN_PER_S, _STRANGERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
+_KNOWN_PER_S, _NEWCOMERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
 
 
 def shard_key(run_id: str, shard: int) -> str:
@@ -41,35 +41,19 @@ def shard_of(public_key: bytes, shards: int) -> int:
     return int.from_bytes(hashlib.sha256(public_key).digest(), "big") % shards
 
 
-class _Allowance:
-    """How many signature checks may be made now: a rate, with one second's worth in advance."""
-
-    def __init__(self, rate_per_s: float, clock: Clock) -> None:
-        self._rate_per_s, self._clock = rate_per_s, clock
-        self._left, self._at_s = rate_per_s, clock.monotonic_s()
-
-    def take(self) -> bool:
-        now_s = self._clock.monotonic_s()
-        self._left = min(self._rate_per_s, self._left + (now_s - self._at_s) * self._rate_per_s)
-        self._at_s = now_s
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 class RecordChecker:
     """Decides which records are adverts of this run. The same record is verified once.
 
-    Authors that were verified before have an allowance of their own, so that a flood of new identities
+    Authors that were verified before have a rate limit of their own, so that a flood of new identities
     cannot keep known nodes from refreshing.
     """
 
     def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
         self._run_id, self._shards, self._clock = run_id, shards, clock
-        self._verified: OrderedDict[bytes, tuple[bytes, Advert]] = OrderedDict()  # author -> newest record
-        self._known = _Allowance(_KNOWN_PER_S, clock)
-        self._strangers = _Allowance(_STRANGERS_PER_S, clock)
+        self._verified = BoundedTable[bytes, tuple[bytes, Advert]](_MAX_VERIFIED)  # author -> newest record
+        # One second's worth of signature checks in advance.
+        self._known = TokenBucket(_KNOWN_PER_S, _KNOWN_PER_S, clock.monotonic_s())
+        self._newcomers = TokenBucket(_NEWCOMERS_PER_S, _NEWCOMERS_PER_S, clock.monotonic_s())
         self.num_deferred = 0  # records refused only because too many came at once
 
     def open(self, shard: int, public_key: bytes, data: bytes, expires_at_s: float) -> Advert | None:
@@ -93,7 +77,8 @@ class RecordChecker:
         last = self._verified.get(public_key)
         if last is not None and last[0] == data:
             return last[1] if last[1].expires_at_s == expires_at_s else None
-        if not (self._strangers if last is None else self._known).take():
+        bucket = self._newcomers if last is None else self._known
+        if not bucket.try_take(self._clock.monotonic_s()):
             self.num_deferred += 1
             return None
         advert = open_advert(data, now_s)
@@ -102,14 +87,8 @@ class RecordChecker:
         if advert.node_id != node_id_of(public_key):
             return None
         if last is None or last[1].expires_at_s < advert.expires_at_s:
-            self._remember(public_key, data, advert)
+            self._verified[public_key] = (data, advert)
         return advert
-
-    def _remember(self, public_key: bytes, data: bytes, advert: Advert) -> None:
-        self._verified[public_key] = (data, advert)
-        self._verified.move_to_end(public_key)
-        while len(self._verified) > _MAX_VERIFIED:
-            self._verified.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

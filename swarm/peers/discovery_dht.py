@@ -19,6 +19,7 @@ from swarm.addresses import dialable_multiaddress
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
+from swarm.flow import BoundedTable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, Shelf, shard_of
 from swarm.peers.directory import check_own
@@ -60,7 +61,7 @@ class HivemindDirectory:
         self._clock, self._cache_path = clock, cache_path
         self._checker = RecordChecker(run_id, config.shards, clock)
         self._seen = [Shelf(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
-        self._known: dict[str, None] = {}  # dialable addresses, oldest first
+        self._known = BoundedTable[str, None](MAX_CACHED_ADDRESSES)  # dialable addresses, oldest first
         self._own: Advert | None = None
         self._peer: DhtPeer | None = None
         self._repairing = asyncio.Lock()
@@ -89,7 +90,8 @@ class HivemindDirectory:
             if not _is_dialable(address):
                 raise ConfigError(f"directory.bootstrap: {address!r} does not end in /p2p/<peer id>")
         self = cls(identity, run_id, config, clock, cache_path)
-        self._known = dict.fromkeys(await asyncio.to_thread(_read_cache, cache_path))
+        for address in await asyncio.to_thread(_read_cache, cache_path):
+            self._known[address] = None
         async with self._repairing:
             await self._restart_peer()
             try:
@@ -195,10 +197,7 @@ class HivemindDirectory:
         await peer.greet_strangers(most=4 * _DIALS_PER_ROUND)
         for address in (await peer.connected()).values():
             if _is_dialable(address):
-                self._known.pop(address, None)
                 self._known[address] = None
-        while len(self._known) > MAX_CACHED_ADDRESSES:
-            del self._known[next(iter(self._known))]
         if wanted and not num_answers and not self.num_peers:
             logger.warning("no DHT peer answers: this node is alone", extra={"num_dialled": len(wanted)})
 

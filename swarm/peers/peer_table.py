@@ -4,11 +4,9 @@ Invariant: every table is bounded, and a head never goes back.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
+from swarm.flow import BoundedTable
 from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
-
-Value = TypeVar("Value")
 
 MAX_PEERS = 4096  # remembered; whoever was heard of longest ago is forgotten first
 
@@ -23,10 +21,10 @@ class Peers:
 
     def __init__(self, node_id: NodeId) -> None:
         self._node_id = node_id
-        self.heads: dict[NodeId, PolicyVersion] = {}  # newest signed head of each
-        self.delivered_steps: dict[NodeId, int] = {}  # newest policy step among the admitted groups of each
+        self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS)  # newest signed head of each
+        self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
-        self._trains: dict[NodeId, bool] = {}  # whether it has a policy of its own, as its advert says
+        self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
 
     def hear(self, adverts: Sequence[Advert]) -> None:
         """Takes the newest signed head of each peer from the directory.
@@ -36,10 +34,10 @@ class Peers:
         for advert in adverts:
             if advert.node_id == self._node_id:
                 continue
-            keep_newest(self._trains, advert.node_id, Role.TRAINER in advert.roles)
+            self._trains[advert.node_id] = Role.TRAINER in advert.roles
             known = self.heads.get(advert.node_id)
             if advert.head.policy_id == advert.node_id and (known is None or advert.head.step > known.step):
-                keep_newest(self.heads, advert.node_id, advert.head)
+                self.heads[advert.node_id] = advert.head
 
     def learn_head(self, group: RolloutGroup) -> None:
         """A signed group is evidence of its producer's own head: no wait for the next advert.
@@ -52,20 +50,12 @@ class Peers:
         newest = group.versions[-1]
         known = self.heads.get(group.producer)
         if group.policy_id == group.producer and (known is None or newest.step > known.step):
-            keep_newest(self.heads, group.producer, newest)
+            self.heads[group.producer] = newest
         delivered_step = max(newest.step, self.delivered_steps.get(group.producer, 0))
-        keep_newest(self.delivered_steps, group.producer, delivered_step)
+        self.delivered_steps[group.producer] = delivered_step
 
     def have_delivered(self, step: int) -> bool:
         """Whether every connected peer that trains has sent a group of that step or a later one."""
         return all(
             self.delivered_steps.get(peer, -1) >= step for peer in self.connected if self._trains.get(peer, True)
         )
-
-
-def keep_newest(table: dict[NodeId, Value], peer: NodeId, value: Value, limit: int = MAX_PEERS) -> None:
-    """Sets a peer's entry in a table of at most `limit` peers: the one set longest ago makes room."""
-    table.pop(peer, None)
-    table[peer] = value
-    while len(table) > limit:
-        del table[next(iter(table))]

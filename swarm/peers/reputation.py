@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from swarm.clock import Clock
+from swarm.flow import TokenBucket
 from swarm.types import NodeId, RefusalReason
 
 FLOOR: Final = -10.0  # below it a peer is refused without any work
@@ -67,9 +68,9 @@ _NOT_RELAYED: Final = frozenset(
 
 @dataclass(slots=True)
 class _Peer:
-    score: float
-    tokens: float  # groups that may still be sent now
-    at_s: float  # monotonic time of both
+    score: float  # at `at_s`, monotonic
+    at_s: float
+    quota: TokenBucket  # groups that may still be sent
 
 
 class Reputation:
@@ -107,11 +108,7 @@ class Reputation:
 
     def take(self, peer: NodeId) -> bool:
         """Takes one group out of the peer's quota; False when it is used up."""
-        entry = self._touch(peer)
-        if entry.tokens < 1.0:
-            return False
-        entry.tokens -= 1.0
-        return True
+        return self._touch(peer).quota.try_take(self._clock.monotonic_s())
 
     def record_good(self, producer: NodeId) -> None:
         """A group of this producer was admitted."""
@@ -148,13 +145,12 @@ class Reputation:
         now_s = self._clock.monotonic_s()
         entry = self._peers.get(peer)
         if entry is None:
-            entry = _Peer(score=0.0, tokens=self._burst, at_s=now_s)
+            entry = _Peer(0.0, now_s, TokenBucket(self._rate_per_s, self._burst, now_s))
             self._peers[peer] = entry
             if len(self._peers) > self._max_peers:
                 self._evict()
             return entry
         entry.score = self.score(peer)
-        entry.tokens = min(self._burst, entry.tokens + (now_s - entry.at_s) * self._rate_per_s)
         entry.at_s = now_s
         self._peers.move_to_end(peer)
         return entry

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from swarm.clock import Clock
-from swarm.peers.peer_table import keep_newest
+from swarm.flow import BoundedTable
+from swarm.peers.peer_table import MAX_PEERS
 from swarm.process import write_json
 from swarm.types import Advert, NodeId, Role, short
 
@@ -42,8 +43,8 @@ class TrainerChoice:
         self._path = directory / FILE
         self._clock = clock
         self._cached: NodeId | None = None  # None: not read yet
-        self._until_s: dict[NodeId, float] = {}  # when the newest advert of each trainer that publishes expires
-        self._weightless_until_s: dict[NodeId, float] = {}  # of each trainer whose weights nobody can have
+        self._until_s = BoundedTable[NodeId, float](MAX_PEERS)  # expiry of the newest advert of each publishing trainer
+        self._weightless_until_s = BoundedTable[NodeId, float](MAX_PEERS)  # of each trainer without weights
         self.candidates: tuple[NodeId, ...] = ()  # among whom nobody is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
@@ -54,7 +55,7 @@ class TrainerChoice:
         for advert in adverts:
             if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s
-                keep_newest(table, advert.node_id, advert.expires_at_s)
+                table[advert.node_id] = advert.expires_at_s
         now_s = self._clock.now_s()
         for table in (self._until_s, self._weightless_until_s):
             for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:

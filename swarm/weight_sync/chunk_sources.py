@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.clock import Clock
-from swarm.peers.peer_table import keep_newest
+from swarm.flow import BoundedTable, RunningMean
 from swarm.types import Digest, JsonDict, NodeId
 from swarm.weights.chunks import CHUNK_BYTES
 
@@ -34,7 +34,7 @@ _TIMELY: Final = 0.25  # of its timeout; a chunk that came within it needs less 
 class Score:
     """What is known of one holder, over all its connections."""
 
-    bytes_per_s: float | None = None
+    bytes_per_s: RunningMean = field(default_factory=lambda: RunningMean(_MEMORY))
     num_chunks: int = 0
     num_bytes: int = 0
     num_failures: int = 0
@@ -63,8 +63,8 @@ class ChunkSources:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._connected: dict[NodeId, _Connected] = {}
-        self._banned_until_s: dict[NodeId, float] = {}
-        self.scores: dict[NodeId, Score] = {}
+        self._banned_until_s = BoundedTable[NodeId, float](MAX_SCORES)
+        self.scores = BoundedTable[NodeId, Score](MAX_SCORES)
 
     # --- who is there ------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class ChunkSources:
         """Bytes, failures and rate of each connected holder."""
         found = {peer: self.scores.get(peer) or Score() for peer in sorted(self._connected)}
         return {
-            peer: {"bytes": s.num_bytes, "failures": s.num_failures, "bytes_per_s": s.bytes_per_s or 0.0}
+            peer: {"bytes": s.num_bytes, "failures": s.num_failures, "bytes_per_s": s.bytes_per_s.value or 0.0}
             for peer, s in found.items()
         }
 
@@ -124,7 +124,7 @@ class ChunkSources:
 
     def hedge_after_s(self, origin: NodeId) -> float:
         """How long a holder may take before the origin is asked as well; no less than the origin takes itself."""
-        rate = self._score(origin).bytes_per_s
+        rate = self._score(origin).bytes_per_s.value
         return HEDGE_S if not rate else min(max(HEDGE_S, 3 * CHUNK_BYTES / rate), TIMEOUT_S)
 
     def has_served(self, peer: NodeId) -> bool:
@@ -137,17 +137,19 @@ class ChunkSources:
         return any(_can_have(connected, digest) for connected in self._connected.values())
 
     def _rank(self, peer: NodeId, connected: _Connected) -> float:
-        rate = self._score(peer).bytes_per_s
+        rate = self._score(peer).bytes_per_s.value
         rate = self._guess() if rate is None else rate
         return rate * (ORIGIN_SHARE if connected.is_origin else 1.0) / (1 + connected.num_asked)
 
     def _is_free(self, peer: NodeId, connected: _Connected) -> bool:
-        is_unknown = not connected.is_origin and self._score(peer).bytes_per_s is None
+        is_unknown = not connected.is_origin and self._score(peer).bytes_per_s.value is None
         return connected.num_asked < (1 if is_unknown else MAX_PER_HOLDER)
 
     def _guess(self) -> float:
         """Rate of a holder that was never asked."""
-        rates = [self._score(peer).bytes_per_s for peer, connected in self._connected.items() if connected.is_origin]
+        rates = [
+            self._score(peer).bytes_per_s.value for peer, connected in self._connected.items() if connected.is_origin
+        ]
         return _UNKNOWN_BYTES_PER_S if not rates or rates[0] is None else _UNKNOWN_SHARE * rates[0]
 
     # --- how it went ---------------------------------------------------------------------------------
@@ -163,8 +165,7 @@ class ChunkSources:
         score.num_chunks, score.num_bytes, score.num_in_row = score.num_chunks + 1, score.num_bytes + num_bytes, 0
         if seconds < _TIMELY * TIMEOUT_S * score.patience:
             score.patience = max(1.0, score.patience / 2)
-        before = score.bytes_per_s
-        score.bytes_per_s = rate if before is None else _MEMORY * before + (1 - _MEMORY) * rate
+        score.bytes_per_s.add(rate)
 
     def lacked(self, peer: NodeId, digest: Digest) -> None:
         """It does not have it (any more)."""
@@ -180,7 +181,8 @@ class ChunkSources:
         score.num_failures += 1
         if asked_at_s < score.failed_at_s:
             return
-        score.bytes_per_s = _FAILED * (self._guess() if score.bytes_per_s is None else score.bytes_per_s)
+        rate = score.bytes_per_s.value
+        score.bytes_per_s.value = _FAILED * (self._guess() if rate is None else rate)
         score.patience = min(2 * score.patience, _LONGEST_PATIENCE)
         self._failed_again(peer, score)
 
@@ -205,7 +207,7 @@ class ChunkSources:
 
     def _ban(self, peer: NodeId, seconds: float) -> None:
         until_s = max(self._clock.monotonic_s() + seconds, self._banned_until_s.get(peer, 0.0))
-        keep_newest(self._banned_until_s, peer, until_s, MAX_SCORES)
+        self._banned_until_s[peer] = until_s
 
     def _done(self, peer: NodeId) -> Score:
         connected = self._connected.get(peer)
@@ -215,7 +217,7 @@ class ChunkSources:
 
     def _score(self, peer: NodeId) -> Score:
         score = self.scores.get(peer) or Score()
-        keep_newest(self.scores, peer, score, MAX_SCORES)
+        self.scores[peer] = score
         return score
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.clock import Clock
-from swarm.peers.peer_table import keep_newest
+from swarm.flow import BoundedTable
+from swarm.peers.peer_table import MAX_PEERS
 from swarm.types import Credit, JsonDict, NodeId
 
 EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
@@ -108,7 +109,7 @@ class CreditLedger:
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
         self._started_s = clock.monotonic_s()
-        self._records: dict[NodeId, GeneratorRecord] = {}  # bounded; the one touched last comes last
+        self._records = BoundedTable[NodeId, GeneratorRecord](MAX_PEERS)  # the one touched last comes last
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open ones; the one served last comes last
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
@@ -242,7 +243,7 @@ class CreditLedger:
             record = GeneratorRecord()
             if self._clock.monotonic_s() < self._started_s + self._max_age_s:
                 self._add_late(record, self._max_window)  # what this node granted before it restarted is not known
-        keep_newest(self._records, peer, record)
+        self._records[peer] = record
         return record
 
     def _add_late(self, record: GeneratorRecord, count: int) -> None:

@@ -15,6 +15,7 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
 from swarm.wire.grpc_errors import Context, answering
@@ -75,7 +76,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._clock = clock
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()  # token -> session, oldest first
-        self._allowances: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> calls left, at
+        per_minute = self.limits.handshakes_per_minute
+        self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_ADDRESSES)  # by address
 
     def require(self, context: Context) -> NodeId:
         """The node that proved itself on this very connection.
@@ -97,7 +99,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
         """Signs the client's nonce and our certificate, and hands out the nonce for Hello."""
         async with answering(context):
-            self._spend_allowance(context.peer())
+            self._count_handshake(context.peer())
             if len(request.client_nonce) != NONCE_BYTES:
                 raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
             return pb.ChallengeResponse(
@@ -112,7 +114,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
         """Checks the client's proof over the nonce of this connection and opens its session."""
         async with answering(context):
-            self._spend_allowance(context.peer())
+            self._count_handshake(context.peer())
             node_id = self._prove(request, context.peer())
             token = self._open_session(node_id, context.peer())
             return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
@@ -160,16 +162,11 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._sessions[token] = _Session(node_id, peer, now_s + self.limits.session_s)
         return token
 
-    def _spend_allowance(self, peer: str) -> None:
-        """One handshake call of this address; the allowance refills evenly over a minute."""
-        address, now_s, most = _address_of(peer), self._clock.monotonic_s(), float(self.limits.handshakes_per_minute)
-        left, at_s = self._allowances.pop(address, (most, now_s))
-        left = min(most, left + (now_s - at_s) * most / 60.0)
-        while len(self._allowances) >= MAX_ADDRESSES:
-            self._allowances.popitem(last=False)
-        self._allowances[address] = (max(left - 1.0, 0.0), now_s)
-        if left < 1.0:
-            raise Unavailable(f"more than {most:.0f} handshake calls in a minute from {address}")
+    def _count_handshake(self, peer: str) -> None:
+        address = _address_of(peer)
+        if not self._handshakes.spend(address, self._clock.monotonic_s()):
+            most = self.limits.handshakes_per_minute
+            raise Unavailable(f"more than {most} handshake calls in a minute from {address}; slow down")
 
 
 def _address_of(peer: str) -> str:

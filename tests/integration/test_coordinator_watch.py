@@ -20,7 +20,7 @@ from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, ModelConfig, NodeConfig
 from swarm.errors import Unavailable
 from swarm.identity import Identity
-from swarm.peers.coordinator_client import GrpcCoordinatorClient
+from swarm.peers.coordinator_client import FIRST_BACKOFF_S, GrpcCoordinatorClient
 from swarm.types import NodeReport, PolicyVersion, Role
 from swarm.wire.server import Sessions, start_server
 from swarm.wire.session import AuthenticatedChannel
@@ -196,12 +196,12 @@ async def test_a_failed_watch_makes_the_next_one_wait_and_one_that_was_ended_doe
         for _ in range(3):
             async with aclosing(client.watch_versions(ada.node_id)) as heads:  # type: ignore[type-var]
                 await anext(heads)
-        assert client._watch_pause._failures == 0
+        assert client._watch_retry._backoff._next_s == FIRST_BACKOFF_S
         daemon.core.watches.end()
         for failures in (1, 2, 3):
             with pytest.raises(Unavailable, match="stops"):
                 await anext(client.watch_versions(ada.node_id))
-            assert client._watch_pause._failures == failures
+            assert client._watch_retry._backoff._next_s == FIRST_BACKOFF_S * 2**failures
         await client.close()
 
 

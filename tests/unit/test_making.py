@@ -7,9 +7,9 @@ from typing import Any
 
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
+from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate, make_groups
 from swarm.loops.overlap import Overlap
-from swarm.loops.supervise import Backoff
 from swarm.testing.builders import make_group
 from swarm.types import FinishReason, RolloutGroup
 

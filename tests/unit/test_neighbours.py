@@ -18,8 +18,8 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.loops.neighbours import missed, whom_to_follow
+from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.peers.reputation import Reputation
-from swarm.peers.stream_quota import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import (
@@ -420,9 +420,9 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
 async def make_full(bench: Bench) -> None:
     """The time between draws is known, and more external groups wait than a draw takes."""
     intake_quota: Any = bench.agent.intake._intake_quota  # pyright: ignore[reportPrivateUsage]
-    intake_quota.drew()
+    intake_quota.record_draw()
     await asyncio.sleep(10.0)
-    intake_quota.drew()
+    intake_quota.record_draw()
     for number in range(5):
         await bench.agent.intake.receive(bench.made(number), via=PRODUCER.node_id)
 

@@ -20,6 +20,7 @@ from swarm.environments.environment import NumberedEnvironment
 from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import BoundedTable
 from swarm.identity import Verify
 from swarm.interfaces import LocalExchange, Offload, Result, Tokenizer
 from swarm.loops import Worker
@@ -180,7 +181,7 @@ class _Checked:
     """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]] = {}
+        self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
 
     def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
         """As `check_form`."""
@@ -189,8 +190,6 @@ class _Checked:
             return kept[3]
         finding = check_form(group, tokenizer, limits)
         self._kept[id(group)] = group, tokenizer, limits, finding
-        if len(self._kept) > MAX_OPENED:
-            del self._kept[next(iter(self._kept))]
         return finding
 
 

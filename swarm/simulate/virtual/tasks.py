@@ -10,6 +10,7 @@ from typing import Final
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
 from swarm.environments.environment import NumberedEnvironment, Problem, is_held_out
+from swarm.flow import BoundedTable
 from swarm.interfaces import Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
 from swarm.testing.inline_verifier import InlineVerifier
@@ -55,7 +56,7 @@ class KeptVerifier(InlineVerifier):
 
     def __init__(self, environments: Mapping[str, NumberedEnvironment]) -> None:
         super().__init__(environments)
-        self._kept: dict[tuple[str, int, tuple[str, ...]], Verdict] = {}
+        self._kept = BoundedTable[tuple[str, int, tuple[str, ...]], Verdict](MAX_VERDICTS)
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
@@ -64,6 +65,4 @@ class KeptVerifier(InlineVerifier):
         if found is None:
             found = self._kept[key] = await super().score(env, task_id, answers)
             found.rewards.flags.writeable = False
-            if len(self._kept) > MAX_VERDICTS:
-                del self._kept[next(iter(self._kept))]
         return found
