@@ -40,7 +40,7 @@ def simulate(*arguments: object) -> Result:
         ("--preset echo-tiny --deterministic", "learner.deterministic: needs the trainer role"),
         ("--preset echo-tiny --compare colocated --kill bell@1", "bell: no such node; the nodes are ada"),
         ("--recipe nope", "learner.recipe: unknown recipe 'nope'"),
-        ("--recipe swarm_sampling", "did you mean sapo_swarm?"),
+        ("--recipe swarm_sampling", "did you mean sapo_swarm,"),
         ("--set guard.safe_recipe=nope", "guard.safe_recipe: unknown recipe 'nope'"),
         ("--set foo", "--set 'foo': expected key.path=value"),
         ("--set learner.learning_ratex=3", "learner.learning_ratex: unknown key"),
