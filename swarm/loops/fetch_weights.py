@@ -20,7 +20,7 @@ from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClie
 from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, Digest, NodeId, SealedManifest, short
 from swarm.weight_sync.follower import WeightFollower
-from swarm.weight_sync.patch_graph import NewsKind
+from swarm.weight_sync.update_planner import News
 from swarm.weights.refuse import Unusable
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Watcher:
         if isinstance(heard, Unusable):
             self._following.holders.forged(peer)
             raise Unavailable(f"a manifest from {short(peer)} is unusable: {heard.reason}, {heard.detail}")
-        return heard is NewsKind.NEW
+        return heard is News.NEW
 
     @property
     def _window(self) -> int:

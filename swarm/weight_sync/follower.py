@@ -30,9 +30,9 @@ from swarm.types import (
 from swarm.weight_sync.choose_trainer import TrainerChoice
 from swarm.weight_sync.chunk_sources import ChunkSources
 from swarm.weight_sync.credit import CreditBalance
-from swarm.weight_sync.patch_graph import Lineage, NewsKind, Patch
-from swarm.weight_sync.update_planner import UpdatePlanner
+from swarm.weight_sync.update_planner import KnownPatches, News, UpdatePlanner
 from swarm.weight_sync.weight_server import WeightServer
+from swarm.weights.patch_graph import Patch
 from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.store import WeightStore
 
@@ -98,7 +98,7 @@ class WeightFollower:
     @property
     def policy_id(self) -> NodeId:
         """The trainer whose lineage is followed; empty until it is known."""
-        return self._ways.lineage.policy_id if self._ways is not None else self._config.follow.policy
+        return self._ways.known.policy_id if self._ways is not None else self._config.follow.policy
 
     @property
     def is_found(self) -> bool:
@@ -113,7 +113,7 @@ class WeightFollower:
             if policy_id:
                 ways = await self._resume(policy_id)
                 for held in self._asked:
-                    ways.starts_from(held)
+                    ways.set_held(held)
                 self._ways = ways
                 self.changed.fire()
         for advert in adverts:
@@ -122,13 +122,13 @@ class WeightFollower:
 
     async def _resume(self, policy_id: NodeId) -> UpdatePlanner:
         """What the disk has of the lineage, after a restart."""
-        ways = UpdatePlanner(Lineage(policy_id), self._store.max_bytes)
+        ways = UpdatePlanner(KnownPatches(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._weight_server.restore(policy_id):
             patch = Patch(manifest=manifest, sealed=sealed)
-            heard, gone = ways.lineage.add(patch, is_from_owner=False)
-            ways.lacks(patch, await self._offload(self._store.missing, manifest.chunks))
-            await self._drop([*gone, *([] if heard is NewsKind.NEW else [patch])])
-        logger.info("following a trainer", extra={"trainer": short(policy_id), "manifests": len(ways.lineage.patches)})
+            heard, gone = ways.known.add(patch, is_from_owner=False)
+            ways.set_missing(patch, await self._offload(self._store.missing, manifest.chunks))
+            await self._drop([*gone, *([] if heard is News.NEW else [patch])])
+        logger.info("following a trainer", extra={"trainer": short(policy_id), "manifests": len(ways.known.patches)})
         return ways
 
     def note_head(self, head: PolicyVersion) -> None:
@@ -145,8 +145,8 @@ class WeightFollower:
         if peer == self.policy_id:
             self.credit.reset()
         if self._ways is not None:
-            self._ways.found()
-            self._ways.queue.look_again()
+            self._ways.mark_obtainable()
+            self._ways.queue.rescan()
         self.changed.fire()
 
     def disconnected(self, peer: NodeId) -> None:
@@ -156,31 +156,31 @@ class WeightFollower:
             self.credit.reset()
         self.changed.fire()
 
-    async def take(self, peer: NodeId, sealed: SealedManifest) -> NewsKind | Unusable:
+    async def take(self, peer: NodeId, sealed: SealedManifest) -> News | Unusable:
         """A manifest came on the watch of a peer.
 
         While the trainer itself is connected, only its own word adds versions; of others it counts what they hold.
         """
         ways = self._require()
-        known = ways.lineage.get(sealed.digest)
+        known = ways.known.get(sealed.digest)
         manifest = known.manifest if known is not None else await self._offload(self._store.open, sealed)
         if isinstance(manifest, Unusable):
             return manifest
-        if manifest.version.policy_id != ways.lineage.policy_id:
-            detail = f"lineage {short(manifest.version.policy_id)}, watched {short(ways.lineage.policy_id)}"
+        if manifest.version.policy_id != ways.known.policy_id:
+            detail = f"lineage {short(manifest.version.policy_id)}, watched {short(ways.known.policy_id)}"
             return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
         self.holders.announced(peer, manifest.chunks)
-        ways.found(manifest.chunks)
-        ways.queue.look_again()
-        is_from_owner = peer == ways.lineage.policy_id
-        heard, gone = NewsKind.KNOWN, list[Patch]()
+        ways.mark_obtainable(manifest.chunks)
+        ways.queue.rescan()
+        is_from_owner = peer == ways.known.policy_id
+        heard, gone = News.KNOWN, list[Patch]()
         patch = Patch(manifest=manifest, sealed=sealed)
         if is_from_owner or self.credit.head_step is None:
-            heard, gone = ways.lineage.add(patch, is_from_owner=is_from_owner)
+            heard, gone = ways.known.add(patch, is_from_owner=is_from_owner)
         await self._drop(gone)
-        if heard is NewsKind.NEW:
+        if heard is News.NEW:
             await self._keep(ways, patch)
-        if gone or heard is NewsKind.NEW:
+        if gone or heard is News.NEW:
             ways.replan()
         self.changed.fire()
         return heard
@@ -188,10 +188,10 @@ class WeightFollower:
     async def take_credit(self, peer: NodeId, credit: Credit) -> None:
         """The trainer gives leave, and says where its head is: what is known beyond that is no more."""
         ways = self._require()
-        if peer != ways.lineage.policy_id:
+        if peer != ways.known.policy_id:
             return
         self.credit.update(credit)
-        gone = ways.lineage.rewind(credit.head_step)
+        gone = ways.known.rewind(credit.head_step)
         if gone:
             logger.warning("the trainer went back", extra={"step": credit.head_step, "manifests": len(gone)})
             self.known_head_step = credit.head_step
@@ -205,8 +205,8 @@ class WeightFollower:
             await self._offload(self._store.add_manifest, patch.sealed)
         except StorageFull as error:
             self._storage_full(error)  # known all the same, and written when there is room
-        await self._offload(self._trainers.remember, ways.lineage.policy_id)
-        if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
+        await self._offload(self._trainers.remember, ways.known.policy_id)
+        if ways.set_missing(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
             self._weight_server.offer(patch.manifest, patch.sealed)
 
     async def _drop(self, gone: Sequence[Patch]) -> None:
@@ -239,7 +239,7 @@ class WeightFollower:
         """It is not on its way any more, whether it came or not."""
         self._fetching.discard(digest)
         if self._ways is not None and digest in self._ways.queue:
-            self._ways.queue.look_again()
+            self._ways.queue.rescan()
         self.changed.fire()
 
     async def put_chunk(self, digest: Digest, data: bytes) -> None:
@@ -250,19 +250,19 @@ class WeightFollower:
             self._storage_full(error)
             raise
         self.bytes_fetched += len(data)
-        for patch in self._require().came(digest):
+        for patch in self._require().add_chunk(digest):
             self._weight_server.offer(patch.manifest, patch.sealed)
 
     def lacked(self, digest: Digest) -> None:
         """A holder lacks it; where nobody connected can have it, another way is looked for."""
         if not self.holders.can_be_had(digest) and self.policy_id in self.holders.connected:
-            self._require().lost(digest)
+            self._require().mark_unobtainable(digest)
 
     async def tidy(self) -> None:
         """Makes room on the disk, and looks what is there."""
         if self._ways is None:
             return
-        lineage = self._ways.lineage
+        lineage = self._ways.known
         before = await self._on_disk(lineage)
         await self._offload(self._store.prune, {lineage.policy_id}, GRACE_S)
         kept = await self._on_disk(lineage)
@@ -272,7 +272,7 @@ class WeightFollower:
         self.holders.keep_only({chunk for patch in lineage.patches for chunk in patch.manifest.chunks})
         await self._look_again(self._ways)
 
-    async def _on_disk(self, lineage: Lineage) -> set[Digest]:
+    async def _on_disk(self, lineage: KnownPatches) -> set[Digest]:
         return {sealed.digest for _, sealed in await self._offload(self._store.manifests, lineage.policy_id)}
 
     async def _write_down(self, patches: Sequence[Patch]) -> None:
@@ -282,18 +282,18 @@ class WeightFollower:
                 await self._offload(self._store.add_manifest, patch.sealed)
             except StorageFull:
                 return  # told when the manifest came
-            if not self._require().lineage.knows(patch.digest):  # gone meanwhile
+            if patch.digest not in self._require().known:  # gone meanwhile
                 await self._drop([patch])
 
     async def _look_again(self, ways: UpdatePlanner) -> None:
         """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
-        await self._look_at(ways, list(ways.lineage.patches))
+        await self._look_at(ways, list(ways.known.patches))
         ways.replan()
         self.changed.fire()
 
     async def _look_at(self, ways: UpdatePlanner, patches: Sequence[Patch]) -> None:
         for patch in patches:
-            if ways.lacks(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
+            if ways.set_missing(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
                 self._weight_server.offer(patch.manifest, patch.sealed)
             else:
                 self._weight_server.withdraw([patch.digest])
@@ -305,7 +305,7 @@ class WeightFollower:
         if held != self.served:
             self.served = None  # another engine than the one that took it
         self._asked = [held]
-        if self._ways is not None and self._ways.starts_from(held):
+        if self._ways is not None and self._ways.set_held(held):
             self.changed.fire()  # there may be something to fetch
         if wait:
             await self.changed.until(lambda: bool(self._ready()))
@@ -324,8 +324,8 @@ class WeightFollower:
         self.num_applied += 1
         self.last_error = ""
         self.served, self._asked = report.version, [report.version]
-        await self._look_at(ways, [patch for patch in ways.lineage.patches if patch.version == report.version])
-        ways.taken(report.version)
+        await self._look_at(ways, [patch for patch in ways.known.patches if patch.version == report.version])
+        ways.record_applied(report.version)
         self._emit("applied", fields)
         self.changed.fire()
         if self._store.bytes_held > self._config.weights.store_bytes:
@@ -338,8 +338,8 @@ class WeightFollower:
         self.last_error = f"step {target.step}: {report.error}"
         await self._look_again(ways)
         attempt = 0  # unless it was whole: else something was damaged on the disk
-        if ways.are_whole(self._handed):
-            attempt = ways.refused(target, is_unusable=report.is_unusable)
+        if ways.are_complete(self._handed):
+            attempt = ways.record_refusal(target, is_unusable=report.is_unusable)
             ways.replan()
         extra = {"step": target.step, "error": report.error, "attempt": attempt}
         logger.error("the engine did not take a version; it serves the one before on", extra=extra)
@@ -358,8 +358,8 @@ class WeightFollower:
         return self.credit.num_left
 
     def _has_newest_at_hand(self, ways: UpdatePlanner) -> bool:
-        newest = ways.lineage.head
-        return newest is not None and newest.step >= (self.credit.head_step or 0) and ways.is_at_hand
+        newest = ways.known.head
+        return newest is not None and newest.step >= (self.credit.head_step or 0) and ways.is_ready
 
     @property
     def head(self) -> PolicyVersion:
@@ -370,7 +370,7 @@ class WeightFollower:
 
     def status(self) -> JsonDict:
         """For `swarm status`."""
-        newest = None if self._ways is None else self._ways.lineage.head
+        newest = None if self._ways is None else self._ways.known.head
         return {
             "policy": self.policy_id,
             "candidates": list(self._trainers.candidates),

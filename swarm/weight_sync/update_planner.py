@@ -1,175 +1,303 @@
-"""The way from what an engine holds to the newest version that can be had, and what of it is not on the disk yet.
+"""The cheapest patch chain from the engine's version to the newest available one, and which of its chunks are missing.
 
-Invariant: the plan is always the cheapest way by what is known now: what lies on the disk costs next to nothing, so a
-newer version changes the plan without throwing away what was fetched for the one before. Pure bookkeeping.
+Invariant: no step has two versions, and the plan is always the cheapest chain by what is known now: what lies on the
+disk costs next to nothing, so a newer version changes the plan without throwing away what was fetched for the one
+before. Only the trainer itself may replace a known version. Pure bookkeeping.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import StrEnum
 from typing import Final
 
-from swarm.types import Digest, PolicyVersion
-from swarm.weight_sync.chunk_queue import ChunkQueue
-from swarm.weight_sync.patch_graph import Cost, Lineage, Patch
+from swarm.types import Digest, NodeId, PolicyVersion
+from swarm.weights.patch_graph import Cost, Patch, PatchGraph
 
+MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are forgotten first
+MAX_MANIFESTS: Final = 4096
 MAX_REFUSALS: Final = 2  # attempts of an engine at one version
 _DECODE_SHARE: Final = 64  # decoding so many bytes is as dear as fetching one: docs/measurements/weights.md
-_UNKNOWN: Final = frozenset({b""})  # chunks that a manifest lacks while nobody has looked
+_UNKNOWN: Final = frozenset({b""})  # chunks that a manifest lacks before the disk was looked at
+
+
+class News(StrEnum):
+    """What a manifest adds to what is known."""
+
+    NEW = "new"
+    KNOWN = "known"
+    CONFLICT = "conflict"  # a step that is known with other weights, from somebody else than the trainer
+    TOO_OLD = "too_old"  # older than what there is room to remember
+
+
+class KnownPatches:
+    """The patches of one trainer that are known, and the branch of its versions that is in force.
+
+    A trainer that resumes from a checkpoint starts a new branch: what it says on a connection of its own replaces the
+    known versions from the first differing step on. A relay that replays old, genuinely signed manifests must not move
+    us back to the old branch, so what others send never replaces anything.
+
+    Example:
+        known = KnownPatches(trainer_id)
+        news, forgotten = known.add(Patch(manifest=manifest, sealed=sealed), is_from_owner=True)
+    """
+
+    def __init__(self, policy_id: NodeId) -> None:
+        self.policy_id = policy_id
+        self._patches: dict[Digest, Patch] = {}  # by digest of the manifest, in order of arrival
+        self._steps: dict[int, PolicyVersion] = {}
+        self._num_bytes = 0
+
+    def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[News, list[Patch]]:
+        """Adds a patch of this trainer.
+
+        Returns:
+            What it is, and the patches that are forgotten for it: of an abandoned branch, or too old.
+        """
+        assert patch.version.policy_id == self.policy_id
+        if patch.digest in self._patches:
+            return News.KNOWN, []
+        versions = [patch.version] if patch.base is None else [patch.base, patch.version]
+        conflicts = [version.step for version in versions if self._steps.get(version.step, version) != version]
+        if conflicts and not is_from_owner:
+            return News.CONFLICT, []
+        forgotten = self._forget(lambda step: step >= min(conflicts)) if conflicts else []
+        self._patches[patch.digest] = patch
+        self._steps[patch.version.step] = patch.version
+        self._num_bytes += len(patch.sealed.body)
+        while (len(self._patches) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._steps) > 1:
+            oldest = min(self._steps)
+            forgotten += self._forget(lambda step: step == oldest)  # noqa: B023 - called at once
+        return (News.NEW if patch.digest in self._patches else News.TOO_OLD), forgotten
+
+    def rewind(self, head_step: int) -> list[Patch]:
+        """Abandons the versions beyond the trainer's head. Returns their patches."""
+        return self._forget(lambda step: step > head_step)
+
+    def forget(self, digests: Collection[Digest]) -> None:
+        """Forgets these manifests, as the store did."""
+        self._remove([patch for digest, patch in self._patches.items() if digest in digests])
+
+    def get(self, digest: Digest) -> Patch | None:
+        """A known patch, by digest of its manifest."""
+        return self._patches.get(digest)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._patches
+
+    @property
+    def patches(self) -> Collection[Patch]:
+        """Every patch, in order of arrival."""
+        return self._patches.values()
+
+    @property
+    def head(self) -> PolicyVersion | None:
+        """The newest version."""
+        return self._steps[max(self._steps)] if self._steps else None
+
+    def chains(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Patch, ...]]:
+        """The cheapest chain from what is held, or from nothing, to each newer version that can be had, newest first.
+
+        Args:
+            held: what the engine serves; equal digests are the same weights, whatever they are called.
+            cost: of each patch.
+        """
+        graph = PatchGraph(self._patches.values(), cost, None if held is None else held.digest)
+        floor = self._floor(held)
+        for step in sorted(self._steps, reverse=True):
+            target = self._steps[step]
+            if target == held or step <= floor:
+                return
+            if held is not None and held.digest == target.digest:  # under another name: any patch to it says so
+                yield next((patch,) for patch in self._patches.values() if patch.version == target)
+                continue
+            chain = graph.cheapest_to(target.digest)
+            if chain is not None:
+                yield chain
+
+    def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
+        """Whether taking a step would lead an engine back on the branch in force."""
+        return step <= self._floor(held)
+
+    def _floor(self, held: PolicyVersion | None) -> int:
+        """The step that an engine is not led back to, nor behind; -1 where it may go anywhere.
+
+        It may where the trainer went back, or what it holds is of an abandoned branch. That what it holds is merely
+        forgotten here is no reason to go back.
+        """
+        if held is None or held.policy_id != self.policy_id:
+            return -1
+        is_in_force = max(self._steps, default=-1) >= held.step and self._steps.get(held.step, held) == held
+        return held.step if is_in_force else -1
+
+    def _forget(self, is_gone: Callable[[int], bool]) -> list[Patch]:
+        return self._remove([patch for patch in self._patches.values() if is_gone(patch.version.step)])
+
+    def _remove(self, gone: list[Patch]) -> list[Patch]:
+        for patch in gone:
+            del self._patches[patch.digest]
+            self._num_bytes -= len(patch.sealed.body)
+        steps = {patch.version.step for patch in self._patches.values()}
+        for step in {patch.version.step for patch in gone} - steps:
+            del self._steps[step]
+        return gone
+
+
+class ChunkQueue:
+    """The missing chunks of one plan in the order in which they are needed, with a reading position for each source.
+
+    Invariant: what lies before the position of a source is here, under way, or not to be had of it; so while nothing
+    fails, each chunk is looked at once for each source, however often the next one is asked for.
+
+    Example:
+        queue = ChunkQueue(planner.missing_chunks())
+        at = queue.first(peer, lambda chunk: sources.can_have(peer, chunk))
+        queue[at]
+    """
+
+    def __init__(self, chunks: Iterable[Digest]) -> None:
+        self._missing = dict.fromkeys(chunks)
+        self._chunks = tuple(self._missing)
+        self._positions: dict[NodeId, int] = {}
+
+    def __getitem__(self, at: int) -> Digest:
+        return self._chunks[at]
+
+    def __contains__(self, chunk: Digest) -> bool:
+        return chunk in self._missing
+
+    def first(self, peer: NodeId, is_for: Callable[[Digest], bool]) -> int | None:
+        """Position of the first missing chunk to ask a source for; None where there is none."""
+        at = self._positions.get(peer, 0)
+        while at < len(self._chunks) and not (self._chunks[at] in self._missing and is_for(self._chunks[at])):
+            at += 1
+        self._positions[peer] = at
+        return at if at < len(self._chunks) else None
+
+    def remove(self, chunk: Digest) -> None:
+        """Drops a chunk that has arrived."""
+        self._missing.pop(chunk, None)
+
+    def rescan(self) -> None:
+        """Starts over for all sources: one has more than it had, or a chunk that was under way did not arrive."""
+        self._positions.clear()
 
 
 class UpdatePlanner:
-    """What is planned for one engine that follows a lineage.
+    """The plan for one engine that follows a trainer.
 
     Args:
-        lineage: what is known of it.
-        max_bytes: of all payloads of one way together, whatever of them is on the disk; where the way to the newest
-            version needs more, an older one is made for first.
+        known: patches of the trainer.
+        max_bytes: of all payloads of one chain together, whatever of them is on the disk; where the chain to the
+            newest version needs more, an older version is planned first.
 
     Example:
-        ways = UpdatePlanner(lineage, max_bytes=2**33)
-        ways.starts_from(held)
-        for digest in ways.wanted(): ...
+        planner = UpdatePlanner(KnownPatches(trainer_id), max_bytes=2**33)
+        planner.set_held(held)
+        for digest in planner.missing_chunks(): ...
     """
 
-    def __init__(self, lineage: Lineage, max_bytes: int) -> None:
-        self.lineage = lineage
+    def __init__(self, known: KnownPatches, max_bytes: int) -> None:
+        self.known = known
         self._max_bytes = max_bytes
-        self.plan: tuple[Patch, ...] | None = None  # empty: the engine has the newest; None: no way is known
-        self.held: PolicyVersion | None = None  # what the engine serves
-        self._is_asked = False  # the worker said what the engine holds
+        self.plan: tuple[Patch, ...] = ()  # empty: the engine has the newest version that can be had
+        self.held: PolicyVersion | None = None  # what the engine serves; None: nothing
+        self.is_held_known = False  # until the worker says what the engine holds nothing is planned
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
-        self._lost: set[Digest] = set()  # chunks that no connected holder has
+        self._unobtainable: set[Digest] = set()  # chunks that no connected source has
         self._refusals: Counter[Digest] = Counter()  # of weights that the engine did not take
-        self._queue: ChunkQueue | None = None  # of the plan; None until it is asked for
         self._unusable: set[Digest] = set()  # those of them that could not be made of what was fetched
+        self._queue: ChunkQueue | None = None  # of the plan; None until it is asked for
 
-    # --- what changes the plan -------------------------------------------------------------------------
+    # --- inputs that change the plan -------------------------------------------------------------------
 
-    def starts_from(self, held: PolicyVersion | None) -> bool:
-        """What the engine holds. True where that is news."""
-        if self._is_asked and held == self.held:
+    def set_held(self, held: PolicyVersion | None) -> bool:
+        """Plans from what the engine holds. True where that is new."""
+        if self.is_held_known and held == self.held:
             return False
-        self._is_asked, self.held = True, held
+        self.is_held_known, self.held = True, held
         self.replan()
         return True
 
-    def lacks(self, patch: Patch, chunks: Collection[Digest]) -> bool:
-        """These chunks of a manifest are not on the disk. True where none is missing."""
-        if self.lineage.knows(patch.digest):
-            self._missing[patch.digest] = set(chunks)
-            self._queue = None
-        return not chunks and self.lineage.knows(patch.digest)
+    def set_missing(self, patch: Patch, chunks: Collection[Digest]) -> bool:
+        """Records which chunks of a patch are not on the disk. True where a known patch is complete."""
+        if patch.digest not in self.known:
+            return False
+        self._missing[patch.digest] = set(chunks)
+        self._queue = None
+        return not chunks
 
-    def came(self, chunk: Digest) -> list[Patch]:
-        """A chunk is on the disk now. Returns the manifests of which it was the last."""
+    def add_chunk(self, chunk: Digest) -> list[Patch]:
+        """Records that a chunk is on the disk now. Returns the patches that it completes."""
         if self._queue is not None:
-            self._queue.came(chunk)
-        whole: list[Patch] = []
-        for patch in self.lineage.patches:
+            self._queue.remove(chunk)
+        complete: list[Patch] = []
+        for patch in self.known.patches:
             missing = self._missing.get(patch.digest)
             if missing and chunk in missing:
                 missing.discard(chunk)
-                whole += [] if missing else [patch]
-        return whole
+                complete += [] if missing else [patch]
+        return complete
 
-    def lost(self, chunk: Digest) -> None:
-        """Nobody who is connected has it: no way leads over it."""
-        self._lost.add(chunk)
+    def mark_unobtainable(self, chunk: Digest) -> None:
+        """Plans around a chunk that no connected source has."""
+        self._unobtainable.add(chunk)
         self.replan()
 
-    def found(self, chunks: Collection[Digest] | None = None) -> None:
-        """Somebody may have these chunks, or (None) any."""
-        before = len(self._lost)
-        self._lost = set() if chunks is None else self._lost.difference(chunks)
-        if len(self._lost) < before:
+    def mark_obtainable(self, chunks: Collection[Digest] | None = None) -> None:
+        """Plans with these chunks again, or (None) with all: somebody may have them now."""
+        before = len(self._unobtainable)
+        self._unobtainable = set() if chunks is None else self._unobtainable.difference(chunks)
+        if len(self._unobtainable) < before:
             self.replan()
 
-    def refused(self, target: PolicyVersion, *, is_unusable: bool) -> int:
-        """The engine did not take a version whose way was whole on the disk. Returns how often so far.
+    def record_refusal(self, target: PolicyVersion, *, is_unusable: bool) -> int:
+        """Counts that the engine did not take a version whose chain was complete on the disk. Returns how often.
 
         Args:
-            is_unusable: what lies on the disk does not give it: in the end no way leads through it, either.
+            is_unusable: the chunks on the disk do not give it: after MAX_REFUSALS no chain leads through it, either.
         """
         self._refusals[target.digest] += 1
         if is_unusable and self._refusals[target.digest] >= MAX_REFUSALS:
             self._unusable.add(target.digest)
         return self._refusals[target.digest]
 
-    def taken(self, version: PolicyVersion) -> None:
-        """The engine serves it."""
+    def record_applied(self, version: PolicyVersion) -> None:
+        """Plans from a version that the engine took; earlier refusals are forgiven."""
         self._refusals.clear()
         self._unusable.clear()
-        self._is_asked, self.held = True, version
+        self.is_held_known, self.held = True, version
         self.replan()
 
     def replan(self) -> None:
-        """Looks for the cheapest way by what is known and missing now."""
-        self._missing = {digest: missing for digest, missing in self._missing.items() if self.lineage.knows(digest)}
-        self.plan = self._way() if self._is_asked else None
+        """Looks for the cheapest chain by what is known and missing now."""
+        self._missing = {digest: missing for digest, missing in self._missing.items() if digest in self.known}
         self._queue = None
+        self.plan = ()
+        if not self.is_held_known:
+            return
+        newest = next(self._chains(self._cost), None)
+        if newest is not None and not self._has_room(newest):  # perhaps another one needs less in all
+            newest = next(filter(self._has_room, self._chains(self._size)), None)
+        self.plan = newest or ()
 
-    def _way(self) -> tuple[Patch, ...] | None:
-        newest = next(self._ways(self._cost), None)
-        if newest is not None and self._has_room(newest):
-            return newest
-        smaller = () if newest is None else self._ways(self._size)  # perhaps one that needs less in all
-        nothing = () if self.held is not None and self.held.policy_id == self.lineage.policy_id else None
-        return next(filter(self._has_room, smaller), nothing)
+    def _chains(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
+        """Chains to versions that the engine may take, newest first.
 
-    def _ways(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
-        """To versions that the engine may take, newest first. One that it refused may lie on the way: it is staged
-        there, not loaded, and what kept the engine from taking it may have passed."""
-        ways = self.lineage.ways(self.held, cost)
-        return (way for way in ways if not self._is_refused(way[-1].version))
+        A version that it refused may lie on the way: it is staged there, not loaded, and what kept the engine from
+        taking it may have passed.
+        """
+        chains = self.known.chains(self.held, cost)
+        return (chain for chain in chains if not self._is_refused(chain[-1].version))
 
     def _is_refused(self, version: PolicyVersion) -> bool:
         return self._refusals[version.digest] >= MAX_REFUSALS
 
-    def _has_room(self, way: tuple[Patch, ...]) -> bool:
-        return sum(patch.manifest.payload_bytes for patch in way) <= self._max_bytes
-
-    # --- what follows from it --------------------------------------------------------------------------
-
-    def wanted(self) -> Iterator[Digest]:
-        """Chunks of the plan that are missing, in the order in which it needs them."""
-        for patch in self.plan or ():
-            missing = self._missing.get(patch.digest)
-            if missing:
-                yield from (digest for digest in patch.manifest.chunks if digest in missing)
-
-    @property
-    def queue(self) -> ChunkQueue:
-        """The same, to be asked again and again."""
-        if self._queue is None:
-            self._queue = ChunkQueue(self.wanted())
-        return self._queue
-
-    def ready(self) -> tuple[Patch, ...]:
-        """The legs of the plan up to the first that is not on the disk in whole; none where they would lead back.
-
-        They never end at a version that the engine refused: it is only staged on the way to the next one.
-        """
-        plan = self.plan or ()
-        if len(plan) == 1 and self.held is not None and plan[0].version.digest == self.held.digest:
-            return plan  # the engine has these weights: only their name is new
-        num_ready = next((at for at, patch in enumerate(plan) if not self.are_whole([patch])), len(plan))
-        while num_ready and self._is_refused(plan[num_ready - 1].version):
-            num_ready -= 1
-        ready = plan[:num_ready]
-        return ready if not ready or not self.lineage.is_behind(ready[-1].version.step, self.held) else ()
-
-    def are_whole(self, patches: Collection[Patch]) -> bool:
-        """Whether every chunk of these is on the disk."""
-        return not any(self._missing.get(patch.digest, _UNKNOWN) for patch in patches)
-
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether everything that can be had is held, or on the disk."""
-        return len(self.ready()) == len(self.plan or ())
+    def _has_room(self, chain: tuple[Patch, ...]) -> bool:
+        return sum(patch.manifest.payload_bytes for patch in chain) <= self._max_bytes
 
     def _cost(self, patch: Patch) -> int | None:
         missing = self._missing.get(patch.digest)
-        if missing is None or not missing.isdisjoint(self._lost) or patch.version.digest in self._unusable:
+        if missing is None or not missing.isdisjoint(self._unobtainable) or patch.version.digest in self._unusable:
             return None
         manifest = patch.manifest
         to_fetch = manifest.payload_bytes * len(missing) // max(1, len(manifest.chunks))
@@ -177,3 +305,41 @@ class UpdatePlanner:
 
     def _size(self, patch: Patch) -> int | None:
         return None if self._cost(patch) is None else patch.manifest.payload_bytes
+
+    # --- what follows from it --------------------------------------------------------------------------
+
+    def missing_chunks(self) -> Iterator[Digest]:
+        """Missing chunks of the plan, in the order in which it needs them."""
+        for patch in self.plan:
+            missing = self._missing.get(patch.digest)
+            if missing:
+                yield from (digest for digest in patch.manifest.chunks if digest in missing)
+
+    @property
+    def queue(self) -> ChunkQueue:
+        """The same as a queue, kept until the plan changes."""
+        if self._queue is None:
+            self._queue = ChunkQueue(self.missing_chunks())
+        return self._queue
+
+    def ready(self) -> tuple[Patch, ...]:
+        """The patches of the plan up to the first that is not complete on the disk; none where they would lead back.
+
+        They never end at a version that the engine refused: it is only staged on the way to the next one.
+        """
+        if len(self.plan) == 1 and self.held is not None and self.plan[0].version.digest == self.held.digest:
+            return self.plan  # the engine has these weights: only their name is new
+        num_ready = next((at for at, patch in enumerate(self.plan) if not self.are_complete([patch])), len(self.plan))
+        while num_ready and self._is_refused(self.plan[num_ready - 1].version):
+            num_ready -= 1
+        ready = self.plan[:num_ready]
+        return ready if not ready or not self.known.is_behind(ready[-1].version.step, self.held) else ()
+
+    def are_complete(self, patches: Collection[Patch]) -> bool:
+        """Whether every chunk of these is on the disk."""
+        return not any(self._missing.get(patch.digest, _UNKNOWN) for patch in patches)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the whole plan lies on the disk, or the engine has the newest version that can be had."""
+        return len(self.ready()) == len(self.plan)

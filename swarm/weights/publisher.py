@@ -12,19 +12,24 @@ import numpy as np
 from swarm.types import Canary, Digest, FloatArray, PolicyVersion
 from swarm.weights.full import full_bytes
 from swarm.weights.manifest import manifest_body
-from swarm.weights.plan import ANCHOR_EVERY, is_anchor
 from swarm.weights.publish import DELTA_AT_MOST, Held, publish
 from swarm.weights.tensors import TensorSpec, Weights
 
 Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]
 Put = Callable[[Digest, bytes], None]
 
+ANCHOR_EVERY: Final = 10  # versions
 CANARY_TOKENS: Final = 64
 
 
 def least_store_bytes(specs: Sequence[TensorSpec]) -> int:
     """The budget in which there is always room for a way from nothing to the newest version: an anchor and a patch."""
     return math.ceil((1 + DELTA_AT_MOST) * full_bytes(specs))
+
+
+def is_anchor(step: int, every: int = ANCHOR_EVERY) -> bool:
+    """True for a version that is also published in full."""
+    return step % every == 0
 
 
 class Publisher:

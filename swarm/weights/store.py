@@ -24,9 +24,10 @@ from swarm.errors import StorageFull
 from swarm.identity import node_id_of
 from swarm.types import Digest, NodeId, SealedManifest, short
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
-from swarm.weights.keep import choose_kept
 from swarm.weights.manifest import Limits, Manifest, open_manifest
+from swarm.weights.patch_graph import Patch
 from swarm.weights.refuse import Unusable, UnusableReason
+from swarm.weights.retention import choose_kept
 
 logger = logging.getLogger(__name__)
 
@@ -179,15 +180,15 @@ class WeightStore:
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
         """Deletes what the budget or the number of versions leaves no room for; returns the bytes of it.
 
-        Kept in any case: the way to the newest version of each lineage `in_force`, and chunks younger than `grace_s`
-        that no manifest names; with 0 nobody may be writing. See `swarm.weights.keep`.
+        Kept in any case: a patch chain to the newest version of each lineage `in_force`, and chunks younger than
+        `grace_s` that no manifest names; with 0 nobody may be writing. See `swarm.weights.retention`.
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
         sizes = {name: size for name, size, _ in _files(self._chunks)}
-        named = [(bytes.fromhex(name), manifest) for name, (manifest, _) in opened.items()]
-        kept = choose_kept(named, in_force, lambda digest: sizes.get(digest.hex(), 0), self.max_bytes)
-        self.drop_manifests(digest for digest, _ in named if digest not in kept)
+        patches = [Patch(manifest=manifest, sealed=sealed) for manifest, sealed in opened.values()]
+        kept = choose_kept(patches, in_force, lambda digest: sizes.get(digest.hex(), 0), self.max_bytes)
+        self.drop_manifests(patch.digest for patch in patches if patch.digest not in kept)
         done_with_s: dict[str, float] = {}  # when the newest dropped manifest that names a chunk was written
         for name, (manifest, _) in opened.items():
             if bytes.fromhex(name) not in kept:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.weights import keep
+from swarm.weights import retention
 from swarm.weights.chunks import CHUNK_BYTES
 
 from .following_world import (
@@ -56,7 +56,7 @@ def test_a_generator_killed_in_the_middle_of_a_download_goes_on_with_what_it_has
 def test_a_generator_that_starts_again_from_the_base_model_downloads_no_version_in_full(
     tmp_path: Path, is_agent_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep, "KEPT_MANIFESTS", 0)  # the patches from the base model are long gone
+    monkeypatch.setattr(retention, "KEPT_MANIFESTS", 0)  # the patches from the base model are long gone
 
     async def scene(world: World) -> None:
         trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)

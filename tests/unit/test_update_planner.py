@@ -1,4 +1,4 @@
-"""What a follower knows of a lineage, which way it plans, and whom it asks."""
+"""What a follower knows of a known, which way it plans, and whom it asks."""
 
 import random
 from typing import Any
@@ -19,12 +19,12 @@ from swarm.weight_sync.chunk_sources import (
     TIMEOUT_S,
     ChunkSources,
 )
-from swarm.weight_sync.patch_graph import Lineage, NewsKind, Patch
-from swarm.weight_sync.update_planner import MAX_REFUSALS, UpdatePlanner
+from swarm.weight_sync.update_planner import MAX_REFUSALS, KnownPatches, News, UpdatePlanner
+from swarm.weights import patch_graph
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
-from swarm.weights.plan import Offer
+from swarm.weights.patch_graph import Patch
 from swarm.weights.tensors import TensorSpec
 
 OWNER = make_identity(1)
@@ -50,190 +50,190 @@ def patch(step: int, base: int | None, num_chunks: int = 1, branch: str = "", ba
     return Patch(manifest=manifest, sealed=seal_manifest(manifest, OWNER))
 
 
-def ways_of(*patches: Patch, held: PolicyVersion | None = None, max_chunks: int = 1000) -> UpdatePlanner:
+def planner_of(*patches: Patch, held: PolicyVersion | None = None, max_chunks: int = 1000) -> UpdatePlanner:
     """Nothing of it is on the disk, which has room for so many chunks."""
-    ways = UpdatePlanner(Lineage(OWNER.node_id), max_chunks * CHUNK_BYTES)
+    planner = UpdatePlanner(KnownPatches(OWNER.node_id), max_chunks * CHUNK_BYTES)
     for each in patches:
-        assert ways.lineage.add(each, is_from_owner=True)[0] is NewsKind.NEW
-        ways.lacks(each, each.manifest.chunks)
-    ways.starts_from(held)
-    return ways
+        assert planner.known.add(each, is_from_owner=True)[0] is News.NEW
+        planner.set_missing(each, each.manifest.chunks)
+    planner.set_held(held)
+    return planner
 
 
-def steps(patches: tuple[Patch, ...] | None) -> list[tuple[int | None, int]] | None:
-    if patches is None:
-        return None
+def steps(patches: tuple[Patch, ...]) -> list[tuple[int | None, int]]:
     return [(None if each.manifest.base is None else each.manifest.base.step, each.version.step) for each in patches]
 
 
 def test_the_owner_replaces_a_branch_from_its_first_differing_step_and_nobody_else_does() -> None:
-    lineage = Lineage(OWNER.node_id)
+    known = KnownPatches(OWNER.node_id)
     for each in (patch(0, None), patch(1, 0), patch(2, 1), patch(3, 2)):
-        lineage.add(each, is_from_owner=True)
+        known.add(each, is_from_owner=True)
     other = patch(2, 1, branch="b", base_branch="")
-    assert lineage.add(other, is_from_owner=False) == (NewsKind.ANOTHER_BRANCH, [])
-    assert lineage.head == version(3)
-    heard, gone = lineage.add(other, is_from_owner=True)
-    assert heard is NewsKind.NEW and [each.version.step for each in gone] == [2, 3]
-    assert lineage.head == version(2, "b") and len(lineage.patches) == 3
+    assert known.add(other, is_from_owner=False) == (News.CONFLICT, [])
+    assert known.head == version(3)
+    news, gone = known.add(other, is_from_owner=True)
+    assert news is News.NEW and [each.version.step for each in gone] == [2, 3]
+    assert known.head == version(2, "b") and len(known.patches) == 3
 
 
 def test_a_patch_from_an_abandoned_base_is_of_another_branch() -> None:
-    lineage = Lineage(OWNER.node_id)
-    lineage.add(patch(2, None, branch="b"), is_from_owner=True)
-    assert lineage.add(patch(3, 2), is_from_owner=False)[0] is NewsKind.ANOTHER_BRANCH
+    known = KnownPatches(OWNER.node_id)
+    known.add(patch(2, None, branch="b"), is_from_owner=True)
+    assert known.add(patch(3, 2), is_from_owner=False)[0] is News.CONFLICT
 
 
 def test_a_rewind_forgets_what_was_beyond_it() -> None:
-    lineage = Lineage(OWNER.node_id)
+    known = KnownPatches(OWNER.node_id)
     for each in (patch(0, None), patch(1, 0), patch(2, 1)):
-        lineage.add(each, is_from_owner=True)
-    assert [each.version.step for each in lineage.rewind(1)] == [2]
-    assert lineage.head == version(1) and lineage.rewind(1) == []
+        known.add(each, is_from_owner=True)
+    assert [each.version.step for each in known.rewind(1)] == [2]
+    assert known.head == version(1) and known.rewind(1) == []
 
 
 def test_a_rewound_follower_takes_the_anchor_since_nothing_starts_from_what_it_holds() -> None:
-    ways = ways_of(patch(4, None, 9), patch(5, 4), held=version(6, "abandoned"))
-    assert steps(ways.plan) == [(None, 4), (4, 5)]
+    planner = planner_of(patch(4, None, 9), patch(5, 4), held=version(6, "abandoned"))
+    assert steps(planner.plan) == [(None, 4), (4, 5)]
 
 
 def test_the_cheapest_way_is_planned_and_what_lies_on_the_disk_costs_next_to_nothing() -> None:
     patches = [patch(step, step - 1, 3) for step in range(1, 5)]
     catch_up, anchor = patch(4, 0, 5), patch(4, None, 40)
-    ways = ways_of(patch(0, None, 40), *patches, catch_up, anchor, held=version(0))
-    assert steps(ways.plan) == [(0, 4)]
-    for each in patches[:3]:  # fetched before the catch-up patch was heard of
+    planner = planner_of(patch(0, None, 40), *patches, catch_up, anchor, held=version(0))
+    assert steps(planner.plan) == [(0, 4)]
+    for each in patches[:3]:  # fetched before the catch-up patch was news of
         for chunk in each.manifest.chunks:
-            ways.came(chunk)
-    ways.replan()
-    assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert list(ways.wanted()) == list(patches[3].manifest.chunks)
-    assert steps(ways.ready()) == [(0, 1), (1, 2), (2, 3)]
+            planner.add_chunk(chunk)
+    planner.replan()
+    assert steps(planner.plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert list(planner.missing_chunks()) == list(patches[3].manifest.chunks)
+    assert steps(planner.ready()) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
     unnamed = PolicyVersion(policy_id="", step=0, digest=version(0).digest)
-    ways = ways_of(patch(0, None, 9), held=unnamed)
-    assert steps(ways.ready()) == [(None, 0)]
-    ways.taken(version(0))
-    assert ways.plan == () and ways.is_at_hand
+    planner = planner_of(patch(0, None, 9), held=unnamed)
+    assert steps(planner.ready()) == [(None, 0)]
+    planner.record_applied(version(0))
+    assert planner.plan == () and planner.is_ready
 
 
 @pytest.mark.parametrize("is_unusable", [False, True])
 def test_a_refused_version_is_tried_again_and_then_passed_by(is_unusable: bool) -> None:
-    ways = ways_of(patch(0, None), patch(1, 0), patch(2, 1), patch(2, 0, 2), held=version(0))
+    planner = planner_of(patch(0, None), patch(1, 0), patch(2, 1), patch(2, 0, 2), held=version(0))
     for _ in range(MAX_REFUSALS):
-        assert steps(ways.plan) == [(0, 1), (1, 2)] or steps(ways.plan) == [(0, 2)]
-        ways.refused(version(2), is_unusable=is_unusable)
-        ways.replan()
-    assert steps(ways.plan) == [(0, 1)]
+        assert steps(planner.plan) == [(0, 1), (1, 2)] or steps(planner.plan) == [(0, 2)]
+        planner.record_refusal(version(2), is_unusable=is_unusable)
+        planner.replan()
+    assert steps(planner.plan) == [(0, 1)]
     newest = patch(3, 2)
-    ways.lineage.add(newest, is_from_owner=True)
-    ways.lacks(newest, newest.manifest.chunks)
+    planner.known.add(newest, is_from_owner=True)
+    planner.set_missing(newest, newest.manifest.chunks)
     around = patch(3, 0, 4)
-    ways.lineage.add(around, is_from_owner=True)
-    ways.lacks(around, around.manifest.chunks)
-    ways.replan()
+    planner.known.add(around, is_from_owner=True)
+    planner.set_missing(around, around.manifest.chunks)
+    planner.replan()
     if is_unusable:
-        assert steps(ways.plan) == [(0, 3)], "not through what cannot be made"
+        assert steps(planner.plan) == [(0, 3)], "not through what cannot be made"
     else:
-        assert steps(ways.plan) in ([(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)]), "it is only staged on the way"
+        assert steps(planner.plan) in ([(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)]), "it is only staged on the way"
 
 
 def test_an_engine_that_took_nothing_for_a_while_goes_on_with_patches() -> None:
-    ways = ways_of(patch(0, None, 90), patch(1, 0), patch(2, 1), held=version(0))
+    planner = planner_of(patch(0, None, 90), patch(1, 0), patch(2, 1), held=version(0))
     for step in (2, 1):  # its disk is full, say
         for _ in range(MAX_REFUSALS):
-            assert ways.plan is not None and ways.plan[-1].version.step == step
-            ways.refused(version(step), is_unusable=False)
-            ways.replan()
-    assert ways.plan == ()
+            assert planner.plan[-1].version.step == step
+            planner.record_refusal(version(step), is_unusable=False)
+            planner.replan()
+    assert planner.plan == ()
     newest, anchor = patch(3, 2), patch(3, None, 90)
     for each in (newest, anchor):
-        ways.lineage.add(each, is_from_owner=True)
-        ways.lacks(each, each.manifest.chunks)
-    ways.replan()
-    assert steps(ways.plan) == [(0, 1), (1, 2), (2, 3)]
+        planner.known.add(each, is_from_owner=True)
+        planner.set_missing(each, each.manifest.chunks)
+    planner.replan()
+    assert steps(planner.plan) == [(0, 1), (1, 2), (2, 3)]
     for number in (1, 2):
-        ways.lacks(list(ways.lineage.patches)[number], [])
-    assert ways.ready() == (), "what was refused is no target while the rest is fetched"
-    ways.lacks(newest, [])
-    assert steps(ways.ready()) == [(0, 1), (1, 2), (2, 3)]
+        planner.set_missing(list(planner.known.patches)[number], [])
+    assert planner.ready() == (), "what was refused is no target while the rest is fetched"
+    planner.set_missing(newest, [])
+    assert steps(planner.ready()) == [(0, 1), (1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("max_chunks", [1000, 250], ids=["not to be had", "no room"])
-def test_that_no_way_leads_to_the_newest_is_found_in_one_look(max_chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_offers = 0
+def test_that_no_chain_leads_to_the_newest_is_found_in_one_look(
+    max_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_edges, heappush = 0, patch_graph.heappush
 
-    def counted(**fields: Any) -> Offer:
-        nonlocal num_offers
-        num_offers += 1
-        return Offer(**fields)
+    def counted(frontier: list[Any], reached: Any) -> None:
+        nonlocal num_edges
+        num_edges += 1
+        heappush(frontier, reached)
 
     chain = [patch(0, None, 200), *(patch(step, step - 1) for step in range(1, 100))]
-    ways = ways_of(*chain, max_chunks=max_chunks)
-    monkeypatch.setattr("swarm.weight_sync.patch_graph.Offer", counted)
-    ways.lost(chain[60].manifest.chunks[0])
-    assert ways.plan is not None and ways.plan[-1].version.step == min(59, max_chunks - 200)
-    ways.lost(chain[0].manifest.chunks[0])
-    assert ways.plan is None and num_offers <= 3 * len(chain)
+    planner = planner_of(*chain, max_chunks=max_chunks)
+    monkeypatch.setattr(patch_graph, "heappush", counted)
+    planner.mark_unobtainable(chain[60].manifest.chunks[0])
+    assert planner.plan[-1].version.step == min(59, max_chunks - 200)
+    planner.mark_unobtainable(chain[0].manifest.chunks[0])
+    assert planner.plan == () and num_edges <= 3 * len(chain)
 
 
 def test_each_chunk_is_looked_at_a_few_times_in_all_also_beside_an_idle_holder_that_lacks_them() -> None:
     num_looks = 0
-    ways = ways_of(patch(0, None, 1000))
-    queue = ways.queue
+    planner = planner_of(patch(0, None, 1000))
+    queue = planner.queue
 
     def lacks(_: bytes) -> bool:
         nonlocal num_looks
         num_looks += 1
         return False
 
-    for at, chunk in enumerate(list(ways.wanted())):
+    for at, chunk in enumerate(list(planner.missing_chunks())):
         assert queue.first("idle", lacks) is None
         assert queue.first("origin", lambda _: True) == at and queue[at] == chunk
-        ways.came(chunk)
-    assert num_looks == 1000 and ways.queue is queue and queue.first("origin", lambda _: True) is None
+        planner.add_chunk(chunk)
+    assert num_looks == 1000 and planner.queue is queue and queue.first("origin", lambda _: True) is None
 
 
 def test_a_chunk_that_did_not_come_or_that_a_holder_has_now_is_asked_for_again() -> None:
-    queue = ways_of(patch(0, None, 3)).queue
+    queue = planner_of(patch(0, None, 3)).queue
     assert queue.first("a", lambda chunk: chunk != queue[0]) == 1
     assert queue.first("a", lambda _: True) == 1
-    queue.look_again()
+    queue.rescan()
     assert queue.first("a", lambda _: True) == 0
 
 
-def test_no_way_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
-    short_way, long_way = patch(1, 0), patch(1, None, 9)
-    ways = ways_of(short_way, long_way, held=version(0))
-    ways.lost(short_way.manifest.chunks[0])
-    assert steps(ways.plan) == [(None, 1)]
-    ways.found(short_way.manifest.chunks)
-    assert steps(ways.plan) == [(0, 1)]
+def test_no_chain_leads_over_a_chunk_that_nobody_has_until_somebody_has_it() -> None:
+    short_chain, long_chain = patch(1, 0), patch(1, None, 9)
+    planner = planner_of(short_chain, long_chain, held=version(0))
+    planner.mark_unobtainable(short_chain.manifest.chunks[0])
+    assert steps(planner.plan) == [(None, 1)]
+    planner.mark_obtainable(short_chain.manifest.chunks)
+    assert steps(planner.plan) == [(0, 1)]
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10_000))
-def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_leg_where_the_last_one_ended(seed: int) -> None:
+def test_a_plan_starts_at_what_is_held_or_at_nothing_and_each_patch_where_the_last_one_ended(seed: int) -> None:
     rng = random.Random(seed)
     patches = [patch(0, None, 5)]
     for step in range(1, rng.randrange(2, 8)):
         patches += [patch(step, base, rng.randrange(1, 4)) for base in {step - 1, rng.randrange(step)}]
         patches += [patch(step, None, 5)] if rng.random() < 0.3 else []
     held = rng.choice([None, version(rng.randrange(4)), version(99, "gone")])
-    ways = ways_of(*patches, held=held)
+    planner = planner_of(*patches, held=held)
     for each in patches:
         if rng.random() < 0.4:
-            ways.lacks(each, [])
-    ways.replan()
+            planner.set_missing(each, [])
+    planner.replan()
     at = None if held is None else held.digest
-    for number, each in enumerate(ways.plan or ()):
+    for number, each in enumerate(planner.plan):
         base = each.manifest.base
         assert (base is None and number == 0) or (base is not None and base.digest == at)
         at = each.version.digest
-    if ways.plan:
-        assert ways.plan[-1].version == ways.lineage.head
+    if planner.plan:
+        assert planner.plan[-1].version == planner.known.head
 
 
 # --- holders ---------------------------------------------------------------------------------------
@@ -372,38 +372,38 @@ def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
     assert holders.can_be_had(chunk)
 
 
-def test_a_way_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_smaller_one() -> None:
+def test_a_chain_that_the_disk_has_no_room_for_is_made_in_parts_or_replaced_by_a_smaller_one() -> None:
     chain = [patch(0, None, 3), *(patch(step, step - 1, 3) for step in range(1, 6))]
-    ways = ways_of(*chain, max_chunks=10)
-    assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)] and len(list(ways.wanted())) == 9
-    for chunk in list(ways.wanted()):
-        ways.came(chunk)
-    ways.replan()
-    assert steps(ways.plan) == [(None, 0), (0, 1), (1, 2)], "what is on the disk takes up room as well"
-    ways.taken(version(2))
-    assert steps(ways.plan) == [(2, 3), (3, 4), (4, 5)]
+    planner = planner_of(*chain, max_chunks=10)
+    assert steps(planner.plan) == [(None, 0), (0, 1), (1, 2)] and len(list(planner.missing_chunks())) == 9
+    for chunk in list(planner.missing_chunks()):
+        planner.add_chunk(chunk)
+    planner.replan()
+    assert steps(planner.plan) == [(None, 0), (0, 1), (1, 2)], "what is on the disk takes up room as well"
+    planner.record_applied(version(2))
+    assert steps(planner.plan) == [(2, 3), (3, 4), (4, 5)]
     anchor = patch(5, None, 10)
-    ways.lineage.add(anchor, is_from_owner=True)
-    ways.lacks(anchor, anchor.manifest.chunks)
-    ways.starts_from(None)
-    assert steps(ways.plan) == [(None, 5)], "dearer, as three of the chain are here, but it has room"
-    assert ways_of(patch(0, None, 3), max_chunks=2).plan is None
+    planner.known.add(anchor, is_from_owner=True)
+    planner.set_missing(anchor, anchor.manifest.chunks)
+    planner.set_held(None)
+    assert steps(planner.plan) == [(None, 5)], "dearer, as three of the chain are here, but it has room"
+    assert planner_of(patch(0, None, 3), max_chunks=2).plan == ()
 
 
-def test_an_engine_is_not_led_back_while_the_way_on_is_still_fetched() -> None:
+def test_an_engine_is_not_led_back_while_the_rest_is_still_fetched() -> None:
     anchor, onward = patch(4, None, 2), patch(7, 4)
-    ways = ways_of(anchor, onward, held=version(6))  # the patch from 6 to 7 was never heard of
-    assert steps(ways.plan) == [(None, 4), (4, 7)]
+    planner = planner_of(anchor, onward, held=version(6))  # the patch from 6 to 7 was never news of
+    assert steps(planner.plan) == [(None, 4), (4, 7)]
     for chunk in anchor.manifest.chunks:
-        ways.came(chunk)
-    assert ways.ready() == ()
+        planner.add_chunk(chunk)
+    assert planner.ready() == ()
     for chunk in onward.manifest.chunks:
-        ways.came(chunk)
-    assert steps(ways.ready()) == [(None, 4), (4, 7)]
+        planner.add_chunk(chunk)
+    assert steps(planner.ready()) == [(None, 4), (4, 7)]
 
 
 def test_an_engine_stays_where_it_is_while_nothing_newer_can_be_had() -> None:
     onward = patch(6, 5)
-    ways = ways_of(patch(4, None), onward, held=version(5))
-    ways.lost(onward.manifest.chunks[0])
-    assert ways.plan == ()
+    planner = planner_of(patch(4, None), onward, held=version(5))
+    planner.mark_unobtainable(onward.manifest.chunks[0])
+    assert planner.plan == ()
