@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm.config import GeneratorConfig
+from swarm.events import GroupPut, GroupsDrawn, StepMade, events_of
 from swarm.simulate.command import swarm_result
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import NAMES, Mode, SimulationOptions
@@ -64,12 +65,12 @@ def options_of(mode: Mode, seed: int, rounds: int, trainer: float, slow: float) 
 def outcome_of(run: SwarmRun, mode: Mode, seed: int) -> Outcome:
     """The figures of a finished run, from the nodes' own events."""
     trainer, *generators = run.nodes
-    steps = [event for event in trainer.events if event["kind"] == "step"]
-    begin, end = steps[0]["at_s"], steps[-1]["at_s"]
-    puts = [event["at_s"] for node in generators for event in node.events if event["kind"] == "put"]
+    steps = events_of(StepMade, trainer.events)
+    begin, end = steps[0].at_s, steps[-1].at_s
+    puts = [put.at_s for node in generators for put in events_of(GroupPut, node.events)]
     made = GROUP_SIZE * sum(begin <= at_s <= end for at_s in puts)
-    waited = sum(event["seconds"]["draw_wait"] for event in steps[1:])
-    groups = [group for event in trainer.events if event["kind"] == "draw" for group in event["groups"]]
+    waited = sum(step.seconds["draw_wait"] for step in steps[1:])
+    groups = [group for draw in events_of(GroupsDrawn, trainer.events) for group in draw.groups]
     change = mean_change(swarm_result(run), "all", own=True)
     return Outcome(
         mode=mode,
@@ -77,7 +78,7 @@ def outcome_of(run: SwarmRun, mode: Mode, seed: int) -> Outcome:
         seconds=end - begin,
         rollouts_per_s=made / (end - begin),
         wait_share=waited / (end - begin),
-        ages=dict(sorted(Counter(int(group["age"]) for group in groups).items())),
+        ages=dict(sorted(Counter(group.age_steps for group in groups).items())),
         accuracy=None if change is None else change.after,
         num_steps=len(steps),
     )

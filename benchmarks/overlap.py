@@ -18,6 +18,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from swarm.events import StepMade, events_of
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import NAMES, SimulationOptions
 
@@ -46,7 +47,7 @@ def steps_per_minute(run: SwarmRun, names: tuple[str, ...], from_s: float) -> fl
     rates: list[float] = []
     for node in run.nodes:
         if node.name in names:
-            times = [event["at_s"] for event in node.events if event["kind"] == "step" and event["at_s"] >= begin]
+            times = [step.at_s for step in events_of(StepMade, node.events) if step.at_s >= begin]
             rates.append(60 * (len(times) - 1) / (times[-1] - times[0]) if len(times) > 2 else 0.0)
     return fmean(rates)
 

@@ -20,6 +20,7 @@ from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, SwarmError
+from swarm.events import Event, NodeFinished, NodeStarted, WorkerDied
 from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
@@ -111,9 +112,7 @@ class Daemon(Service):
         self.agent.endpoints = await self.transport.serve(self.agent.serving)
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
-        self._emit(
-            "started", {"node_id": identity.node_id, "endpoints": list(self.agent.endpoints), "pid": os.getpid()}
-        )
+        self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
 
     async def _start_telemetry(self, name: str) -> None:
@@ -197,7 +196,7 @@ class Daemon(Service):
             freeze_gc()
             await self._work_in_a_process()
         self._is_finished = True
-        self._emit("finished", {"step": self.agent.head.step})
+        self._emit(NodeFinished(step=self.agent.head.step))
         logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
         await asyncio.Event().wait()
 
@@ -229,7 +228,7 @@ class Daemon(Service):
                     lines = said.decode(errors="replace").strip().splitlines()  # each rank says it
                     raise ConfigError("\n".join(dict.fromkeys(lines)))
                 logger.error("worker died; starting it again", extra={"exit_code": code})
-                self._emit("worker_died", {"exit_code": code})
+                self._emit(WorkerDied(exit_code=code))
                 self.agent.num_failures += 1
                 self._num_worker_restarts += 1
                 await backoff.wait()
@@ -238,9 +237,9 @@ class Daemon(Service):
 
     # --- what people see ---------------------------------------------------------------------------
 
-    def _emit(self, kind: str, fields: JsonDict) -> None:
-        self.events.write(kind, fields)
-        self.telemetry.record(kind, fields)
+    def _emit(self, event: Event) -> None:
+        self.events.write(event)
+        self.telemetry.record(event)
 
     async def _status_loop(self) -> None:
         path = self.config.dir / STATUS

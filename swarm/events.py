@@ -1,56 +1,474 @@
-"""What an agent tells of a group, a draw, a step or an evaluation: the fields of its events.
+"""Events of a node: one frozen type per kind, and their form as one line of JSON.
 
 Invariant: figures and digests only, never a prompt, an answer or a key; enough to check every invariant of a run
-from the events alone.
+from the events alone. KINDS lists every kind; `from_json(to_json(event)) == event` for finite figures.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from swarm.config import NodeConfig
+from swarm.config import ReplayConfig
 from swarm.types import (
     Digest,
     Draw,
+    DrawnGroup,
+    EdgeReport,
     Evaluation,
     FloatArray,
     JsonDict,
+    NodeId,
     PolicyVersion,
-    RolloutGroup,
     ScoredGroup,
     StepReport,
 )
 
-Emit = Callable[[str, JsonDict], None]  # event kind, fields
+VersionName = tuple[int, str]  # step, digest as `digest_text`
 
 
-def mean_of(rewards: FloatArray) -> float:
-    """Of [G] rewards; in plain Python, which for a handful of numbers is several times faster than numpy."""
-    values: list[float] = rewards.tolist()
-    return math.fsum(values) / len(values)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """What happened at one node."""
+
+    at_s: float = 0.0  # wall clock, when it was logged; 0 before
+
+
+Emit = Callable[[Event], None]
+Kind = TypeVar("Kind", bound=Event)
+Value = TypeVar("Value")
+
+
+# --- a process --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeStarted(Event):
+    """A node serves its peers."""
+
+    node_id: NodeId
+    endpoints: tuple[str, ...] = ()  # host:port
+    pid: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRestored(Event):
+    """A node read its store after a restart.
+
+    A kill can fall between a group's storage and its event, so what is held is listed again.
+    """
+
+    num_groups: int = 0
+    num_draws: int = 0
+    held: tuple[tuple[str, bool], ...] = ()  # digest of each group, and whether it was made here
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFinished(Event):
+    """A node's worker made all its steps; the node goes on serving."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeKilled(Event):
+    """A simulation killed this node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeStopped(Event):
+    """A simulation froze this node with SIGSTOP."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRestarted(Event):
+    """A simulation started this node again after a kill."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerDied(Event):
+    """The worker process ended without being asked to; it is started again."""
+
+    exit_code: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopFailed(Event):
+    """An unexpected exception ended one round of a loop."""
+
+    loop: str  # a loop with one peer has the peer's id after a space
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskFull(Event):
+    """A write found no room on the disk or in its byte budget."""
+
+    error: str
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupStored(Event):
+    """A scored group is in the store: the fields of GroupPut and GroupAdmitted."""
+
+    digest: str  # hex
+    producer: NodeId
+    policy_id: str  # the lineage that generated it
+    env: str
+    oldest_step: int  # of its tokens
+    size_bytes: int
+    reward_mean: float
+    versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPut(GroupStored):
+    """A group that this node generated."""
+
+    num_tokens: int
+
+    @classmethod
+    def of(cls, scored: ScoredGroup) -> Self:
+        """The event of a group of our own."""
+        return cls(**_group_fields(scored), num_tokens=scored.group.num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupAdmitted(GroupStored):
+    """A peer's group that passed admission."""
+
+    via: NodeId  # who sent it
+    age_s: float  # since its producer made it, by two clocks: may be negative
+
+    @classmethod
+    def of(cls, scored: ScoredGroup, via: NodeId, now_s: float) -> Self:
+        """The event of a group that `via` sent; `now_s` is this node's wall clock."""
+        return cls(**_group_fields(scored), via=via, age_s=now_s - scored.group.created_at_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRefused(Event):
+    """A peer's group that was not admitted; in a log file possibly several."""
+
+    reason: str  # a RefusalReason
+    producer: NodeId = ""  # empty: of several
+    via: NodeId = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierRefusals(Event):
+    """First event of a log file that follows another: all refusals until then."""
+
+    refused: dict[str, int]  # reason -> groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupUnscored(Event):
+    """A group of our own was dropped: its verifier failed, or it is too large to send."""
+
+    env: str
+    error: str
+
+
+# --- learning ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupUse:
+    """One group of a draw."""
+
+    digest: str
+    producer: NodeId
+    policy_id: str
+    age_steps: int
+    in_flight_steps: int = 0  # the part of the age that passed during generation
+    use: int = 1  # 1 for the first
+    is_own_policy: bool
+
+    @property
+    def origin(self) -> str:
+        """`local`, `follower` (the own policy, on another node) or `external`."""
+        if not self.is_own_policy:
+            return "external"
+        return "local" if self.producer == self.policy_id else "follower"
+
+    @classmethod
+    def of(cls, drawn: DrawnGroup, policy_id: str) -> Self:
+        """A drawn group, in the log of the learner of `policy_id`."""
+        scored = drawn.scored
+        return cls(
+            digest=scored.digest.hex(),
+            producer=scored.group.producer,
+            policy_id=scored.group.policy_id,
+            age_steps=drawn.age_steps,
+            in_flight_steps=drawn.in_flight_steps,
+            use=drawn.use,
+            is_own_policy=scored.is_own_policy(policy_id),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupsDrawn(Event):
+    """What one step will learn from, and the bounds that were in force."""
+
+    draw_step: int  # draws of one node are numbered without gaps
+    groups: tuple[GroupUse, ...]
+    zero_variance: tuple[str, ...] = ()  # digests of own groups without signal that the draw used up
+    num_zero_variance: int = 0
+    max_age_steps: int
+    max_reuse: int
+
+    @classmethod
+    def of(cls, draw: Draw, bounds: ReplayConfig, policy_id: str) -> Self:
+        """A draw of the learner of `policy_id`."""
+        return cls(
+            draw_step=draw.step,
+            groups=tuple(GroupUse.of(drawn, policy_id) for drawn in draw.groups),
+            zero_variance=tuple(digest.hex() for digest in draw.zero_variance),
+            num_zero_variance=draw.num_zero_variance,
+            max_age_steps=bounds.max_age_steps,
+            max_reuse=bounds.max_reuse,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawsAbandoned(Event):
+    """A resume found draws whose groups are gone: they cannot be made again, and their numbers are used up."""
+
+    from_step: int  # where the checkpoint is
+    first: int  # first draw lost
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMade(Event):
+    """One optimizer step, or the old version again where it was skipped."""
+
+    step: int  # of the version afterwards
+    draw_step: int  # equals `step` until a step is skipped
+    digest: str  # of the version, `digest_text`
+    loss: float
+    grad_norm: float
+    num_tokens: int  # trained
+    was_skipped: bool = False
+    diagnostics: dict[str, float] = field(default_factory=dict[str, float])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # phase -> seconds
+    ages_steps: tuple[int, ...] = ()  # one per group consumed
+    num_local: int = 0
+    num_external: int = 0
+    num_from_followers: int = 0
+    edges: tuple[EdgeReport, ...] = ()
+
+    @classmethod
+    def of(cls, report: StepReport) -> Self:
+        """A step as the learner reported it."""
+        return cls(
+            step=report.version.step,
+            draw_step=report.draw_step or report.version.step,
+            digest=digest_text(report.version.digest),
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            num_tokens=report.num_tokens,
+            was_skipped=report.was_skipped,
+            diagnostics=report.diagnostics,
+            seconds=report.seconds,
+            ages_steps=report.ages_steps,
+            num_local=report.num_local,
+            num_external=report.num_external,
+            num_from_followers=report.num_from_followers,
+            edges=report.edges,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyEvaluated(Event):
+    """One greedy accuracy."""
+
+    step: int
+    env: str
+    split: str  # held_out or all
+    accuracy: float
+    num_problems: int
+    majority_baseline: float  # accuracy of always giving the commonest right answer
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Self:
+        """An evaluation as it was measured."""
+        return cls(
+            step=evaluation.step,
+            env=evaluation.env,
+            split=evaluation.split,
+            accuracy=evaluation.accuracy,
+            num_problems=evaluation.num_problems,
+            majority_baseline=evaluation.majority_baseline,
+        )
+
+
+# --- policy versions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionPublished(Event):
+    """A version of our own lineage exists from now on."""
+
+    policy_id: str
+    step: int
+    digest: str
+
+    @classmethod
+    def of(cls, version: PolicyVersion) -> Self:
+        """A new version."""
+        return cls(policy_id=version.policy_id, step=version.step, digest=digest_text(version.digest))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionUnpublished(Event):
+    """A version exists, but its weights cannot be offered to followers."""
+
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionApplied(Event):
+    """This node's engine took a version of the trainer that it follows."""
+
+    policy_id: str
+    step: int
+    digest: str
+    num_bytes: int = 0  # manifests and payloads
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
+    mismatch_nats: float = 0.0  # of the canaries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyFailed(Event):
+    """This node's engine did not take a version; it serves the one before on."""
+
+    policy_id: str
+    step: int
+    digest: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownEvent(Event):
+    """An event that this release cannot read: of a newer one, or damaged. Kept as it is, and counted nowhere."""
+
+    kind: str
+    fields: JsonDict
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------
+
+KINDS: Final[dict[str, type[Event]]] = {
+    "started": NodeStarted,
+    "restored": NodeRestored,
+    "finished": NodeFinished,
+    "killed": NodeKilled,
+    "stopped": NodeStopped,
+    "restarted": NodeRestarted,
+    "worker_died": WorkerDied,
+    "failure": LoopFailed,
+    "disk_full": DiskFull,
+    "put": GroupPut,
+    "admitted": GroupAdmitted,
+    "refused": GroupRefused,
+    "earlier": EarlierRefusals,
+    "unscored": GroupUnscored,
+    "draw": GroupsDrawn,
+    "abandoned": DrawsAbandoned,
+    "step": StepMade,
+    "evaluation": PolicyEvaluated,
+    "published": VersionPublished,
+    "unpublished": VersionUnpublished,
+    "applied": VersionApplied,
+    "apply_failed": ApplyFailed,
+}
+_KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
+
+
+def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
+    """Those of one type, in order."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def kind_of(event: Event) -> str:
+    """The key of an event's type in KINDS; an unknown event's own kind."""
+    return event.kind if isinstance(event, UnknownEvent) else _KIND_OF[type(event)]
+
+
+def to_json(event: Event) -> JsonDict:
+    """`{"kind": ..., "at_s": ..., <fields>}` of plain values; NaN and infinity become null."""
+    if isinstance(event, UnknownEvent):
+        return {"kind": event.kind, "at_s": event.at_s, **finite(event.fields)}
+    return {"kind": _KIND_OF[type(event)], **finite(asdict(event))}
+
+
+def from_json(data: JsonDict) -> Event:
+    """The event of a line; fields that this release does not know are dropped, null figures become NaN.
+
+    Never raises: what cannot be read is an UnknownEvent.
+    """
+    kind = str(data.get("kind", ""))
+    try:
+        return _build(KINDS[kind], data)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        at_s = data.get("at_s")
+        others = {key: value for key, value in data.items() if key not in ("kind", "at_s")}
+        return UnknownEvent(kind=kind, at_s=at_s if isinstance(at_s, float) else 0.0, fields=others)
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with NaN and infinities replaced by None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in cast("JsonDict", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in cast("list[Any]", value)]
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Field name -> type, in order."""
+    hints = get_type_hints(cls)
+    return {entry.name: hints[entry.name] for entry in fields(cast("Any", cls))}
+
+
+def _build(cls: type[Value], data: JsonDict) -> Value:
+    return cls(**{name: _read(hint, data[name]) for name, hint in _hints(cls).items() if name in data})
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """A JSON value as the type `hint`."""
+    if hint is float:
+        return math.nan if value is None else float(value)
+    if get_origin(hint) is tuple:
+        item, *more = get_args(hint)
+        if more == [...]:
+            return tuple(_read(item, entry) for entry in value)
+        return tuple(_read(each, entry) for each, entry in zip([item, *more], value, strict=True))
+    if get_origin(hint) is dict:
+        return {key: _read(get_args(hint)[1], entry) for key, entry in value.items()}
+    if is_dataclass(hint):
+        return _build(cast("type[Any]", hint), value)
+    return value
+
+
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 def mean_and_std(rewards: FloatArray) -> tuple[float, float]:
     """Of [G] rewards."""
-    mean = mean_of(rewards)
+    mean = _mean(rewards)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in rewards.tolist()) / len(rewards))
-
-
-def group_fields(scored: ScoredGroup) -> JsonDict:
-    """A group, without what was asked or answered."""
-    return {
-        "digest": scored.digest.hex(),
-        "producer": scored.group.producer,
-        "policy": scored.group.policy_id,
-        "env": scored.group.env,
-        "step": scored.group.oldest_step,
-        "bytes": scored.size_bytes,
-        "reward": mean_of(scored.rewards),
-    }
-
-
-def versions_of(group: RolloutGroup) -> list[list[int | str]]:
-    """[step, digest as `digest_text`] of each policy version that made tokens of the group, oldest first."""
-    return [[version.step, digest_text(version.digest)] for version in group.versions]
 
 
 def digest_text(digest: Digest) -> str:
@@ -58,75 +476,21 @@ def digest_text(digest: Digest) -> str:
     return digest.hex()[:16]
 
 
-def version_fields(version: PolicyVersion) -> JsonDict:
-    """A version of our own lineage that exists from now on."""
-    return {"policy": version.policy_id, "step": version.step, "digest": digest_text(version.digest)}
+def _mean(rewards: FloatArray) -> float:
+    """Of [G] rewards; in plain Python, which for a handful of numbers is several times faster than numpy."""
+    values: list[float] = rewards.tolist()
+    return math.fsum(values) / len(values)
 
 
-def draw_fields(draw: Draw, config: NodeConfig, policy_id: str) -> JsonDict:
-    """A draw as an event: enough to check every invariant of a run afterwards.
-
-    Args:
-        draw: of this node.
-        config: its bounds.
-        policy_id: our own lineage; `local` are the groups of it.
-    """
+def _group_fields(scored: ScoredGroup) -> dict[str, Any]:
+    group = scored.group
     return {
-        "step": draw.step,
-        "num_zero_variance": draw.num_zero_variance,
-        "silent": [digest.hex() for digest in draw.zero_variance],
-        "groups": [
-            {
-                **group_fields(drawn.scored),
-                "age": drawn.age_steps,
-                "in_flight": drawn.in_flight_steps,
-                "use": drawn.use,
-                "local": drawn.scored.is_own_policy(policy_id),
-            }
-            for drawn in draw.groups
-        ],
-        "max_age_steps": config.replay.max_age_steps,
-        "max_reuse": config.replay.max_reuse,
-    }
-
-
-def step_fields(report: StepReport) -> JsonDict:
-    """What a step did; `step` is the version's, `draw` also counts the steps that were skipped."""
-    return {
-        "step": report.version.step,
-        "draw": report.draw_step,
-        "digest": digest_text(report.version.digest),
-        "loss": report.loss,
-        "grad_norm": report.grad_norm,
-        "num_tokens": report.num_tokens,
-        "was_skipped": report.was_skipped,
-        "diagnostics": report.diagnostics,
-        "seconds": report.seconds,
-        "ages": list(report.ages_steps),
-        "num_local": report.num_local,
-        "num_external": report.num_external,
-        "num_from_followers": report.num_from_followers,
-        "edges": [
-            {
-                "source": edge.source,
-                "groups": edge.num_groups,
-                "age": edge.age_mean_steps,
-                "ess": edge.ess_share,
-                "kl": edge.mismatch_kl,
-                "reward": edge.reward_mean,
-            }
-            for edge in report.edges
-        ],
-    }
-
-
-def evaluation_fields(evaluation: Evaluation) -> JsonDict:
-    """One greedy accuracy."""
-    return {
-        "step": evaluation.step,
-        "env": evaluation.env,
-        "split": evaluation.split,
-        "accuracy": evaluation.accuracy,
-        "num_problems": evaluation.num_problems,
-        "majority_baseline": evaluation.majority_baseline,
+        "digest": scored.digest.hex(),
+        "producer": group.producer,
+        "policy_id": group.policy_id,
+        "env": group.env,
+        "oldest_step": group.oldest_step,
+        "size_bytes": scored.size_bytes,
+        "reward_mean": _mean(scored.rewards),
+        "versions": tuple([(version.step, digest_text(version.digest)) for version in group.versions]),
     }

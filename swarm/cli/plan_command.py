@@ -189,7 +189,7 @@ def _or(value: float | None, otherwise: str) -> str:
 
 
 def _as_json(learner: LearnerFigures, plans: list[Plan], together: Inequality | None) -> Any:
-    from swarm.telemetry.events import finite
+    from swarm.events import finite
 
     return finite(
         {

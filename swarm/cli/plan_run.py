@@ -13,8 +13,8 @@ from typing import Final
 from swarm.cli.plan import GeneratorFigures
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
+from swarm.events import Event, GroupPut, GroupsDrawn, Kind, StepMade, VersionApplied, VersionPublished, events_of
 from swarm.telemetry import read_events
-from swarm.types import JsonDict
 
 EVENTS: Final = "events.jsonl"
 CONFIG: Final = "node.toml"
@@ -55,11 +55,11 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
     if not nodes:
         raise ConfigError(f"--run {directory}: no <node>/{EVENTS} in it; give the directory of a finished run")
     name = _trainer(directory, nodes, trainer)
-    producing = {each: _of(events, "put") for each, events in nodes.items() if _of(events, "put")}
-    steps, draws = _of(nodes[name], "step"), _of(nodes[name], "draw")
-    policy = next((event["policy"] for event in _of(nodes[name], "published")), "")
-    puts = [put for events in producing.values() for put in events if put.get("policy", policy) == policy]
-    applied = {each: _of(events, "applied")[1:] for each, events in nodes.items()}  # the first is no patch
+    producing = {each: puts for each, events in nodes.items() if (puts := events_of(GroupPut, events))}
+    steps, draws = events_of(StepMade, nodes[name]), events_of(GroupsDrawn, nodes[name])
+    policy = next((version.policy_id for version in events_of(VersionPublished, nodes[name])), "")
+    puts = [put for made in producing.values() for put in made if put.policy_id == policy]
+    applied = {each: events_of(VersionApplied, events)[1:] for each, events in nodes.items()}  # the first is no patch
     patches = [event for events in applied.values() for event in events]
     config = _config(directory / name)
     return RunFigures(
@@ -69,25 +69,24 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
                 name=each,
                 tokens_per_s=speed,
                 groups_per_batch=_groups_per_batch(directory / each),
-                apply_s=_mean(applied[each], lambda e: e["seconds"].get("stage", 0.0) + e["seconds"].get("load", 0.0))
-                or 0.0,
-                pause_s=_mean(applied[each], lambda e: e["seconds"].get("pause", 0.0)) or 0.0,
+                apply_s=_mean(applied[each], lambda e: e.seconds.get("stage", 0.0) + e.seconds.get("load", 0.0)) or 0.0,
+                pause_s=_mean(applied[each], lambda e: e.seconds.get("pause", 0.0)) or 0.0,
             )
             for each, events in producing.items()
             if (speed := _tokens_per_s(events)) is not None
         ),
         step_s=median(map(_step_s, steps)) if steps else None,
         groups_per_step=_mean(draws, _groups_used),
-        tokens_per_group=_mean(puts, lambda event: event["tokens"]),
-        bytes_per_group=_mean(puts, lambda event: event["bytes"]),
-        patch_bytes=_mean(patches, lambda event: event["bytes"]),
-        encode_s=median(event["seconds"].get("publish", 0.0) for event in steps) if steps else None,
+        tokens_per_group=_mean(puts, lambda put: put.num_tokens),
+        bytes_per_group=_mean(puts, lambda put: put.size_bytes),
+        patch_bytes=_mean(patches, lambda patch: patch.num_bytes),
+        encode_s=median(step.seconds.get("publish", 0.0) for step in steps) if steps else None,
         max_age_steps=None if config is None else config.replay.max_age_steps,
     )
 
 
-def _trainer(directory: Path, nodes: dict[str, list[JsonDict]], wanted: str) -> str:
-    trainers = [name for name, events in nodes.items() if _of(events, "step")]
+def _trainer(directory: Path, nodes: dict[str, list[Event]], wanted: str) -> str:
+    trainers = [name for name, events in nodes.items() if events_of(StepMade, events)]
     known = ", ".join(trainers) or "none"
     if wanted:
         if wanted not in trainers:
@@ -98,27 +97,23 @@ def _trainer(directory: Path, nodes: dict[str, list[JsonDict]], wanted: str) -> 
     return trainers[0]
 
 
-def _of(events: Sequence[JsonDict], kind: str) -> list[JsonDict]:
-    return [event for event in events if event["kind"] == kind]
-
-
-def _mean(events: Sequence[JsonDict], value: Callable[[JsonDict], float]) -> float | None:
+def _mean(events: Sequence[Kind], value: Callable[[Kind], float]) -> float | None:
     return fmean(map(value, events)) if events else None
 
 
-def _step_s(event: JsonDict) -> float:
+def _step_s(step: StepMade) -> float:
     """A step without the wait for its groups; `learn` has everything between draw and publishing."""
-    seconds = event["seconds"]
+    seconds = step.seconds
     parts = ("score", "backward", "optimizer")
     learning = seconds["learn"] if "learn" in seconds else sum(seconds.get(part, 0.0) for part in parts)
     return learning + seconds.get("publish", 0.0)
 
 
-def _groups_used(event: JsonDict) -> int:
-    return sum(1 for group in event["groups"] if group["local"]) + event["num_zero_variance"]
+def _groups_used(draw: GroupsDrawn) -> int:
+    return sum(group.is_own_policy for group in draw.groups) + draw.num_zero_variance
 
 
-def _tokens_per_s(puts: Sequence[JsonDict]) -> float | None:
+def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
     """Of the fastest fifth of a node's batches; None with too few of them to tell."""
     batches = _batches(puts)
     width = len(batches) // _WINDOWS
@@ -131,17 +126,17 @@ def _tokens_per_s(puts: Sequence[JsonDict]) -> float | None:
     return max(rates)
 
 
-def _batches(puts: Sequence[JsonDict]) -> list[tuple[float, int]]:
+def _batches(puts: Sequence[GroupPut]) -> list[tuple[float, int]]:
     """(when it was handed over, tokens) of each batch: its groups are handed over one right after the other."""
     if len(puts) < 2:
         return []
-    gap_s = _SAME_BATCH * (puts[-1]["at_s"] - puts[0]["at_s"]) / (len(puts) - 1)
+    gap_s = _SAME_BATCH * (puts[-1].at_s - puts[0].at_s) / (len(puts) - 1)
     batches: list[tuple[float, int]] = []
     for put in puts:
-        tokens = put["tokens"]
-        if batches and put["at_s"] - batches[-1][0] <= gap_s:
+        tokens = put.num_tokens
+        if batches and put.at_s - batches[-1][0] <= gap_s:
             tokens += batches.pop()[1]
-        batches.append((put["at_s"], tokens))
+        batches.append((put.at_s, tokens))
     return batches
 
 

@@ -15,13 +15,16 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.events import (
+    DiskFull,
     Emit,
-    evaluation_fields,
-    group_fields,
+    GroupPut,
+    GroupUnscored,
+    LoopFailed,
+    NodeRestored,
+    PolicyEvaluated,
+    StepMade,
+    VersionPublished,
     mean_and_std,
-    step_fields,
-    version_fields,
-    versions_of,
 )
 from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import CLOCK_SKEW_S
@@ -201,8 +204,8 @@ class Agent:
         self._num_asked = self.serving.log_head.sequence  # exact alone; groups of others only make it skip numbers
         if groups:
             # a kill can fall between a group's storage and its event: what is held is told again
-            held = [[scored.digest.hex(), scored.is_made_here] for scored in groups]
-            self._emit("restored", {"groups": len(groups), "draws": num_draws, "held": held})
+            held = tuple((scored.digest.hex(), scored.is_made_here) for scored in groups)
+            self._emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
     # --- own worker: LocalExchange ---------------------------------------------------------------
 
@@ -234,11 +237,11 @@ class Agent:
                 await self.serving.read_head()
         except StorageFull as error:
             logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
-            self._emit("storage_full", {"error": str(error)})
+            self._emit(DiskFull(error=str(error)))
             return float("nan")
         except (RolloutFailed, TooLarge) as error:
             logger.warning("a rollout group of ours could not be scored", extra={"error": str(error)})
-            self._emit("unscored", {"error": str(error), "env": group.env})
+            self._emit(GroupUnscored(env=group.env, error=str(error)))
             return float("nan")
         self.counters.num_put += 1
         self.counters.tokens_generated += group.num_tokens
@@ -249,7 +252,7 @@ class Agent:
             self.weight_follower.credit.record_stored()
             self.last_step_at_s = self.clock.now_s()  # what goes on here is generation
         self.intake.add(scored, via=self.node_id)
-        self._emit("put", {**group_fields(scored), "versions": versions_of(group), "tokens": group.num_tokens})
+        self._emit(GroupPut.of(scored))
         return mean
 
     async def draw(self, head: PolicyVersion) -> Draw:
@@ -265,7 +268,7 @@ class Agent:
         """A new version of our own lineage exists; one of a lower step than the last begins a new branch."""
         self.head = version
         self.versions.publish(version)
-        self._emit("published", version_fields(version))
+        self._emit(VersionPublished.of(version))
         self.coordination.note_version(version)
         if self.version_publisher is not None:
             await self.version_publisher.publish(version, manifests)
@@ -287,7 +290,7 @@ class Agent:
         self.drawing.settle(report)
         self.last_step_at_s = self.clock.now_s()
         self.coordination.note_edges(report.edges)
-        self._emit("step", step_fields(report))
+        self._emit(StepMade.of(report))
         self._changed.fire()  # the next round begins, where there are rounds
 
     async def tidy(self, max_bytes: int) -> int:
@@ -309,7 +312,7 @@ class Agent:
         """Greedy accuracies were measured."""
         for entry in evaluations:
             self.coordination.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
-            self._emit("evaluation", evaluation_fields(entry))
+            self._emit(PolicyEvaluated.of(entry))
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         """The sandboxed verifier."""
@@ -404,7 +407,7 @@ class Agent:
     def record_failure(self, loop: str, error: Exception) -> None:
         """An unexpected exception ended a loop: counted, and visible in every report."""
         self.num_failures += 1
-        self._emit("failure", {"loop": loop, "error": f"{type(error).__name__}: {error}"})
+        self._emit(LoopFailed(loop=loop, error=f"{type(error).__name__}: {error}"))
 
     # --- inside --------------------------------------------------------------------------------------
 

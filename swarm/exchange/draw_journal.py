@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm.config import NodeConfig
 from swarm.errors import StorageFull
-from swarm.events import Emit, draw_fields
+from swarm.events import DiskFull, DrawsAbandoned, Emit, GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore
@@ -116,7 +116,7 @@ class DrawJournal:
         num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
         self.num_local += num_local + draw.num_zero_variance
         self.num_external += len(draw.groups) - num_local
-        self._emit("draw", draw_fields(draw, self._config, head.policy_id))
+        self._emit(GroupsDrawn.of(draw, self._config.replay, head.policy_id))
         self._changed.fire()  # room for the generator
         self._intake_quota.record_draw()
         return draw
@@ -137,7 +137,7 @@ class DrawJournal:
             except StorageFull as error:
                 if not is_told:
                     logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
-                    self._emit("storage_full", {"error": str(error)})
+                    self._emit(DiskFull(error=str(error)))
                 is_told = True
             await asyncio.sleep(STORAGE_RETRY_S)
 
@@ -158,7 +158,7 @@ class DrawJournal:
                 self._pending, self._has_drawn = None, False
             lost = {"from": from_step, "first": first_lost, "last": last}
             logger.error("draws since the checkpoint lost their groups; new ones are made instead", extra=lost)
-            self._emit("abandoned", lost)
+            self._emit(DrawsAbandoned(from_step=from_step, first=first_lost, last=last))
         return [draw for draw in whole if draw.groups]
 
     def settle(self, report: StepReport) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
-from swarm.events import Emit, group_fields, versions_of
+from swarm.events import Emit, GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -147,21 +147,13 @@ class GroupIngest:
             self._arrived(scored.group.producer, is_admitted=True)
         elif via in self._credit_ledger.followers:
             self._strayed_s[via] = self._clock.monotonic_s()
-        self._emit(
-            "admitted",
-            {
-                **group_fields(scored),
-                "versions": versions_of(scored.group),
-                "via": via,
-                "age_s": self._clock.now_s() - scored.group.created_at_s,
-            },
-        )
+        self._emit(GroupAdmitted.of(scored, via, self._clock.now_s()))
 
     def _note_refused(self, refused: Refused, via: NodeId) -> None:
         reason = refused.reason
         producer = via if reason in _UNSIGNED else refused.producer or via
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        self._emit("refused", {"reason": str(reason), "producer": producer, "via": via})
+        self._emit(GroupRefused(reason=str(reason), producer=producer, via=via))
         logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
         if reason is not RefusalReason.LOW_REPUTATION:
             self._drop_unwelcome(via, producer)

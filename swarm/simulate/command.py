@@ -16,6 +16,7 @@ from rich.console import Console
 
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError
+from swarm.events import GroupPut, NodeRestored, StepMade, events_of
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.local.leftovers import delete_heavy
 from swarm.simulate.local.run import NodeRun, SwarmRun, read_run, run_swarm
@@ -26,7 +27,7 @@ from swarm.simulate.report.result import SimulationResult, SwarmResult, node_res
 from swarm.types import Role
 
 WORTH_TELLING_BYTES = 10**8  # deleted
-KNOWN_FIRST = ("put", "restored")  # what exists; fed before what was done with it
+KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
 
 
 def run_command(options: SimulationOptions, directory: Path, rival: str, console: Console) -> bool:
@@ -201,11 +202,11 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
         ids = [node.node_id for node in run.nodes]
         events = [(node_id, event) for node_id, node in zip(ids, run.nodes, strict=True) for event in node.events]
         for node_id, event in events:
-            if event["kind"] in KNOWN_FIRST:
-                invariants.check(node_id, event["kind"], event)
-        for node_id, event in sorted(events, key=lambda pair: pair[1]["at_s"]):
-            if event["kind"] not in KNOWN_FIRST:
-                invariants.check(node_id, event["kind"], event)
+            if isinstance(event, KNOWN_FIRST):
+                invariants.check(node_id, event)
+        for node_id, event in sorted(events, key=lambda pair: pair[1].at_s):
+            if not isinstance(event, KNOWN_FIRST):
+                invariants.check(node_id, event)
         dead = {name for name, _ in run.options.kill if not run.options.restart} | {
             name for name, _ in run.options.stop
         }
@@ -220,7 +221,7 @@ def judge(runs: Sequence[SwarmRun]) -> Invariants:
 
 
 def _last_step(node: NodeRun) -> int:
-    return max((event["step"] for event in node.events if event["kind"] == "step"), default=0)
+    return max((made.step for made in events_of(StepMade, node.events)), default=0)
 
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:

@@ -1,14 +1,27 @@
 """What must hold in every run, checked from the nodes' own events while they happen.
 
-Invariant: the checks know only events (`published`, `put`, `admitted`, `draw`, `step`, `failure`), so that the same
-ones judge a virtual swarm, a swarm of processes, and a recorded event file.
+Invariant: the checks know only events, so that the same ones judge a virtual swarm, a swarm of processes, and a
+recorded event file.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.types import JsonDict, NodeId
+from swarm.events import (
+    DrawsAbandoned,
+    Event,
+    GroupAdmitted,
+    GroupPut,
+    GroupsDrawn,
+    GroupUse,
+    LoopFailed,
+    NodeRestored,
+    StepMade,
+    VersionPublished,
+    WorkerDied,
+)
+from swarm.types import NodeId
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
 
@@ -45,36 +58,39 @@ class Invariants:
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
     _num_named: int = 0
 
-    def check(self, node: NodeId, kind: str, fields: JsonDict) -> None:
+    def check(self, node: NodeId, event: Event) -> None:
         """One event of one node."""
-        if kind == "published":
-            self._published[fields["policy"]][fields["step"]].add(fields["digest"])
-        elif kind == "put":
-            self._put[node].add(fields["digest"])
-            self._note_versions(node, kind, fields)
-        elif kind == "restored":
-            for digest, is_made_here in fields["held"]:
-                (self._put if is_made_here else self._admitted)[node].add(digest)
-        elif kind == "admitted":
-            self._admitted[node].add(fields["digest"])
-            self._note_versions(node, kind, fields)
-        elif kind == "draw":
-            self._check_draw(node, fields)
-        elif kind == "step":
-            self._check_step(node, fields)
-        elif kind == "abandoned":
-            self._abandon(node, fields["first"], fields["last"])
-        elif kind == "failure":
-            self._violate(NO_FAILURE, f"{node[:8]}: {fields['loop']}: {fields['error']}")
-        elif kind == "worker_died":
-            self._violate(NO_FAILURE, f"{node[:8]}: worker ended with exit code {fields['exit_code']}")
+        match event:
+            case GroupAdmitted():
+                self._admitted[node].add(event.digest)
+                self._note_versions(node, event, "admitted")
+            case GroupPut():
+                self._put[node].add(event.digest)
+                self._note_versions(node, event, "put")
+            case GroupsDrawn():
+                self._check_draw(node, event)
+            case StepMade():
+                self._check_step(node, event)
+            case VersionPublished():
+                self._published[event.policy_id][event.step].add(event.digest)
+            case NodeRestored():
+                for digest, is_made_here in event.held:
+                    (self._put if is_made_here else self._admitted)[node].add(digest)
+            case DrawsAbandoned():
+                self._abandon(node, event.first, event.last)
+            case LoopFailed():
+                self._violate(NO_FAILURE, f"{node[:8]}: {event.loop}: {event.error}")
+            case WorkerDied():
+                self._violate(NO_FAILURE, f"{node[:8]}: worker ended with exit code {event.exit_code}")
+            case _:
+                pass  # no invariant follows from it
 
-    def _note_versions(self, node: NodeId, kind: str, fields: JsonDict) -> None:
+    def _note_versions(self, node: NodeId, group: GroupPut | GroupAdmitted, what: str) -> None:
         """What existed is known at the end: events of several processes come in no exact order."""
-        for step, digest in fields.get("versions", []):
-            named = (fields["policy"], fields["producer"], step, digest)
+        for step, digest in group.versions:
+            named = (group.policy_id, group.producer, step, digest)
             if named not in self._named:
-                self._named[named] = f"{node[:8]}: {kind} group {fields['digest'][:8]}"
+                self._named[named] = f"{node[:8]}: {what} group {group.digest[:8]}"
 
     def _check_versions(self) -> None:
         """Of lineages that are not part of the run, nothing can be said."""
@@ -89,59 +105,60 @@ class Invariants:
                 self._violate(EXISTED, f"{where}: version {step} of {policy[:8]} with weights {digest or 'unnamed'}")
         self._named.clear()
 
-    def _check_step(self, node: NodeId, fields: JsonDict) -> None:
+    def _check_step(self, node: NodeId, made: StepMade) -> None:
         self._num_steps[node] += 1
-        draw = fields.get("draw") or fields["step"]  # the same number as long as no step was skipped
+        draw = made.draw_step
         self._num_repeated += draw in self._steps[node]
-        known = self._steps[node].setdefault(draw, fields["digest"])
-        if self.repeats_exactly and known != fields["digest"]:
-            self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made again and became another")
-        if self.repeats_exactly and draw not in self._drawn[node]:
-            self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was never drawn for")
-        if self.repeats_exactly:
-            if draw in self._abandoned[node]:
-                self._violate(REPEAT, f"{node[:8]}: step {fields['step']} was made from an abandoned draw")
-            _, claimed = self._made[node].setdefault(fields["step"], (draw, fields["digest"]))
-            if claimed != fields["digest"]:
-                self._violate(REPEAT, f"{node[:8]}: step {fields['step']} became another, and nobody said so")
+        known = self._steps[node].setdefault(draw, made.digest)
+        if not self.repeats_exactly:
+            return
+        if known != made.digest:
+            self._violate(REPEAT, f"{node[:8]}: step {made.step} was made again and became another")
+        if draw not in self._drawn[node]:
+            self._violate(REPEAT, f"{node[:8]}: step {made.step} was never drawn for")
+        if draw in self._abandoned[node]:
+            self._violate(REPEAT, f"{node[:8]}: step {made.step} was made from an abandoned draw")
+        _, claimed = self._made[node].setdefault(made.step, (draw, made.digest))
+        if claimed != made.digest:
+            self._violate(REPEAT, f"{node[:8]}: step {made.step} became another, and nobody said so")
 
     def _abandon(self, node: NodeId, first: int, last: int) -> None:
         """The node said that it cannot make these draws again: steps of other draws may take the place of theirs."""
         self._abandoned[node].update(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
-    def _check_draw(self, node: NodeId, fields: JsonDict) -> None:
+    def _check_draw(self, node: NodeId, draw: GroupsDrawn) -> None:
         self._num_draws += 1
-        digests = tuple(group["digest"] for group in fields["groups"])
-        if fields["step"] in self._drawn[node]:
-            self._violate(ONCE, f"{node[:8]}: draw {fields['step']} was made twice")
-        self._drawn[node][fields["step"]] = digests
+        digests = tuple(group.digest for group in draw.groups)
+        if draw.draw_step in self._drawn[node]:
+            self._violate(ONCE, f"{node[:8]}: draw {draw.draw_step} was made twice")
+        self._drawn[node][draw.draw_step] = digests
         if len(set(digests)) != len(digests):
-            self._violate(ONCE, f"{node[:8]}: draw {fields['step']} holds a group twice")
-        for group in fields["groups"]:
+            self._violate(ONCE, f"{node[:8]}: draw {draw.draw_step} holds a group twice")
+        for group in draw.groups:
             self._num_consumed += 1
-            self._check_group(node, fields, group)
+            self._check_group(node, draw, group)
 
-    def _check_group(self, node: NodeId, draw: JsonDict, group: JsonDict) -> None:
-        digest, age, producer = group["digest"], group["age"], group["producer"]
+    def _check_group(self, node: NodeId, draw: GroupsDrawn, group: GroupUse) -> None:
+        digest, age, producer = group.digest, group.age_steps, group.producer
         uses, is_made_here = self._uses[node], producer == node
         uses[digest] += 1
         self._max_age = max(self._max_age, age)
-        found: list[tuple[str, str]] = []
-        if uses[digest] > draw["max_reuse"]:
-            found.append((REUSE, f"use {uses[digest]} of at most {draw['max_reuse']}"))
-        if age > draw["max_age_steps"]:
-            found.append((AGE, f"age {age} steps exceeds {draw['max_age_steps']}"))
-        if group["local"] != (group.get("policy", producer) == node):
-            found.append((ADMITTED, "wrong lineage"))
+        violations: list[tuple[str, str]] = []
+        if uses[digest] > draw.max_reuse:
+            violations.append((REUSE, f"use {uses[digest]} of at most {draw.max_reuse}"))
+        if age > draw.max_age_steps:
+            violations.append((AGE, f"age {age} steps exceeds {draw.max_age_steps}"))
+        if group.is_own_policy != (group.policy_id == node):
+            violations.append((ADMITTED, "wrong lineage"))
         if is_made_here and digest not in self._put[node]:
-            found.append((ADMITTED, "own group was never stored"))
+            violations.append((ADMITTED, "own group was never stored"))
         if not is_made_here and digest not in self._admitted[node]:
-            found.append((ADMITTED, "group of another node was never admitted"))
+            violations.append((ADMITTED, "group of another node was never admitted"))
         if not is_made_here and self._put and digest not in self._put[producer]:
-            found.append((ADMITTED, "its producer never made it"))
-        for name, what in found:
-            self._violate(name, f"{node[:8]}: draw {draw['step']}, group {digest[:8]}: {what}")
+            violations.append((ADMITTED, "its producer never made it"))
+        for name, what in violations:
+            self._violate(name, f"{node[:8]}: draw {draw.draw_step}, group {digest[:8]}: {what}")
 
     def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
         """After the run: the head step of every node that trains, and who was killed for good."""

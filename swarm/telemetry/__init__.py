@@ -4,8 +4,7 @@ Invariant: nothing here is global (each `Telemetry` has its own registry), and a
 delivered never stops the node. Every metric is named and explained in `swarm.telemetry.metrics`.
 """
 
-from swarm.telemetry.event_files import EventTail, count_refusals, read_events
-from swarm.telemetry.events import EventLog
+from swarm.telemetry.event_log import EventLog, EventTail, count_refusals, read_events
 from swarm.telemetry.logs import log_context, setup_logging
 from swarm.telemetry.metrics import METRICS, Metric
 from swarm.telemetry.recorder import Telemetry, make_sinks

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.telemetry.events import finite
+from swarm.events import finite
 
 _context: ContextVar[dict[str, Any] | None] = ContextVar("swarm_log_context", default=None)
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

@@ -16,8 +16,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from swarm.clock import Clock, SystemClock
 from swarm.config import TelemetryConfig
 from swarm.errors import ConfigError
+from swarm.events import (
+    ApplyFailed,
+    Event,
+    GroupAdmitted,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    LoopFailed,
+    PolicyEvaluated,
+    StepMade,
+    VersionApplied,
+)
 from swarm.telemetry.metrics import METRICS, Kind, Metric
-from swarm.types import JsonDict, short
+from swarm.types import EdgeReport, JsonDict, short
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +122,38 @@ class Telemetry:
 
     # --- events and snapshots of a node ------------------------------------------------------------
 
-    def record(self, kind: str, fields: JsonDict) -> None:
-        """Takes an event as the event file gets it, and updates every metric that follows from it."""
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is not None:
-            handler(fields)
+    def record(self, event: Event) -> None:
+        """Takes an event as the event log gets it, and updates every metric that follows from it."""
+        match event:
+            case GroupAdmitted():
+                self.count("exchange/admitted_total")
+                self.observe("exchange/arrival_s", max(0.0, event.age_s))
+            case GroupRefused():
+                self.count("exchange/refused_total", event.count, reason=event.reason)
+            case GroupPut():
+                self.count("rollout/groups_total", env=event.env)
+                self.count("rollout/tokens_total", event.num_tokens)
+                self.gauge("rollout/reward_mean", event.reward_mean, env=event.env)
+            case GroupsDrawn():
+                self._record_draw(event)
+            case StepMade():
+                self._record_step(event)
+            case PolicyEvaluated():
+                self.gauge("evaluation/accuracy", event.accuracy, env=event.env, split=event.split)
+                self._draw_curves(event.step, {f"evaluation/{event.env}/{event.split}": event.accuracy})
+            case VersionApplied():
+                self.count("weights/applied_total")
+                self.count("weights/applied_bytes_total", event.num_bytes)
+                for phase in ("stage", "pause"):
+                    if phase in event.seconds:
+                        self.observe(f"weights/{phase}_s", event.seconds[phase])
+            case ApplyFailed():
+                self.count("weights/apply_failed_total")
+            case LoopFailed():
+                # "follow 3fa1..." is one loop per peer: the peer is in the log, not in a label
+                self.count("node/failures_total", loop=event.loop.split(" ")[0])
+            case _:
+                pass  # no metric follows from it
 
     def snapshot(self, status: JsonDict) -> None:
         """Takes a node's status (see `Daemon.status`): levels and totals that no event tells."""
@@ -156,90 +195,59 @@ class Telemetry:
         self._tokens_per_s += weight * (max(0.0, tokens - before[0]) / (at_s - before[1]) - self._tokens_per_s)
         self.gauge("rollout/tokens_per_s", self._tokens_per_s)
 
-    def _on_step(self, fields: JsonDict) -> None:
-        figures = {"loss": fields["loss"], "grad_norm": fields["grad_norm"], **fields["diagnostics"]}
-        # A recipe of a plug-in may have figures of its own: they are in the event file.
-        named = {f"learn/{name}": value for name, value in figures.items() if f"learn/{name}" in METRICS}
-        for name, value in named.items():
-            self.gauge(name, value)
-        self.gauge("learn/step", fields["step"])
-        self.gauge("node/last_step_timestamp_s", self._clock.now_s())
-        self.count("learn/trained_tokens_total", fields["num_tokens"])
-        self.count("learn/skipped_steps_total", float(fields["was_skipped"]))
-        for age in fields["ages"]:
-            self.observe("learn/age_steps", age)
-        seconds = fields["seconds"]
-        for phase, value in seconds.items():
-            self.count("learn/seconds_total", value, phase=phase)
-        if "draw_wait" in seconds:
-            self.observe("learn/draw_wait_s", seconds["draw_wait"])
-        if (share := overlap_share(seconds)) is not None:
-            self.gauge("learn/overlap_share", share)
-            named["learn/overlap_share"] = share
-        for edge in fields["edges"]:
-            named |= self._edge(edge)
-        named |= self._ages(fields["diagnostics"])
-        self._draw_curves(fields["step"], named)
+    def _record_draw(self, draw: GroupsDrawn) -> None:
+        self.count("learn/zero_variance_groups_total", draw.num_zero_variance)
+        for group in draw.groups:
+            self.count("learn/groups_total", origin=group.origin)
+            self.observe("learn/reuse", group.use)
+            self.observe("learn/age_in_flight_steps", group.in_flight_steps)
+            self.observe("learn/age_in_queue_steps", group.age_steps - group.in_flight_steps)
 
-    def _edge(self, edge: JsonDict) -> dict[str, float]:
-        source = short(edge["source"])
+    def _record_step(self, step: StepMade) -> None:
+        figures = {"loss": step.loss, "grad_norm": step.grad_norm, **step.diagnostics}
+        # A recipe of a plug-in may have figures of its own: they are in the event file.
+        curves = {f"learn/{name}": value for name, value in figures.items() if f"learn/{name}" in METRICS}
+        for name, value in curves.items():
+            self.gauge(name, value)
+        self.gauge("learn/step", step.step)
+        self.gauge("node/last_step_timestamp_s", self._clock.now_s())
+        self.count("learn/trained_tokens_total", step.num_tokens)
+        self.count("learn/skipped_steps_total", float(step.was_skipped))
+        for age in step.ages_steps:
+            self.observe("learn/age_steps", age)
+        for phase, value in step.seconds.items():
+            self.count("learn/seconds_total", value, phase=phase)
+        if "draw_wait" in step.seconds:
+            self.observe("learn/draw_wait_s", step.seconds["draw_wait"])
+        if (share := overlap_share(step.seconds)) is not None:
+            self.gauge("learn/overlap_share", share)
+            curves["learn/overlap_share"] = share
+        for edge in step.edges:
+            curves |= self._record_edge(edge)
+        curves |= self._record_ages(step.diagnostics)
+        self._draw_curves(step.step, curves)
+
+    def _record_edge(self, edge: EdgeReport) -> dict[str, float]:
+        source = short(edge.source)
         figures = {
-            "learn/source_ess_share": edge["ess"],
-            "learn/source_mismatch_kl": edge["kl"],
-            "learn/source_age_steps": edge["age"],
+            "learn/source_ess_share": edge.ess_share,
+            "learn/source_mismatch_kl": edge.mismatch_kl,
+            "learn/source_age_steps": edge.age_mean_steps,
         }
         for name, value in figures.items():
             self.gauge(name, value, source=source)
         return {f"{name}/{source}": value for name, value in figures.items()}
 
-    def _ages(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
+    def _record_ages(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
         """Figures of the step's age ranges: `ess_share_age_4` is that of ages 4 to 7."""
-        found: dict[str, float] = {}
+        curves: dict[str, float] = {}
         for figure, name in _BY_AGE.items():
             for key, value in diagnostics.items():
                 if key.startswith(f"{figure}_age_"):
                     age = key.removeprefix(f"{figure}_age_")
                     self.gauge(name, value, age=age)
-                    found[f"{name}/{age}"] = value
-        return found
-
-    def _on_draw(self, fields: JsonDict) -> None:
-        self.count("learn/zero_variance_groups_total", fields["num_zero_variance"])
-        for group in fields["groups"]:
-            self.count("learn/groups_total", origin=origin_of(group))
-            self.observe("learn/reuse", group["use"])
-            self.observe("learn/age_in_flight_steps", group["in_flight"])
-            self.observe("learn/age_in_queue_steps", group["age"] - group["in_flight"])
-
-    def _on_put(self, fields: JsonDict) -> None:
-        self.count("rollout/groups_total", env=fields["env"])
-        self.count("rollout/tokens_total", fields["tokens"])
-        self.gauge("rollout/reward_mean", fields["reward"], env=fields["env"])
-
-    def _on_admitted(self, fields: JsonDict) -> None:
-        self.count("exchange/admitted_total")
-        self.observe("exchange/arrival_s", max(0.0, fields["age_s"]))
-
-    def _on_refused(self, fields: JsonDict) -> None:
-        self.count("exchange/refused_total", reason=fields["reason"])
-
-    def _on_evaluation(self, fields: JsonDict) -> None:
-        self.gauge("evaluation/accuracy", fields["accuracy"], env=fields["env"], split=fields["split"])
-        self._draw_curves(fields["step"], {f"evaluation/{fields['env']}/{fields['split']}": fields["accuracy"]})
-
-    def _on_applied(self, fields: JsonDict) -> None:
-        self.count("weights/applied_total")
-        self.count("weights/applied_bytes_total", fields["bytes"])
-        for phase in ("stage", "pause"):
-            if phase in fields["seconds"]:
-                self.observe(f"weights/{phase}_s", fields["seconds"][phase])
-
-    def _on_apply_failed(self, fields: JsonDict) -> None:
-        self.count("weights/apply_failed_total")
-
-    def _on_failure(self, fields: JsonDict) -> None:
-        # "follow 3fa1..." is one loop per peer: the peer is in the log, not in a label
-        self.count("node/failures_total", loop=str(fields["loop"]).split(" ")[0])
+                    curves[f"{name}/{age}"] = value
+        return curves
 
     # --- where it is read -----------------------------------------------------------------------------
 
@@ -277,13 +285,6 @@ class Telemetry:
             except (OSError, RuntimeError, ValueError):
                 logger.exception("curves are not written any more", extra={"sink": type(sink).__name__})
                 self._sinks.remove(sink)
-
-
-def origin_of(group: JsonDict) -> str:
-    """Of a drawn group as its event tells: `local`, `follower` (the own policy, on another node) or `external`."""
-    if not group["local"]:
-        return "external"
-    return "local" if group["producer"] == group.get("policy", group["producer"]) else "follower"
 
 
 def overlap_share(seconds: dict[str, float]) -> float | None:

@@ -12,7 +12,7 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import StorageFull
-from swarm.events import Emit
+from swarm.events import ApplyFailed, DiskFull, Emit, VersionApplied, digest_text
 from swarm.flow import Signal
 from swarm.interfaces import Offload
 from swarm.types import (
@@ -316,24 +316,29 @@ class WeightFollower:
         """The engine took the version of the way that was handed out last, or it did not."""
         ways = self._require()
         target = self._handed[-1].version if self._handed else report.version
-        fields: JsonDict = {"policy": target.policy_id, "step": target.step, "digest": target.digest.hex()[:16]}
-        fields |= {"bytes": report.num_bytes, "seconds": report.seconds, "mismatch": report.mismatch_nats}
         if report.error:
-            await self._apply_failed(ways, target, report, fields)
+            await self._apply_failed(ways, target, report)
             return
         self.num_applied += 1
         self.last_error = ""
         self.served, self._asked = report.version, [report.version]
         await self._look_at(ways, [patch for patch in ways.known.patches if patch.version == report.version])
         ways.record_applied(report.version)
-        self._emit("applied", fields)
+        self._emit(
+            VersionApplied(
+                policy_id=target.policy_id,
+                step=target.step,
+                digest=digest_text(target.digest),
+                num_bytes=report.num_bytes,
+                seconds=report.seconds,
+                mismatch_nats=report.mismatch_nats,
+            )
+        )
         self.changed.fire()
         if self._store.bytes_held > self._config.weights.store_bytes:
             await self.tidy()
 
-    async def _apply_failed(
-        self, ways: UpdatePlanner, target: PolicyVersion, report: ApplyReport, fields: JsonDict
-    ) -> None:
+    async def _apply_failed(self, ways: UpdatePlanner, target: PolicyVersion, report: ApplyReport) -> None:
         self.num_apply_failed += 1
         self.last_error = f"step {target.step}: {report.error}"
         await self._look_again(ways)
@@ -343,7 +348,8 @@ class WeightFollower:
             ways.replan()
         extra = {"step": target.step, "error": report.error, "attempt": attempt}
         logger.error("the engine did not take a version; it serves the one before on", extra=extra)
-        self._emit("apply_failed", {**fields, "error": report.error})
+        digest = digest_text(target.digest)
+        self._emit(ApplyFailed(policy_id=target.policy_id, step=target.step, digest=digest, error=report.error))
         self.changed.fire()
 
     def capacity(self) -> int:
@@ -404,4 +410,4 @@ class WeightFollower:
 
     def _storage_full(self, error: StorageFull) -> None:
         logger.error("the weight store is full; the engine serves what it has on", extra={"error": str(error)})
-        self._emit("storage_full", {"error": str(error)})
+        self._emit(DiskFull(error=str(error)))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from swarm.errors import StorageFull
-from swarm.events import Emit
+from swarm.events import Emit, VersionUnpublished
 from swarm.identity import Identity
 from swarm.interfaces import Offload
 from swarm.types import PolicyVersion, SealedManifest
@@ -54,7 +54,7 @@ class VersionPublisher:
             error = await self._publish(version, body)
             if error:
                 logger.error("a version cannot be followed", extra={"step": version.step, "error": error})
-                self._emit("unpublished", {"step": version.step, "error": error})
+                self._emit(VersionUnpublished(step=version.step, error=error))
                 is_served = False
         if not is_served:
             await self.tidy(grace_s=0.0)

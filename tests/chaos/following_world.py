@@ -14,6 +14,7 @@ import numpy as np
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import WeightsRefused
+from swarm.events import Event, Kind, events_of
 from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
@@ -29,7 +30,6 @@ from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
 from swarm.types import (
-    JsonDict,
     LoadReport,
     NodeId,
     PolicyVersion,
@@ -131,7 +131,7 @@ class Node:
         self.world, self.number, self.roles, self.sections = world, number, roles, sections
         self.identity = TRAINER if Role.TRAINER in roles and number == 0 else make_identity(100 + number)
         self.node_id = self.identity.node_id
-        self.events: list[tuple[str, JsonDict]] = []
+        self.events: list[Event] = []
         self.is_disk_full = False
         self.config = world.config(number, roles, **sections)
         self.store = WeightStore(
@@ -168,7 +168,7 @@ class Node:
             verifier=verifier,
             tokenizer_digest=ToyTokenizer().digest,
             clock=world.clock,
-            emit=lambda kind, fields: self.events.append((kind, fields)),
+            emit=self.events.append,
             weights=self.store,
             offload=inline,
         )
@@ -196,8 +196,8 @@ class Node:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    def told(self, kind: str) -> list[JsonDict]:
-        return [fields for name, fields in self.events if name == kind]
+    def emitted(self, kind: type[Kind]) -> list[Kind]:
+        return events_of(kind, self.events)
 
     def _before_write(self, num_bytes: int) -> None:
         if self.is_disk_full:

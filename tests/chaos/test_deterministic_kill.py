@@ -17,6 +17,7 @@ from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, StepMade, events_of
 from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
@@ -25,7 +26,7 @@ from swarm.loops import Worker, run_worker
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import ToyTokenizer, make_identity, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
-from swarm.types import Draw, JsonDict, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
+from swarm.types import Draw, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
 NUM_STEPS = 6
 LOCAL_GROUPS = 3
@@ -51,7 +52,7 @@ class Machine:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "groups.sqlite"
-        self.events: list[tuple[str, JsonDict]] = []
+        self.events: list[Event] = []
         self.checkpoint = (PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32), 1)
         self.saved: list[int] = []
         self.num_writes = 0
@@ -66,12 +67,12 @@ class Machine:
             raise Killed
         self.num_writes += 1
 
-    def emit(self, kind: str, fields: JsonDict) -> None:
+    def emit(self, event: Event) -> None:
         self.write()
-        self.events.append((kind, fields))
+        self.events.append(event)
 
-    def of(self, kind: str) -> list[JsonDict]:
-        return [fields for name, fields in self.events if name == kind]
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return events_of(kind, self.events)
 
 
 def digest_of(*parts: object) -> bytes:
@@ -240,16 +241,17 @@ async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
 
 def curve(machine: Machine) -> list[tuple[object, ...]]:
     """What each draw led to, as it was told last."""
-    rows = {e["draw"]: (e["draw"], e["step"], e["digest"], e["loss"], e["was_skipped"]) for e in machine.of("step")}
+    steps = machine.of(StepMade)
+    rows = {e.draw_step: (e.draw_step, e.step, e.digest, e.loss, e.was_skipped) for e in steps}
     return [rows[draw] for draw in sorted(rows)]
 
 
 def evaluations(machine: Machine) -> dict[int, float]:
-    return {event["step"]: event["accuracy"] for event in machine.of("evaluation")}
+    return {event.step: event.accuracy for event in machine.of(PolicyEvaluated)}
 
 
 def asked(machine: Machine) -> Sequence[tuple[int, float]]:
-    return [(event["step"], event["reward"]) for event in machine.of("put")]
+    return [(put.oldest_step, put.reward_mean) for put in machine.of(GroupPut)]
 
 
 @pytest.fixture
@@ -267,9 +269,9 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
     assert [row[1] for row in rows if not row[4]] == list(range(1, NUM_STEPS + 1))
     assert any(row[4] for row in rows), "no step was skipped"
     assert evaluations(whole).keys() == {0, 3, 6}
-    zero_variance = sum(event["num_zero_variance"] for event in whole.of("draw"))
+    zero_variance = sum(draw.num_zero_variance for draw in whole.of(GroupsDrawn))
     assert zero_variance > 0
-    assert len(whole.of("put")) > LOCAL_GROUPS * len(rows), "no draw found nothing but groups without signal"
+    assert len(whole.of(GroupPut)) > LOCAL_GROUPS * len(rows), "no draw found nothing but groups without signal"
     assert whole.saved == [2, 4, 6], "every second step, and none twice: the last is one of them"
 
 
@@ -283,7 +285,7 @@ async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path:
         await run_once(machine)
         assert curve(machine) == curve(whole), kill_at
         assert evaluations(machine) == evaluations(whole), kill_at
-        told = {(e["draw"], e["digest"]) for e in machine.of("step")}
+        told = {(e.draw_step, e.digest) for e in machine.of(StepMade)}
         assert len(told) == len(curve(whole)), f"a step made again became another (killed before write {kill_at})"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.config import ExchangeConfig
+from swarm.events import GroupRefused, GroupsDrawn, VersionApplied
 from swarm.testing.builders import make_identity
 from swarm.types import Refused
 from swarm.wire.envelopes import seal_group
@@ -38,10 +39,11 @@ def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_versi
             assert generator.engine.steps == sorted(generator.engine.steps) and len(generator.engine.steps) >= 4
             assert not generator.agent.replay.num_local, "nothing here learns"
             assert generator.agent.advert().head == trainer.version
-            assert len(generator.told("applied")) == len(generator.engine.steps)
-        drawn = Counter(group["producer"] for draw in trainer.told("draw") for group in draw["groups"])
+            assert len(generator.emitted(VersionApplied)) == len(generator.engine.steps)
+        drawn = Counter(group.producer for draw in trainer.emitted(GroupsDrawn) for group in draw.groups)
         assert drawn.keys() == {generator.node_id for generator in generators}
-        refused = [fields["reason"] for fields in trainer.told("refused")]  # only the slow one is overtaken at times
+        # only the slow one is overtaken at times
+        refused = [refused.reason for refused in trainer.emitted(GroupRefused)]
         assert set(refused) <= {"too_old"} and len(refused) <= 0.15 * sum(drawn.values())
         most = (trainer.config.replay.max_age_steps + 1) * trainer.config.replay.local_groups
         assert trainer.agent.credit_ledger.num_outstanding + trainer.agent.replay.num_local <= most
@@ -95,7 +97,7 @@ def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay
         for generator in generators:
             await generator.start()
         await trainer.learn(12)
-        drawn = Counter(group["producer"] for draw in trainer.told("draw") for group in draw["groups"])
+        drawn = Counter(group.producer for draw in trainer.emitted(GroupsDrawn) for group in draw.groups)
         assert drawn.keys() == {generator.node_id for generator in generators}
         assert all(not generator.agent.peers.connected for generator in generators), "they take nobody's groups"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.events import ApplyFailed, GroupsDrawn
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.weights import retention
 from swarm.weights.chunks import CHUNK_BYTES
@@ -160,7 +161,7 @@ def test_a_trainer_killed_in_the_middle_of_publishing_shows_nothing_of_it(tmp_pa
         assert generator.engine.version == served and following_of(generator).status()["newest_step"] == 0
         await trainer.learn(1, from_groups=False)
         await serves(generator, trainer)
-        assert not generator.told("apply_failed")
+        assert not generator.emitted(ApplyFailed)
 
     play(tmp_path, scene)
 
@@ -184,8 +185,8 @@ def test_a_trainer_that_goes_back_to_its_checkpoint_is_followed_onto_its_new_bra
         await serves(generator, trainer)
         assert trainer.version.step == 8 and generator.engine.version.digest != old.digest
         assert {m.version.digest for m, _ in generator.store.manifests(trainer.node_id)}.isdisjoint({old.digest})
-        for draw in trainer.told("draw"):
-            assert all(group["age"] <= trainer.config.replay.max_age_steps for group in draw["groups"])
+        for draw in trainer.emitted(GroupsDrawn):
+            assert all(group.age_steps <= trainer.config.replay.max_age_steps for group in draw.groups)
 
     play(tmp_path, scene)
 

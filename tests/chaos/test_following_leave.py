@@ -7,6 +7,7 @@ import pytest
 
 from node.status import _following_problems
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
+from swarm.events import GroupsDrawn
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.types import NodeId
 
@@ -193,6 +194,6 @@ def test_with_a_barrier_everybody_makes_an_equal_share_of_each_round_with_its_ve
         await trainer.learn(5)
         made = [generator.num_made - count for generator, count in zip(generators, before, strict=True)]
         assert abs(made[0] - made[1]) <= 2, made
-        assert {group["age"] for draw in trainer.told("draw")[1:] for group in draw["groups"]} == {0}
+        assert {group.age_steps for draw in trainer.emitted(GroupsDrawn)[1:] for group in draw.groups} == {0}
 
     play(tmp_path, scene)

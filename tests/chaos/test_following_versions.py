@@ -9,6 +9,7 @@ import pytest
 
 from swarm.config import FollowConfig, WeightsConfig
 from swarm.errors import StorageFull
+from swarm.events import ApplyFailed, DiskFull, VersionUnpublished
 from swarm.types import Digest, PolicyVersion
 
 from .following_world import (
@@ -43,8 +44,8 @@ def test_a_damaged_chunk_on_the_disk_is_fetched_again_and_never_loaded(tmp_path:
         generator.store.put_chunk = put_and_damage  # type: ignore[method-assign, assignment]
         await trainer.learn(1, from_groups=False)
         await serves(generator, trainer)
-        [failed] = generator.told("apply_failed")
-        assert failed["step"] == 1 and "wrong_chunk" in failed["error"]
+        [failed] = generator.emitted(ApplyFailed)
+        assert failed.step == 1 and "wrong_chunk" in failed.error
         assert following_of(generator).status()["last_error"] == ""
 
     play(tmp_path, scene)
@@ -61,7 +62,7 @@ def test_a_full_disk_keeps_the_old_version_serving_and_following_goes_on_when_th
         served, generator.is_disk_full = trainer.version, True
         await trainer.learn(1)
         num_made = generator.num_made
-        await until(lambda: bool(generator.told("storage_full")), "it is told")
+        await until(lambda: bool(generator.emitted(DiskFull)), "it is told")
         await asyncio.sleep(3.0)
         assert generator.engine.version == served and generator.num_made > num_made
         generator.is_disk_full = False
@@ -81,7 +82,7 @@ def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_f
         trainer.is_disk_full = True  # the chunks are there, the manifest finds no room
         await trainer.agent.publish(trainer.version, bodies)
         await asyncio.sleep(3.0)
-        assert generator.engine.version == served and trainer.told("unpublished")[0]["step"] == 1
+        assert generator.engine.version == served and trainer.emitted(VersionUnpublished)[0].step == 1
         trainer.is_disk_full = False
         await trainer.learn(1, from_groups=False)
         await trainer.learn(ANCHOR_EVERY, from_groups=False)
@@ -97,7 +98,7 @@ def test_what_a_trainer_cannot_serve_does_not_stay_on_its_disk(tmp_path: Path) -
         await trainer.start()
         await trainer.publish()
         await trainer.learn(2 * ANCHOR_EVERY + 1, from_groups=False)
-        assert [told["step"] for told in trainer.told("unpublished")] == [0, 4, 8]
+        assert [event.step for event in trainer.emitted(VersionUnpublished)] == [0, 4, 8]
         assert trainer.agent.weight_server.head_step(trainer.node_id) == 9
         assert bytes_on_disk(trainer) < FULL_BYTES / 10
 
@@ -143,7 +144,7 @@ def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newe
         await serves(generator, trainer)
         generator.is_disk_full = True
         await trainer.learn(1, from_groups=False)
-        await until(lambda: bool(generator.told("storage_full")), "it is told")
+        await until(lambda: bool(generator.emitted(DiskFull)), "it is told")
         await generator.agent.tidy(2**30)
         assert following_of(generator).status()["newest_step"] == 1
         generator.is_disk_full = False
@@ -189,15 +190,15 @@ def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp
         await trainer.publish()
         await generator.start()
         await trainer.learn(2)
-        await until(lambda: len(generator.told("apply_failed")) == 2, "it is tried twice")
+        await until(lambda: len(generator.emitted(ApplyFailed)) == 2, "it is tried twice")
         await asyncio.sleep(5.0)
-        assert len(generator.told("apply_failed")) == 2 and generator.engine.version.step == 1
+        assert len(generator.emitted(ApplyFailed)) == 2 and generator.engine.version.step == 1
         status = following_of(generator).status()
         assert status["last_error"] == "step 2: as scripted" and status["num_apply_failed"] == 2
         await trainer.learn(3)
         await serves(generator, trainer)
         assert 2 not in generator.engine.steps and following_of(generator).status()["last_error"] == ""
-        assert len(generator.told("apply_failed")) == 2, "not a third time"
+        assert len(generator.emitted(ApplyFailed)) == 2, "not a third time"
         assert following_of(generator).bytes_fetched < FULL_BYTES / 50, "what was refused is staged on the way"
 
     play(tmp_path, scene)
@@ -216,7 +217,7 @@ def test_an_engine_that_fails_with_an_unforeseen_error_is_told_and_follows_on(tm
         await trainer.publish()
         await generator.start()
         await trainer.learn(2)
-        await until(lambda: len(generator.told("apply_failed")) == 2, "it is tried twice")
+        await until(lambda: len(generator.emitted(ApplyFailed)) == 2, "it is tried twice")
         assert following_of(generator).status()["last_error"] == "step 2: RuntimeError: out of memory"
         assert generator.engine.version.step == 1
         await trainer.learn(3)

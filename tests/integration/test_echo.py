@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.events import NodeStarted, events_of
 from swarm.simulate.command import judge, swarm_result
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import Mode, SimulationOptions
@@ -63,5 +64,5 @@ async def test_a_killed_trainer_is_followed_again_and_a_killed_generator_comes_b
     assert change is not None
     trainer, bell, _ = swarm_result(done).nodes
     assert trainer.num_starts == 2 and bell.num_starts == 2
-    started_s = [event["at_s"] for event in done.nodes[1].events if event["kind"] == "started"]
+    started_s = [started.at_s for started in events_of(NodeStarted, done.nodes[1].events)]
     assert any(row.at_s > started_s[1] for row in bell.versions), "it follows again after its restart"

@@ -4,12 +4,12 @@ import asyncio
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
+from swarm.events import GroupPut, LoopFailed, NodeFinished, StepMade, events_of
 from swarm.identity import Identity
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, ForkServer, fork_server
 from swarm.simulate.local.processes import Process, wait_until
@@ -49,7 +49,7 @@ async def run_node(
 
     def count() -> int:
         process.read_events()
-        return sum(event["kind"] in ("put", "step") for event in process.events)
+        return sum(isinstance(event, (GroupPut, StepMade)) for event in process.events)
 
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
@@ -58,20 +58,18 @@ async def run_node(
             process.send(signal.SIGKILL)
             await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
             await process.start()
-        await wait_until(lambda: bool(count() and of(process.events, "finished")), 90.0, "it does not finish", process)
+        await wait_until(
+            lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process
+        )
     finally:
         await process.stop()
     return process
 
 
-def of(events: Any, kind: str) -> list[JsonDict]:
-    """Events of one kind, in order."""
-    return [event for event in events if event["kind"] == kind]
-
-
 def curve(process: Process) -> set[tuple[object, ...]]:
     """What every step did."""
-    return {(e["draw"], e["step"], e["digest"], e["loss"], e["num_tokens"]) for e in of(process.events, "step")}
+    steps = events_of(StepMade, process.events)
+    return {(e.draw_step, e.step, e.digest, e.loss, e.num_tokens) for e in steps}
 
 
 def remembered(directory: Path) -> JsonDict:
@@ -90,9 +88,9 @@ async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answer
         )
     _check_the_killed_one_chose_the_same(whole, killed, tmp_path)
     assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS
-    tokens = [event["tokens"] for event in of(mixing.events, "put")]
+    tokens = [put.num_tokens for put in events_of(GroupPut, mixing.events)]
     assert max(tokens) > 4 * 9, "no group is larger than the group size at its longest: none was answered again"
-    assert not of(greedy.events, "failure")
+    assert not events_of(LoopFailed, greedy.events)
 
 
 def _check_the_killed_one_chose_the_same(whole: Process, killed: Process, tmp_path: Path) -> None:

@@ -3,17 +3,26 @@
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupsDrawn,
+    NodeFinished,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+    WorkerDied,
+    events_of,
+)
 from swarm.identity import Identity
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.types import JsonDict
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -36,7 +45,7 @@ def config_of(directory: Path, worker: str) -> NodeConfig:
     return config.model_copy(update=changes)
 
 
-async def run_node(directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()) -> list[JsonDict]:
+async def run_node(directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()) -> list[Event]:
     """Events of a node that has made its steps, whatever was killed meanwhile."""
     config = config_of(directory, worker)
     config.dir.mkdir(parents=True)
@@ -46,7 +55,7 @@ async def run_node(directory: Path, identity: Identity, worker: str, kills: tupl
 
     def count() -> int:
         process.read_events()
-        return sum(event["kind"] in ("put", "draw", "step") for event in process.events)
+        return sum(isinstance(event, (GroupPut, GroupsDrawn, StepMade)) for event in process.events)
 
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
@@ -58,7 +67,9 @@ async def run_node(directory: Path, identity: Identity, worker: str, kills: tupl
             process.send(signal.SIGKILL)
             await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
             await process.start()
-        await wait_until(lambda: bool(count() and of(process.events, "finished")), 90.0, "it does not finish", process)
+        await wait_until(
+            lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process
+        )
     finally:
         await process.stop()
     return process.events
@@ -71,19 +82,15 @@ def kill_worker(process: Process) -> None:
     worker.kill()
 
 
-def of(events: Any, kind: str) -> list[JsonDict]:
-    """Events of one kind, in order."""
-    return [event for event in events if event["kind"] == kind]
-
-
-def steps(events: list[JsonDict]) -> list[tuple[object, ...]]:
+def steps(events: list[Event]) -> list[tuple[object, ...]]:
     """What every step did, those made again among them."""
-    return [(e["draw"], e["step"], e["digest"], e["loss"], e["grad_norm"], e["num_tokens"]) for e in of(events, "step")]
+    made = events_of(StepMade, events)
+    return [(e.draw_step, e.step, e.digest, e.loss, e.grad_norm, e.num_tokens) for e in made]
 
 
-def evaluations(events: list[JsonDict]) -> dict[tuple[object, ...], float]:
+def evaluations(events: list[Event]) -> dict[tuple[object, ...], float]:
     """Accuracy by step, environment and split."""
-    return {(e["step"], e["env"], e["split"]): e["accuracy"] for e in of(events, "evaluation")}
+    return {(e.step, e.env, e.split): e.accuracy for e in events_of(PolicyEvaluated, events)}
 
 
 async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
@@ -100,7 +107,7 @@ async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     assert len({row[2] for row in steps(whole)}) == NUM_STEPS
     assert {step for step, _, _ in evaluations(whole)} == {0, 3, 6, 9, 12}
     for events, what in zip(killed, kills.values(), strict=True):
-        assert len(of(events, "started")) == 1 + sum(each == "node" for _, each in what)
-        assert len(of(events, "worker_died")) == sum(each == "worker" for _, each in what)
+        assert len(events_of(NodeStarted, events)) == 1 + sum(each == "node" for _, each in what)
+        assert len(events_of(WorkerDied, events)) == sum(each == "worker" for _, each in what)
         assert sorted(set(steps(events))) == steps(whole)
         assert evaluations(events) == evaluations(whole)

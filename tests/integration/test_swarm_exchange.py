@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swarm.events import GroupPut, GroupsDrawn, NodeFinished, StepMade, events_of
 from swarm.identity import Identity
 from swarm.simulate.command import judge
 from swarm.simulate.local.fork_child import STARTED_A_THREAD
@@ -23,14 +24,14 @@ pytestmark = pytest.mark.timeout(120)
 def external(process: Process) -> list[str]:
     """Digests of other nodes' groups that a node learned from so far."""
     process.read_events()
-    draws = [event for event in process.events if event["kind"] == "draw"]
-    return [group["digest"] for draw in draws for group in draw["groups"] if not group["local"]]
+    draws = events_of(GroupsDrawn, process.events)
+    return [group.digest for draw in draws for group in draw.groups if not group.is_own_policy]
 
 
 def made(process: Process) -> set[str]:
     """Digests of the groups that a node made so far."""
     process.read_events()
-    return {event["digest"] for event in process.events if event["kind"] == "put"}
+    return {put.digest for put in events_of(GroupPut, process.events)}
 
 
 async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Path) -> None:
@@ -42,10 +43,10 @@ async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Pat
     if sys.platform == "linux":
         assert STARTED_A_THREAD not in (tmp_path / "imports.txt").read_text(), "nodes start as slowly as alone"
     for node in run.nodes:
-        used = [g for event in node.events if event["kind"] == "draw" for g in event["groups"] if not g["local"]]
+        used = [g for draw in events_of(GroupsDrawn, node.events) for g in draw.groups if not g.is_own_policy]
         assert used, f"{node.name} learned from no foreign group"
         assert node.status["step"] == 12 and node.status["is_finished"]
-        assert sum(event["kind"] == "finished" for event in node.events) == 1
+        assert len(events_of(NodeFinished, node.events)) == 1
 
 
 async def test_two_nodes_without_a_coordinator_find_each_other_through_the_dht(swarm: Any) -> None:
@@ -112,7 +113,7 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
     generator, trainer = swarm.processes["generator"], swarm.processes["trainer"]
 
     def is_generated_for() -> bool:
-        return any(event.get("num_from_followers") for event in trainer.read_events())
+        return any(step.num_from_followers for step in events_of(StepMade, trainer.read_events()))
 
     await swarm.until(is_generated_for, "nobody generated for the trainer")
     assert generator.status()["following"]["policy"] == trainer.status()["node_id"]

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from swarm.events import Event, LoopFailed, NodeKilled, NodeStarted, StepMade, events_of, kind_of
 from swarm.simulate.command import judge
 from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import NodeRun, SwarmRun, run_swarm
@@ -23,11 +24,6 @@ pytestmark = pytest.mark.timeout(120)
 SHORT_STEP_S = 1.0
 """Floor of the median gap. A tiny step takes tens of milliseconds, and three times that is less than what one
 evaluation, one fsync or the start of another Python on the same two cores may take."""
-
-
-def of(process_events: Any, kind: str) -> list[Any]:
-    """Events of one kind, in order."""
-    return [event for event in process_events if event["kind"] == kind]
 
 
 def stored(directory: Path) -> set[str]:
@@ -43,9 +39,9 @@ async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Pa
     seen: list[tuple[str, str]] = []
     kept: set[str] = set()
 
-    def watch(name: str, event: Any) -> None:
-        seen.append((name, event["kind"]))
-        if (name, event["kind"]) == ("ada", "killed"):
+    def watch(name: str, event: Event) -> None:
+        seen.append((name, kind_of(event)))
+        if name == "ada" and isinstance(event, NodeKilled):
             kept.update(stored(tmp_path / "ada"))
 
     run = await run_swarm(options, tmp_path, watch, lambda: None)
@@ -60,23 +56,23 @@ async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Pa
 
 
 def _check_repeats(node: NodeRun, checkpoint_every: int) -> None:
-    second_start_s = of(node.events, "started")[1]["at_s"]
-    steps = of(node.events, "step")
-    before = [event["step"] for event in steps if event["at_s"] < second_start_s]
-    after = [event["step"] for event in steps if event["at_s"] >= second_start_s]
+    second_start_s = events_of(NodeStarted, node.events)[1].at_s
+    steps = events_of(StepMade, node.events)
+    before = [event.step for event in steps if event.at_s < second_start_s]
+    after = [event.step for event in steps if event.at_s >= second_start_s]
     assert before
     assert after[-1] == node.status["step"] == 40
     repeated = set(before) & set(after)
     assert len(repeated) <= checkpoint_every
     assert after == list(range(after[0], 41)), "a step was left out"
-    digests = {event["step"]: event["digest"] for event in steps if event["at_s"] < second_start_s}
+    digests = {event.step: event.digest for event in steps if event.at_s < second_start_s}
     for event in steps:
-        if event["step"] in repeated and event["at_s"] >= second_start_s:
-            assert event["digest"] == digests[event["step"]], "a repeated step led to other weights"
+        if event.step in repeated and event.at_s >= second_start_s:
+            assert event.digest == digests[event.step], "a repeated step led to other weights"
 
 
 def _check_pace(node: NodeRun, run: SwarmRun) -> None:
-    at_s = [event["at_s"] for event in of(node.events, "step")]
+    at_s = [event.at_s for event in events_of(StepMade, node.events)]
     gaps_s = [later - earlier for earlier, later in pairwise(at_s)]
     median_s = statistics.median(gaps_s)
     assert max(gaps_s) < 3 * max(median_s, SHORT_STEP_S), (max(gaps_s), median_s)
@@ -111,11 +107,11 @@ async def test_the_ledger_is_complete_after_the_coordinator_was_killed(swarm: An
     await asyncio.gather(*(node.stop() for node in nodes))  # a drain hands in the newest ones
     for node in nodes:
         node.read_events()
-        assert any(event["at_s"] > killed_s for event in of(node.events, "step"))
+        assert any(event.at_s > killed_s for event in events_of(StepMade, node.events))
         versions = recorded(path, node.status()["node_id"])
-        published = {event["step"]: event["digest"] for event in of(node.events, "step")}
+        published = {event.step: event.digest for event in events_of(StepMade, node.events)}
         assert {step: versions.get(step) for step in published} == published
-        assert of(node.events, "failure") == []
+        assert events_of(LoopFailed, node.events) == []
 
 
 def recorded(path: Path, node_id: str) -> dict[int, str]:
@@ -174,7 +170,7 @@ async def _terminate(swarm: Any, process: Process, has_worker: bool) -> None:
 def made_a_step(process: Process) -> bool:
     """Whether the newest start of a node has made one."""
     process.read_events()
-    kinds = [event["kind"] for event in process.events if event["kind"] in ("started", "step")]
+    kinds = [kind_of(event) for event in process.events if isinstance(event, (NodeStarted, StepMade))]
     is_started = kinds.count("started") == process.num_starts and bool(process.status())
     return is_started and kinds[-1] == "step"
 

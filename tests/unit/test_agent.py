@@ -11,6 +11,7 @@ import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import Unavailable
+from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
 from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -20,7 +21,7 @@ from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
-from swarm.types import Advice, EdgeReport, JsonDict, NodeReport, PolicyVersion, StepReport
+from swarm.types import Advice, EdgeReport, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
 IDENTITY = make_identity(1)
@@ -34,7 +35,7 @@ class Bench:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.is_full = False
         self.store = MemoryGroupStore(self.clock, 2**24, self._before_write)
-        self.events: list[tuple[str, JsonDict]] = []
+        self.events: list[Event] = []
         self.config = NodeConfig(
             replay=ReplayConfig(local_groups=2, external_groups=0),
             learner=LearnerConfig(deterministic=deterministic, checkpoint_every=checkpoint_every),
@@ -66,11 +67,11 @@ class Bench:
             verifier=verifier,
             tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
-            emit=lambda kind, fields: self.events.append((kind, fields)),
+            emit=self.events.append,
         )
 
-    def told(self, kind: str) -> int:
-        return sum(name == kind for name, _ in self.events)
+    def count(self, kind: type[Event]) -> int:
+        return len(events_of(kind, self.events))
 
     async def put(self, *texts: str, task_id: int = 7) -> None:
         await self.agent.put(make_group(IDENTITY.node_id, task_id=task_id, texts=texts or (str(task_id % 10), "no")))
@@ -164,8 +165,8 @@ def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_
         drawing = asyncio.create_task(agent.draw(HEAD))
         await asyncio.sleep(30.0)
         assert not drawing.done()
-        assert bench.told("storage_full") == 1
-        assert bench.told("draw") == 0
+        assert bench.count(DiskFull) == 1
+        assert bench.count(GroupsDrawn) == 0
         bench.is_full = False
         draw = await drawing
         assert [drawn.scored.group.task_id for drawn in draw.groups] == [7, 17]
@@ -267,7 +268,7 @@ def test_tidying_keeps_what_waits_for_a_draw() -> None:
         assert await bench.agent.tidy(max_bytes=0) == 0
         drawn = [await bench.agent.draw(HEAD)]
         assert [draw.groups for draw in await bench.agent.redraw(1)] == [draw.groups for draw in drawn]
-        assert not bench.told("abandoned")
+        assert not bench.count(DrawsAbandoned)
 
     run_virtual(main())
 
@@ -289,13 +290,13 @@ def test_a_resume_whose_groups_are_gone_says_so_and_goes_on_with_other_draws() -
         bench = Bench()
         assert await bench.agent.redraw(1) == []
         assert [await step(bench, number) for number in (1, 2, 3)] == [1, 2, 3]
-        assert await resume(bench) == [1, 2, 3] and not bench.told("abandoned")
+        assert await resume(bench) == [1, 2, 3] and not bench.count(DrawsAbandoned)
         assert await bench.agent.tidy(max_bytes=0) == 6
         assert await resume(bench) == []
-        assert bench.events[-1] == ("abandoned", {"from": 1, "first": 1, "last": 3})
+        assert bench.events[-1] == DrawsAbandoned(from_step=1, first=1, last=3)
         assert await step(bench, 4) == 4, "no other draw may pass for one that was made"
         assert await resume(bench) == [4], "the second resume is exact again"
-        assert bench.told("abandoned") == 1
+        assert bench.count(DrawsAbandoned) == 1
 
     run_virtual(main())
 

@@ -2,20 +2,29 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swarm.clock import ManualClock
+from swarm.events import Event, GroupRefused, LoopFailed, NodeFinished, NodeRestored, events_of, kind_of
 from swarm.simulate.report.result import node_result
 from swarm.telemetry import EventLog, EventTail, count_refusals, read_events
-from swarm.telemetry.event_files import KEPT_OLD_FILES, old_file
-from swarm.telemetry.events import MAX_REFUSED_KINDS, REFUSED_EVERY_S
-from swarm.types import JsonDict
+from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_REFUSED_KINDS, REFUSED_EVERY_S, old_file
 
 
 def refuse(events: EventLog, reason: str = "false_reward", producer: str = "a" * 64) -> None:
-    events.write("refused", {"reason": reason, "producer": producer})
+    events.write(GroupRefused(reason=reason, producer=producer))
+
+
+def finished(number: int) -> NodeFinished:
+    """Any event with a number."""
+    return NodeFinished(step=number)
+
+
+def numbers_of(events: list[Event]) -> list[int]:
+    return [event.step for event in events_of(NodeFinished, events)]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -38,12 +47,11 @@ def test_the_first_refusal_is_told_at_once_and_the_rest_when_time_has_passed(tmp
     events = EventLog(path, clock)
     for _ in range(3):
         refuse(events)
-    assert read_events(path) == [{"at_s": 0.0, "kind": "refused", "reason": "false_reward", "producer": "a" * 64}]
+    first = GroupRefused(at_s=0.0, reason="false_reward", producer="a" * 64)
+    assert read_events(path) == [first]
     clock.advance(REFUSED_EVERY_S)
     events.flush()
-    assert read_events(path)[1:] == [
-        {"at_s": REFUSED_EVERY_S, "kind": "refused", "reason": "false_reward", "producer": "a" * 64, "count": 2}
-    ]
+    assert read_events(path)[1:] == [replace(first, at_s=REFUSED_EVERY_S, count=2)]
     events.flush()
     assert len(read_events(path)) == 2
     events.close()
@@ -57,14 +65,14 @@ def test_a_peer_with_endless_names_is_told_by_reason_alone(tmp_path: Path) -> No
     events.close()
     told = read_events(path)
     assert len(told) == MAX_REFUSED_KINDS + 1
-    assert told[-1]["producer"] == "" and count_refusals(told) == {"false_reward": 5000}
+    assert events_of(GroupRefused, told)[-1].producer == "" and count_refusals(told) == {"false_reward": 5000}
 
 
 def test_disk_use_is_bounded_and_no_refusal_is_forgotten_with_its_file(tmp_path: Path) -> None:
     clock, path = ManualClock(), tmp_path / "events.jsonl"
     events = EventLog(path, clock, max_file_bytes=10_000)
     for number in range(2000):
-        events.write("admitted", {"digest": f"{number:064x}", "number": number, "bytes": 1})
+        events.write(finished(number))
         refuse(events)
         clock.advance(REFUSED_EVERY_S / 3)
         if number == 1000:  # a restart in the middle knows what came before
@@ -74,7 +82,7 @@ def test_disk_use_is_bounded_and_no_refusal_is_forgotten_with_its_file(tmp_path:
     assert len(files_of(path)) == 1 + KEPT_OLD_FILES
     assert all(file.stat().st_size <= 10_000 for file in files_of(path))
     kept = read_events(path)
-    numbers = [event["number"] for event in kept if event["kind"] == "admitted"]
+    numbers = numbers_of(kept)
     assert numbers == list(range(numbers[0], 2000)), "what is kept is the newest part, in order"
     assert count_refusals(kept) == {"false_reward": 2000}
     result = node_result("ada", "", (), kept, {})
@@ -85,24 +93,24 @@ def test_an_event_larger_than_a_file_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events = EventLog(path, max_file_bytes=1000)
     for _ in range(2):
-        events.write("restored", {"held": ["x" * 100] * 50})
+        events.write(NodeRestored(held=(("x" * 100, True),) * 50))
     events.close()
-    assert [event["kind"] for event in read_events(path)] == ["restored", "earlier", "restored"]
+    assert [kind_of(event) for event in read_events(path)] == ["restored", "earlier", "restored"]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_reader_beside_a_rotating_log_gets_every_event_once_and_in_order(tmp_path: Path, seed: int) -> None:
     rng, path = random.Random(seed), tmp_path / "events.jsonl"
     events, tail = EventLog(path, max_file_bytes=2000), EventTail(path)
-    got: list[JsonDict] = []
+    got: list[Event] = []
     for number in range(600):
-        events.write("put", {"number": number})
+        events.write(finished(number))
         if rng.random() < 0.05:
             got += tail.read()
     events.close()
     got += tail.read()
     assert tail.read() == []
-    assert [event["number"] for event in got if event["kind"] == "put"] == list(range(600))
+    assert numbers_of(got) == list(range(600))
 
 
 def test_a_reader_that_opens_files_while_they_move_sees_none_twice(
@@ -110,20 +118,20 @@ def test_a_reader_that_opens_files_while_they_move_sees_none_twice(
 ) -> None:
     path = tmp_path / "events.jsonl"
     events, tail = EventLog(path, max_file_bytes=200), EventTail(path)
-    events.write("put", {"number": 0})
-    opened: list[Path] = []
+    events.write(LoopFailed(loop="0", error=""))
+    has_moved = False
 
     def moving(name: Path, number: int) -> Path:
-        if number == 1:  # the newest is open already: it moves now
-            events.write("put", {"number": 1, "pad": "x" * 190})
-        opened.append(old_file(name, number))
-        return opened[-1]
+        nonlocal has_moved
+        if number == 1 and not has_moved:  # the newest is open already: it moves now
+            has_moved = True
+            events.write(LoopFailed(loop="1", error="x" * 190))
+        return old_file(name, number)
 
-    monkeypatch.setattr("swarm.telemetry.event_files.old_file", moving)
+    monkeypatch.setattr("swarm.telemetry.event_log.old_file", moving)
     first = tail.read()
     monkeypatch.undo()
-    numbers = [event["number"] for event in [*first, *tail.read()] if event["kind"] == "put"]
-    assert numbers == [0, 1]
+    assert has_moved and [failure.loop for failure in events_of(LoopFailed, [*first, *tail.read()])] == ["0", "1"]
     events.close()
 
 
@@ -138,7 +146,7 @@ def test_a_kill_between_the_two_halves_of_a_rotation_loses_no_count(tmp_path: Pa
     refuse(events)
     events.close()
     assert count_refusals(read_events(path)) == {"false_reward": 8}
-    assert [event["kind"] for event in read_events(path)] == ["refused", "refused", "earlier", "refused"]
+    assert [kind_of(event) for event in read_events(path)] == ["refused", "refused", "earlier", "refused"]
 
 
 def test_garbage_among_old_events_does_not_stop_a_node(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ def test_a_log_that_cannot_be_rotated_goes_on(tmp_path: Path, caplog: pytest.Log
     old_file(path, KEPT_OLD_FILES).mkdir()
     old_file(path, KEPT_OLD_FILES - 1).write_text("")
     for number in range(10):
-        events.write("put", {"number": number})
+        events.write(finished(number))
     events.close()
     assert "was not rotated" in caplog.text and events.num_lost == 0
-    assert path.read_bytes().count(b"put") == 10
+    assert path.read_bytes().count(b"finished") == 10

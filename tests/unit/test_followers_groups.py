@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
+from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
 from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -26,7 +27,6 @@ from swarm.testing.builders import (
 from swarm.types import (
     Advert,
     Draw,
-    JsonDict,
     PolicyVersion,
     RefusalReason,
     Refused,
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.store = MemoryGroupStore(self.clock, 2**24)
-        self.events: list[tuple[str, JsonDict]] = []
+        self.events: list[Event] = []
         self.agent = self.start()
 
     def start(self) -> Agent:
@@ -91,7 +91,7 @@ class Bench:
             verifier=verifier,
             tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
-            emit=lambda kind, fields: self.events.append((kind, fields)),
+            emit=self.events.append,
         )
 
     async def receive(self, group: RolloutGroup) -> ScoredGroup | Refused:
@@ -106,8 +106,8 @@ class Bench:
             assert isinstance(await self.receive(group), ScoredGroup)
         return await self.agent.draw(version(2))
 
-    def told(self, kind: str) -> list[JsonDict]:
-        return [fields for name, fields in self.events if name == kind]
+    def emitted(self, kind: type[Kind]) -> list[Kind]:
+        return events_of(kind, self.events)
 
 
 def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> None:
@@ -116,12 +116,12 @@ def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> Non
         draw = await bench.draw_two()
         assert [(d.age_steps, d.in_flight_steps, d.in_queue_steps) for d in draw.groups] == [(2, 1, 1), (0, 0, 0)]
         assert (bench.agent.drawing.num_local, bench.agent.drawing.num_external) == (2, 0)
-        told = bench.told("draw")[0]["groups"]
-        assert [(g["local"], g["producer"], g["in_flight"]) for g in told] == [
+        drawn = bench.emitted(GroupsDrawn)[0].groups
+        assert [(g.is_own_policy, g.producer, g.in_flight_steps) for g in drawn] == [
             (True, FOLLOWER.node_id, 1),
             (True, FOLLOWER.node_id, 0),
         ]
-        assert bench.told("admitted")[0]["versions"] == [[0, "00" * 8], [1, "01" * 8]]
+        assert bench.emitted(GroupAdmitted)[0].versions == ((0, "00" * 8), (1, "01" * 8))
 
     run_virtual(run())
 
@@ -148,9 +148,9 @@ def test_the_invariants_accept_the_run_and_not_one_with_a_version_that_was_not_p
         await bench.draw_two()
         for unpublished in ((), (1,)):
             invariants = Invariants()
-            for kind, fields in bench.events:
-                if not (kind == "published" and fields["step"] in unpublished):
-                    invariants.check(TRAINER.node_id, kind, fields)
+            for event in bench.events:
+                if not (isinstance(event, VersionPublished) and event.step in unpublished):
+                    invariants.check(TRAINER.node_id, event)
             invariants.finish({})
             assert invariants.hold == (not unpublished), invariants.violations
 

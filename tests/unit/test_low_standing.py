@@ -69,7 +69,7 @@ def agent_on(clock: LoopClock, reputation: Reputation) -> Agent:
         verifier=verifier,
         tokenizer_digest=ToyTokenizer().digest,
         clock=clock,
-        emit=lambda kind, fields: None,
+        emit=lambda event: None,
     )
 
 

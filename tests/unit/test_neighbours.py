@@ -10,6 +10,7 @@ import pytest
 
 from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
+from swarm.events import Event, GroupRefused, events_of
 from swarm.exchange.admission import Admission
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
@@ -36,7 +37,6 @@ from swarm.types import (
     Advert,
     Cursor,
     Digest,
-    JsonDict,
     NodeId,
     PolicyVersion,
     RefusalReason,
@@ -60,7 +60,7 @@ class Bench:
     def __init__(self, **sections: Any) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.reputation = Reputation(self.clock, 6000)
-        self.events: list[tuple[str, JsonDict]] = []
+        self.events: list[Event] = []
         self.agent = self.node(OURS, NodeConfig(**sections))
         self.neighbours: dict[NodeId, Neighbour] = {}
         self.adverts: list[Advert] = []
@@ -89,7 +89,7 @@ class Bench:
             verifier=verifier,
             tokenizer_digest=ToyTokenizer().digest,
             clock=self.clock,
-            emit=lambda kind, fields: self.events.append((kind, fields)),
+            emit=self.events.append,
         )
         return agent
 
@@ -172,7 +172,7 @@ def test_a_neighbour_that_announces_without_end_is_let_go_and_told_of(size_bytes
         assert not bench.agent.is_welcome(FIRST.node_id)
         assert endless.num_said <= 10 * ITEMS_PER_GROUP + 5
         assert bench.agent.intake.refusals == {RefusalReason.TOO_MANY_ITEMS: 3}
-        assert [f["producer"] for k, f in bench.events if k == "refused"] == [FIRST.node_id] * 3
+        assert [refused.producer for refused in events_of(GroupRefused, bench.events)] == [FIRST.node_id] * 3
 
     known: Any = None
     play(scene, exchange=ExchangeConfig(groups_per_minute=10))
@@ -223,7 +223,7 @@ def test_a_refusal_names_the_sender_where_its_group_may_be_in_anybodys_name() ->
         forged = replace(bench.made(2), signature=bytes(64))
         for sealed in (genuine, replace(genuine, producer=SECOND.node_id), forged):
             await bench.agent.intake.receive(sealed, via=FIRST.node_id)
-        told = [(f["reason"], f["producer"], f["via"]) for kind, f in bench.events if kind == "refused"]
+        told = [(refused.reason, refused.producer, refused.via) for refused in events_of(GroupRefused, bench.events)]
         assert told == [(reason, FIRST.node_id, FIRST.node_id) for reason in ("duplicate", "wrong_signature")]
 
     play(scene)
@@ -234,7 +234,7 @@ def test_a_refusal_names_the_producer_where_it_signed_what_another_hands_on() ->
         lie = make_group(PRODUCER.node_id, created_at_s=bench.clock.now_s())
         lie = replace(lie, rollouts=(replace(lie.rollouts[0], claimed_reward=0.3), *lie.rollouts[1:]))
         await bench.agent.intake.receive(make_sealed(lie, PRODUCER), via=FIRST.node_id)
-        told = [(f["reason"], f["producer"], f["via"]) for kind, f in bench.events if kind == "refused"]
+        told = [(refused.reason, refused.producer, refused.via) for refused in events_of(GroupRefused, bench.events)]
         assert told == [("false_reward", PRODUCER.node_id, FIRST.node_id)]
 
     play(scene)

@@ -12,7 +12,7 @@ from swarm.cli.main import app
 from swarm.cli.plan import GeneratorFigures, LearnerFigures, fleet, groups_per_s, lag_steps, plan, seconds_on_the_way
 from swarm.cli.plan_run import read_run
 from swarm.errors import ConfigError
-from swarm.types import JsonDict
+from swarm.events import Event, GroupPut, GroupsDrawn, GroupUse, StepMade, VersionApplied, VersionPublished, to_json
 
 pytestmark = pytest.mark.timeout(60)
 # T = 2 s, b = 8 groups of 50 tokens: 4 groups/s. Generator: 100 tokens/s, so 2 groups/s; batches of 4 take 2 s.
@@ -92,31 +92,50 @@ def test_different_generators_add_up() -> None:
 TRAINER_ID = "ab" * 32
 
 
-def write(directory: Path, name: str, events: list[JsonDict], batch: int) -> None:
+def write(directory: Path, name: str, events: list[Event], batch: int) -> None:
     (directory / name).mkdir(parents=True)
-    (directory / name / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (directory / name / "events.jsonl").write_text("".join(json.dumps(to_json(event)) + "\n" for event in events))
     settings = f"[generator]\ngroups_per_batch = {batch}\n[replay]\nmax_age_steps = 3\n"
     (directory / name / "node.toml").write_text(settings)
 
 
-def put(at_s: float, tokens: int = 50) -> JsonDict:
-    return {"kind": "put", "at_s": at_s, "policy": TRAINER_ID, "tokens": tokens, "bytes": 700, "producer": "x"}
+def put(at_s: float, num_tokens: int = 50) -> GroupPut:
+    return GroupPut(
+        at_s=at_s,
+        digest="g",
+        producer="x",
+        policy_id=TRAINER_ID,
+        env="sums",
+        oldest_step=0,
+        size_bytes=700,
+        reward_mean=0.5,
+        num_tokens=num_tokens,
+    )
 
 
-def applied(num_bytes: int) -> JsonDict:
+def applied(num_bytes: int) -> VersionApplied:
     seconds = {"stage": 0.5, "load": 0.25, "pause": 0.1}
-    return {"kind": "applied", "at_s": 1.0, "step": 1, "bytes": num_bytes, "seconds": seconds, "mismatch": 0.0}
+    return VersionApplied(at_s=1.0, policy_id=TRAINER_ID, step=1, digest="d", num_bytes=num_bytes, seconds=seconds)
+
+
+def step_made(step: int, seconds: dict[str, float]) -> StepMade:
+    return StepMade(
+        at_s=step, step=step, draw_step=step, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1, seconds=seconds
+    )
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A trainer, and a generator that makes 2 groups of 50 tokens in 4 s, and at first only each 8 s."""
     seconds = {"draw_wait": 9.0, "learn": 1.75, "publish": 0.25, "score": 1.0}
-    groups = [{"local": True}, {"local": True}, {"local": False}]
-    trainer: list[JsonDict] = [{"kind": "published", "at_s": 0.0, "policy": TRAINER_ID, "step": 0, "digest": "d"}]
+    groups = tuple(
+        GroupUse(digest="g", producer="x", policy_id="x", age_steps=0, is_own_policy=is_own_policy)
+        for is_own_policy in (True, True, False)
+    )
+    trainer: list[Event] = [VersionPublished(policy_id=TRAINER_ID, step=0, digest="d")]
     for step in (1, 2, 3):
-        trainer.append({"kind": "draw", "at_s": step, "step": step, "num_zero_variance": 1, "groups": groups})
-        trainer.append({"kind": "step", "at_s": step, "step": step, "seconds": seconds})
+        draw = GroupsDrawn(draw_step=step, groups=groups, num_zero_variance=1, max_age_steps=3, max_reuse=1)
+        trainer += [draw, step_made(step, seconds)]
     made = [put(at_s + 0.01 * n) for at_s in [*range(0, 80, 8), *range(80, 120, 4)] for n in range(2)]
     write(tmp_path / "swarm", "ada", trainer, batch=4)
     write(tmp_path / "swarm", "bell", [applied(10**6), applied(1000), applied(3000), *made], batch=2)
@@ -180,7 +199,7 @@ def test_errors_name_the_option(arguments: list[str], named: str) -> None:
 
 
 def test_a_run_with_several_trainers_asks_which(run: Path) -> None:
-    step = {"kind": "step", "at_s": 1.0, "step": 1, "seconds": {"score": 1.0, "backward": 2.0, "optimizer": 1.0}}
+    step = step_made(1, {"score": 1.0, "backward": 2.0, "optimizer": 1.0})
     write(run / "swarm", "curie", [step], batch=1)
     with pytest.raises(ConfigError, match="--trainer"):
         read_run(run)

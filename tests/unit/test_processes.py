@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm.events import kind_of
 from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
 
 
@@ -48,7 +49,7 @@ async def test_events_are_read_once_and_only_whole_lines(tmp_path: Path) -> None
     assert process.read_events() == []
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind": "a"}\n{"kind": "b"')
-    assert [event["kind"] for event in process.read_events()] == ["a"]
+    assert [kind_of(event) for event in process.read_events()] == ["a"]
     path.write_text('{"kind": "a"}\n{"kind": "b"}\n')
-    assert [event["kind"] for event in process.read_events()] == ["b"]
-    assert [event["kind"] for event in process.events] == ["a", "b"]
+    assert [kind_of(event) for event in process.read_events()] == ["b"]
+    assert [kind_of(event) for event in process.events] == ["a", "b"]

@@ -1,14 +1,31 @@
 """The report of a simulation: figures derived from events, and the files that show them."""
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from swarm.events import (
+    ApplyFailed,
+    Event,
+    GroupAdmitted,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    GroupUse,
+    NodeKilled,
+    NodeRestored,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+    VersionApplied,
+)
 from swarm.simulate.invariants import Verdict
 from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
 from swarm.simulate.report.figures import (
@@ -27,65 +44,83 @@ from swarm.simulate.report.html import as_json, render_html, render_summary, wri
 from swarm.simulate.report.live import PLAIN_EVERY_S, LiveProgress, figure
 from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, node_result
 from swarm.simulate.report.terminal import table_of
-from swarm.types import JsonDict
+from swarm.types import EdgeReport
 
 ADA, BELL = "a" * 64, "b" * 64
 
 
-def step_event(step: int, at_s: float, reward: float = 0.5, **more: object) -> JsonDict:
-    return {
-        "kind": "step",
+def step_event(step: int, at_s: float, reward: float = 0.5, **more: Any) -> StepMade:
+    given: dict[str, Any] = {
         "at_s": at_s,
         "step": step,
+        "draw_step": step,
+        "digest": f"d{step}",
         "loss": -0.1,
         "grad_norm": 1.0,
         "num_tokens": 30,
-        "was_skipped": False,
         "diagnostics": {"reward_mean": reward, "ess_share": 0.8, "mismatch_kl_k3": 0.02, "age_mean_steps": 1.0},
         "seconds": {"draw_wait": 0.5, "score": 1.0, "backward": 2.0, "generate": 2.0, "learn": 4.0, "both": 1.0},
-        "ages": [0, 2],
+        "ages_steps": (0, 2),
         "num_local": 1,
         "num_external": 1,
-        "edges": [{"source": BELL, "groups": 1, "age": 2.0, "ess": 0.7, "kl": 0.03, "reward": 0.5}],
-        **more,
+        "edges": (
+            EdgeReport(source=BELL, num_groups=1, age_mean_steps=2.0, ess_share=0.7, mismatch_kl=0.03, reward_mean=0.5),
+        ),
     }
+    return StepMade(**{**given, **more})
 
 
-def draw_event(step: int, producer: str = BELL) -> JsonDict:
-    groups = [
-        {"digest": f"l{step}", "producer": ADA, "age": 0, "use": 1, "local": True},
-        {"digest": f"f{step}", "producer": producer, "age": 2, "in_flight": 1, "use": 1, "local": False},
-    ]
-    return {"kind": "draw", "at_s": 0.0, "step": step, "num_zero_variance": 1, "groups": groups}
+def draw_event(step: int, producer: str = BELL) -> GroupsDrawn:
+    return GroupsDrawn(
+        draw_step=step,
+        num_zero_variance=1,
+        groups=(
+            GroupUse(digest=f"l{step}", producer=ADA, policy_id=ADA, age_steps=0, is_own_policy=True),
+            GroupUse(
+                digest=f"f{step}",
+                producer=producer,
+                policy_id=producer,
+                age_steps=2,
+                in_flight_steps=1,
+                is_own_policy=False,
+            ),
+        ),
+        max_age_steps=4,
+        max_reuse=1,
+    )
 
 
-def evaluation_event(step: int, env: str, accuracy: float, split: str = "all") -> JsonDict:
-    return {
-        "kind": "evaluation",
-        "at_s": 100.0 + step,
-        "step": step,
-        "env": env,
-        "split": split,
-        "accuracy": accuracy,
-        "num_problems": 64,
-        "majority_baseline": 0.1,
-    }
+def evaluation_event(step: int, env: str, accuracy: float, split: str = "all") -> PolicyEvaluated:
+    return PolicyEvaluated(
+        at_s=100.0 + step,
+        step=step,
+        env=env,
+        split=split,
+        accuracy=accuracy,
+        num_problems=64,
+        majority_baseline=0.1,
+    )
 
 
-def events(gain: float = 0.5) -> list[JsonDict]:
-    found: list[JsonDict] = [{"kind": "started", "at_s": 99.0, "node_id": ADA}]
+def stored(step: int, **changes: Any) -> dict[str, Any]:
+    names = {"digest": f"l{step}", "producer": ADA, "policy_id": ADA, "env": "sums"}
+    return {"at_s": 100.0 + step, **names, "oldest_step": 0, "size_bytes": 500, "reward_mean": 0.5, **changes}
+
+
+def events(gain: float = 0.5) -> list[Event]:
+    made: list[Event] = [NodeStarted(at_s=99.0, node_id=ADA)]
     for split in ("all", "held_out"):
-        found += [evaluation_event(0, env, 0.2, split) for env in ("sums", "products")]
+        made += [evaluation_event(0, env, 0.2, split) for env in ("sums", "products")]
     for step in (1, 2, 3):
-        found += [
-            {"kind": "put", "at_s": 100.0 + step, "env": "sums", "tokens": 40, "digest": f"l{step}"},
-            {"kind": "admitted", "at_s": 100.0 + step, "bytes": 500, "digest": f"f{step}"},
+        made += [
+            GroupPut(**stored(step), num_tokens=40),
+            GroupAdmitted(**stored(step, digest=f"f{step}"), via=BELL, age_s=0.0),
             draw_event(step),
             step_event(step, 100.0 + 10 * step, reward=0.1 * step),
         ]
     for split in ("all", "held_out"):
-        found += [evaluation_event(3, env, 0.2 + gain, split) for env in ("sums", "products")]
-    return [*found, {"kind": "refused", "at_s": 120.0, "reason": "too_old", "producer": BELL}]
+        made += [evaluation_event(3, env, 0.2 + gain, split) for env in ("sums", "products")]
+    return [*made, GroupRefused(at_s=120.0, reason="too_old", producer=BELL)]
 
 
 STATUS = {"bytes_received": 2000, "bytes_sent": 900}
@@ -125,13 +160,13 @@ def test_a_node_is_read_from_its_events():
 
 
 def test_groups_that_followers_made_count_as_local_and_on_their_own():
-    group = {"digest": "x", "producer": BELL, "policy": ADA, "age": 1, "in_flight": 0, "use": 1, "local": True}
-    ada = node_result("ada", ADA, (), [{**draw_event(1), "groups": [group]}], {})
+    group = GroupUse(digest="x", producer=BELL, policy_id=ADA, age_steps=1, is_own_policy=True)
+    ada = node_result("ada", ADA, (), [replace(draw_event(1), groups=(group,))], {})
     assert (ada.num_local, ada.num_from_followers, ada.num_external) == (1, 1, 0)
 
 
 def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
-    again = [*events(), draw_event(3), step_event(3, 200.0, reward=0.9), {"kind": "restored", "at_s": 190.0}]
+    again = [*events(), draw_event(3), step_event(3, 200.0, reward=0.9), NodeRestored(at_s=190.0)]
     ada = node_result("ada", "", (), again, {}, num_starts=2)
     assert [row.step for row in ada.steps] == [1, 2, 3]
     assert ada.steps[-1].reward == 0.9
@@ -141,10 +176,10 @@ def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
 
 
 def test_a_skipped_step_hides_no_other():
-    skipped = {**step_event(2, 125.0, reward=0.7), "was_skipped": True, "loss": None, "grad_norm": None, "draw": 3}
-    third = {**step_event(3, 130.0, reward=0.3), "draw": 4}
-    found = [event for event in events() if event["kind"] != "step" or event["step"] < 3]
-    ada = node_result("ada", ADA, ("sums",), [*found, skipped, third], STATUS)
+    skipped = step_event(2, 125.0, reward=0.7, was_skipped=True, loss=math.nan, grad_norm=math.nan, draw_step=3)
+    third = step_event(3, 130.0, reward=0.3, draw_step=4)
+    before = [event for event in events() if not isinstance(event, StepMade) or event.step < 3]
+    ada = node_result("ada", ADA, ("sums",), [*before, skipped, third], STATUS)
     assert [(row.draw, row.step, row.was_skipped) for row in ada.steps] == [
         (1, 1, False),
         (2, 2, False),
@@ -240,7 +275,7 @@ def test_report_files_hold_the_same_figures(tmp_path: Path):
 
 
 def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
-    odd = node_result("ada", ADA, ("sums",), [step_event(1, 1.0, loss=None)], {})
+    odd = node_result("ada", ADA, ("sums",), [step_event(1, 1.0, loss=math.nan)], {})
     given = result(
         swarm=SwarmResult(nodes=(odd,), began_at_s=0, first_step_at_s=1, ended_at_s=float("nan")), rival=None
     )
@@ -290,7 +325,7 @@ def test_progress_on_a_terminal_shows_a_row_per_node():
     live = LiveProgress(Console(force_terminal=True, width=160), "run", {"ada": ("sums",), "bell": ("products",)}, 30)
     for event in events():
         live.watch("ada", event)
-    live.watch("bell", {"kind": "killed", "at_s": 1.0})
+    live.watch("bell", NodeKilled(at_s=1.0))
     console = Console(width=160)
     with console.capture() as captured:
         console.print(live.table())
@@ -300,7 +335,7 @@ def test_progress_on_a_terminal_shows_a_row_per_node():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.714, ".71"), (-0.5, "-.50"), (1.0, "1.00"), (None, "-"), (10.04, "10.04")]
+    ("value", "text"), [(0.714, ".71"), (-0.5, "-.50"), (1.0, "1.00"), (None, "-"), (math.nan, "-"), (10.04, "10.04")]
 )
 def test_figures_are_short(value: float | None, text: str):
     assert figure(value) == text
@@ -319,13 +354,15 @@ def test_charts_escape_what_they_are_given():
 
 
 def test_how_a_generator_followed_is_counted_from_the_end_of_the_step():
-    def applied(step: int, at_s: float, num_bytes: int) -> JsonDict:
+    def applied(step: int, at_s: float, num_bytes: int) -> VersionApplied:
         seconds = {"stage": 0.2, "load": 0.3, "pause": 0.1}
-        fields = {"step": step, "bytes": num_bytes, "seconds": seconds, "mismatch": 0.01}
-        return {"kind": "applied", "at_s": at_s, **fields}
+        return VersionApplied(
+            at_s=at_s, policy_id=ADA, step=step, digest="d", num_bytes=num_bytes, seconds=seconds, mismatch_nats=0.01
+        )
 
     taken = [applied(0, 90.0, 9000), applied(1, 102.5, 400), applied(3, 124.0, 600)]
-    follower = node_result("curie", BELL, (), [*taken, {"kind": "apply_failed", "at_s": 1.0}], {}, trains=False)
+    failed = ApplyFailed(at_s=1.0, policy_id=ADA, step=1, digest="d", error="canary differs")
+    follower = node_result("curie", BELL, (), [*taken, failed], {}, trains=False)
     trainer = node_result(
         "ada", ADA, (), [step_event(step, 100.0 + 10 * step - 8, seconds={"publish": 0.5}) for step in (1, 2, 3)], {}
     )

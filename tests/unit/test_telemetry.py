@@ -2,11 +2,14 @@
 
 import json
 import logging
+import math
 import sys
 import threading
 import types
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -14,23 +17,54 @@ from prometheus_client import generate_latest
 from swarm.clock import ManualClock
 from swarm.config import TelemetryConfig
 from swarm.errors import ConfigError
+from swarm.events import (
+    ApplyFailed,
+    GroupAdmitted,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    GroupUse,
+    LoopFailed,
+    NodeFinished,
+    PolicyEvaluated,
+    StepMade,
+    UnknownEvent,
+    VersionApplied,
+    events_of,
+    kind_of,
+)
 from swarm.telemetry import METRICS, EventLog, Telemetry, log_context, make_sinks, read_events, setup_logging
 from swarm.telemetry.logs import ConsoleFormatter, JsonFormatter
 from swarm.telemetry.metrics import markdown
 from swarm.telemetry.recorder import MAX_SOURCES, overlap_share
+from swarm.types import EdgeReport
 
-STEP = {
-    "step": 3,
-    "loss": 0.25,
-    "grad_norm": 1.5,
-    "num_tokens": 40,
-    "was_skipped": False,
-    "diagnostics": {"reward_mean": 0.5, "ess_share": 0.9, "figure_of_a_plugin": 7.0},
-    "seconds": {"score": 0.1, "draw_wait": 0.2, "generate": 2.0, "learn": 1.0, "both": 0.75},
-    "ages": [0, 1, 5],
-    "num_local": 2,
-    "num_external": 1,
-    "edges": [{"source": "ab" * 32, "groups": 1, "age": 1.0, "ess": 0.8, "kl": 0.01, "reward": 0.5}],
+STEP = StepMade(
+    step=3,
+    draw_step=3,
+    digest="d3",
+    loss=0.25,
+    grad_norm=1.5,
+    num_tokens=40,
+    diagnostics={"reward_mean": 0.5, "ess_share": 0.9, "figure_of_a_plugin": 7.0},
+    seconds={"score": 0.1, "draw_wait": 0.2, "generate": 2.0, "learn": 1.0, "both": 0.75},
+    ages_steps=(0, 1, 5),
+    num_local=2,
+    num_external=1,
+    edges=(
+        EdgeReport(
+            source="ab" * 32, num_groups=1, age_mean_steps=1.0, ess_share=0.8, mismatch_kl=0.01, reward_mean=0.5
+        ),
+    ),
+)
+STORED: dict[str, Any] = {
+    "digest": "d",
+    "producer": "x",
+    "policy_id": "x",
+    "env": "sums",
+    "oldest_step": 0,
+    "size_bytes": 9,
+    "reward_mean": 0.5,
 }
 
 
@@ -66,7 +100,7 @@ def test_unknown_name_wrong_kind_and_wrong_labels_are_errors():
 
 def test_a_step_event_updates_every_figure_that_follows_from_it():
     telemetry = Telemetry(clock=ManualClock(start_s=500.0))
-    telemetry.record("step", STEP)
+    telemetry.record(STEP)
     figures = scrape(telemetry)
     assert figures["swarm_learn_step"] == 3
     assert figures["swarm_learn_loss"] == 0.25
@@ -82,18 +116,20 @@ def test_a_step_event_updates_every_figure_that_follows_from_it():
 
 def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     telemetry = Telemetry()
-    telemetry.record("refused", {"reason": "too_old", "producer": "x"})
-    telemetry.record("put", {"env": "sums", "tokens": 12, "reward": 0.5})
-    telemetry.record("admitted", {"age_s": -3.0})  # the producer's clock is ahead
-    drawn = [
-        {"local": True, "producer": "us", "policy": "us", "use": 1, "age": 0, "in_flight": 0},
-        {"local": True, "producer": "them", "policy": "us", "use": 1, "age": 3, "in_flight": 1},
-        {"local": False, "producer": "them", "policy": "them", "use": 2, "age": 1, "in_flight": 0},
-    ]
-    telemetry.record("draw", {"num_zero_variance": 2, "groups": drawn})
-    telemetry.record("failure", {"loop": "follow 3fa1bc00", "error": "KeyError: 1"})
-    telemetry.record("an event without metrics", {})
-    telemetry.record("evaluation", {"step": 1, "env": "sums", "split": "all", "accuracy": 0.75})
+    telemetry.record(GroupRefused(reason="too_old", producer="x"))
+    telemetry.record(GroupPut(**STORED, num_tokens=12))
+    telemetry.record(GroupAdmitted(**STORED, via="x", age_s=-3.0))  # the producer's clock is ahead
+    groups = (
+        GroupUse(digest="a", producer="us", policy_id="us", is_own_policy=True, age_steps=0),
+        GroupUse(digest="b", producer="them", policy_id="us", is_own_policy=True, age_steps=3, in_flight_steps=1),
+        GroupUse(digest="c", producer="them", policy_id="them", is_own_policy=False, age_steps=1, use=2),
+    )
+    telemetry.record(GroupsDrawn(draw_step=1, groups=groups, num_zero_variance=2, max_age_steps=4, max_reuse=2))
+    telemetry.record(LoopFailed(loop="follow 3fa1bc00", error="KeyError: 1"))
+    telemetry.record(UnknownEvent(kind="an event without metrics", fields={}))
+    telemetry.record(
+        PolicyEvaluated(step=1, env="sums", split="all", accuracy=0.75, num_problems=4, majority_baseline=0.1)
+    )
     figures = scrape(telemetry)
     assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 1
     assert figures['swarm_rollout_groups_total{env="sums"}'] == 1
@@ -172,7 +208,7 @@ def test_tensorboard_files_hold_the_curves(tmp_path: Path):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     telemetry = Telemetry(sinks=make_sinks(TelemetryConfig(tensorboard=True), tmp_path, "ada"))
-    telemetry.record("step", STEP)
+    telemetry.record(STEP)
     telemetry.close()
     (path,) = (tmp_path / "tensorboard").iterdir()
     points = {v.tag: v.simple_value for event in LegacyEventFileLoader(str(path)).Load() for v in event.summary.value}
@@ -189,7 +225,7 @@ def test_wandb_gets_the_figures_by_step(tmp_path: Path, monkeypatch: pytest.Monk
     fake.init = lambda **options: calls.append(("init", options)) or run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", fake)
     telemetry = Telemetry(sinks=make_sinks(TelemetryConfig(wandb_project="p"), tmp_path, "ada"))
-    telemetry.record("step", {**STEP, "loss": float("nan")})
+    telemetry.record(replace(STEP, loss=float("nan")))
     telemetry.close()
     assert [name for name, _ in calls] == ["init", "step 3", "finish"]
     assert calls[0][1]["project"] == "p" and calls[0][1]["name"] == "ada"
@@ -221,8 +257,8 @@ def test_a_sink_that_fails_is_dropped_and_the_node_goes_on(caplog: pytest.LogCap
             raise AssertionError("a dropped sink is not used again")
 
     telemetry = Telemetry(sinks=(Full(),))
-    telemetry.record("step", STEP)
-    telemetry.record("step", STEP)
+    telemetry.record(STEP)
+    telemetry.record(STEP)
     telemetry.close()
     assert Full.calls == 1
     assert "curves are not written any more" in caplog.text
@@ -244,32 +280,35 @@ def test_the_page_of_metrics_is_current():
 def test_events_are_read_back_in_order_with_their_times(tmp_path: Path):
     clock = ManualClock(start_s=10.0)
     events = EventLog(tmp_path / "events.jsonl", clock)
-    events.write("step", {"step": 1, "loss": float("nan"), "nested": [float("inf"), {"x": 1.0}]})
+    events.write(replace(STEP, loss=float("nan"), diagnostics={"ess_share": float("inf"), "x": 1.0}))
     clock.advance(2.0)
-    events.write("draw", {"groups": []})
+    events.write(NodeFinished(step=3))
     events.close()
-    events.write("late", {})
-    assert read_events(tmp_path / "events.jsonl") == [
-        {"at_s": 10.0, "kind": "step", "step": 1, "loss": None, "nested": [None, {"x": 1.0}]},
-        {"at_s": 12.0, "kind": "draw", "groups": []},
-    ]
+    events.write(NodeFinished(step=4))
+    step, finished = read_events(tmp_path / "events.jsonl")
+    assert isinstance(step, StepMade) and math.isnan(step.loss) and math.isnan(step.diagnostics["ess_share"])
+    assert replace(step, loss=0.25, diagnostics=STEP.diagnostics) == replace(STEP, at_s=10.0)
+    assert finished == NodeFinished(at_s=12.0, step=3)
+    assert b'{"kind":"step","at_s":10.0' in (tmp_path / "events.jsonl").read_bytes()
     assert read_events(tmp_path / "missing.jsonl") == []
 
 
 def test_half_a_line_left_by_a_crash_is_dropped_and_the_rest_kept(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"kind":"a"}\n{"kind":"b' + b"x" * 100_000)
-    assert [event["kind"] for event in read_events(path)] == ["a"]
+    assert [kind_of(event) for event in read_events(path)] == ["a"]
     events = EventLog(path)
-    events.write("c", {})
+    events.write(NodeFinished(step=3))
     events.close()
-    assert [event["kind"] for event in read_events(path)] == ["a", "c"]
+    assert [kind_of(event) for event in read_events(path)] == ["a", "finished"]
 
 
 def test_lines_of_many_threads_never_mix(tmp_path: Path):
     events = EventLog(tmp_path / "events.jsonl")
     threads = [
-        threading.Thread(target=lambda n=n: [events.write("x", {"n": n, "pad": "y" * 3000}) for _ in range(50)])
+        threading.Thread(
+            target=lambda n=n: [events.write(LoopFailed(loop=f"{n}", error="y" * 3000)) for _ in range(50)]
+        )
         for n in range(8)
     ]
     for thread in threads:
@@ -277,13 +316,14 @@ def test_lines_of_many_threads_never_mix(tmp_path: Path):
     for thread in threads:
         thread.join()
     events.close()
-    assert sorted(event["n"] for event in read_events(tmp_path / "events.jsonl")) == sorted(list(range(8)) * 50)
+    failures = events_of(LoopFailed, read_events(tmp_path / "events.jsonl"))
+    assert sorted(int(failure.loop) for failure in failures) == sorted(list(range(8)) * 50)
 
 
 def test_a_full_disk_loses_events_and_not_the_node(caplog: pytest.LogCaptureFixture):
     events = EventLog(Path("/dev/full"))
-    events.write("step", {})
-    events.write("step", {})
+    events.write(NodeFinished(step=3))
+    events.write(NodeFinished(step=3))
     events.close()
     assert events.num_lost == 2
     assert caplog.text.count("events are being lost") == 1
@@ -353,9 +393,9 @@ def test_unknown_level_or_format_is_a_configuration_error(level: str, format: st
 
 def test_a_version_that_was_not_taken_is_counted_and_what_is_followed_is_shown() -> None:
     telemetry = Telemetry(node="gen")
-    taken = {"step": 3, "bytes": 700, "seconds": {"stage": 0.5, "load": 0.2, "pause": 0.1}, "mismatch": 0.0}
-    telemetry.record("applied", taken)
-    telemetry.record("apply_failed", {**taken, "error": "canary differs"})
+    seconds = {"stage": 0.5, "load": 0.2, "pause": 0.1}
+    telemetry.record(VersionApplied(policy_id="p", step=3, digest="d", num_bytes=700, seconds=seconds))
+    telemetry.record(ApplyFailed(policy_id="p", step=3, digest="d", error="canary differs"))
     value = telemetry.registry.get_sample_value
     assert value("swarm_weights_applied_total") == 1 and value("swarm_weights_apply_failed_total") == 1
     assert value("swarm_weights_applied_bytes_total") == 700 and value("swarm_weights_pause_s_sum") == 0.1

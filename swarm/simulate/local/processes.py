@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError
+from swarm.events import Event
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict
@@ -32,7 +33,7 @@ class Process:
         self.name = name
         self._nursery = fork_server
         self.directory = directory
-        self.events: list[JsonDict] = []
+        self.events: list[Event] = []
         self.num_starts = 0
         self.is_expected_dead = False
         self._arguments: list[str] = []
@@ -96,7 +97,7 @@ class Process:
                 os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    def read_events(self) -> list[JsonDict]:
+    def read_events(self) -> list[Event]:
         """The events written since the last call (also kept in `events`)."""
         new = self._tail.read()
         self.events.extend(new)

@@ -14,6 +14,16 @@ from pathlib import Path
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
+from swarm.events import (
+    Event,
+    NodeFinished,
+    NodeKilled,
+    NodeRestarted,
+    NodeStarted,
+    NodeStopped,
+    StepMade,
+    events_of,
+)
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
 from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
@@ -33,7 +43,7 @@ class NodeRun:
     node_id: str
     roles: tuple[Role, ...]
     asks: tuple[str, ...]
-    events: tuple[JsonDict, ...]
+    events: tuple[Event, ...]
     status: JsonDict
     num_starts: int
 
@@ -51,7 +61,7 @@ class SwarmRun:
     was_stopped: bool = False  # by a signal, before its end
 
 
-Watch = Callable[[str, JsonDict], None]  # node name, event
+Watch = Callable[[str, Event], None]  # node name, event
 
 
 async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Callable[[], None]) -> SwarmRun:
@@ -104,7 +114,7 @@ def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> 
     """What the processes of a run, which have ended, left in its directory."""
     nodes = tuple(_read_node(config) for config in node_configs(options, directory))
     # only all events together tell which step was first
-    steps_at_s = [event["at_s"] for node in nodes for event in node.events if event["kind"] == "step"]
+    steps_at_s = [made.at_s for node in nodes for made in events_of(StepMade, node.events)]
     return SwarmRun(
         options=options,
         title=PRESETS[options.preset].title,
@@ -118,10 +128,10 @@ def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> 
 def _read_node(config: NodeConfig) -> NodeRun:
     process = Process(config.name, config.dir)
     events, status = process.read_events(), process.status()
-    starts = [event for event in events if event["kind"] == "started"]
+    starts = events_of(NodeStarted, events)
     return NodeRun(
         name=config.name,
-        node_id=starts[-1]["node_id"] if starts else "",
+        node_id=starts[-1].node_id if starts else "",
         roles=config.roles,
         asks=tuple(config.generator.asks),
         events=tuple(events),
@@ -187,9 +197,9 @@ async def _watch(
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
-                if event["kind"] == "step" and not has_begun:
+                if isinstance(event, StepMade) and not has_begun:
                     has_begun, began_s = True, time.monotonic()
-                if event["kind"] == "finished":
+                if isinstance(event, NodeFinished):
                     finished.add(name)
             process.check()
         coordinator.check()
@@ -197,7 +207,7 @@ async def _watch(
         while pending and pending[0][0] <= elapsed_s and has_begun:
             _, name, number = pending.pop(0)
             everyone[name].send(number)
-            watch(name, {"kind": "killed" if number == signal.SIGKILL else "stopped", "at_s": time.time()})
+            watch(name, (NodeKilled if number == signal.SIGKILL else NodeStopped)(at_s=time.time()))
             if number == signal.SIGKILL and options.restart:
                 restarts.append((elapsed_s + RESTART_AFTER_S, name))
             elif name in trainers:
@@ -205,7 +215,7 @@ async def _watch(
         while restarts and restarts[0][0] <= elapsed_s:
             _, name = restarts.pop(0)
             await everyone[name].start()
-            watch(name, {"kind": "restarted", "at_s": time.time()})
+            watch(name, NodeRestarted(at_s=time.time()))
         if has_begun and elapsed_s > limit_s:
             break
         if not has_begun and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from swarm.events import finite
 from swarm.simulate.report import charts as svg
 from swarm.simulate.report.figures import (
     SPLITS,
@@ -29,7 +30,6 @@ from swarm.simulate.report.figures import (
 from swarm.simulate.report.live import figure
 from swarm.simulate.report.result import RIVALS, NodeResult, SimulationResult, SwarmResult
 from swarm.simulate.report.terminal import arrow, render_summary
-from swarm.telemetry.events import finite
 from swarm.types import JsonDict, short
 
 __all__ = ["render_summary", "write_report"]

@@ -4,6 +4,7 @@ Invariant: it only shows what events say; showing never changes or slows a run n
 redraws a second).
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swarm.types import JsonDict
+from swarm.events import (
+    EarlierRefusals,
+    Event,
+    GroupPut,
+    GroupRefused,
+    NodeFinished,
+    NodeKilled,
+    NodeRestarted,
+    NodeStarted,
+    NodeStopped,
+    PolicyEvaluated,
+    StepMade,
+    WorkerDied,
+    kind_of,
+)
 
 PLAIN_EVERY_S = 15.0
 _RATE_WINDOW_S = 30.0
@@ -37,29 +52,31 @@ class _Row:
     accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     refusals: Counter[str] = field(default_factory=Counter[str])
 
-    def take(self, event: JsonDict) -> None:
-        """Updates from one event."""
-        kind = event["kind"]
-        if kind == "step":
-            self.state, self.step = "learning", event["step"]
-            self.num_local += event["num_local"]
-            self.num_external += event["num_external"]
-            self.reward = event["diagnostics"].get("reward_mean", self.reward)
-            self.ess_share = event["diagnostics"].get("ess_share", self.ess_share)
-            self.ages = list(event["ages"])
-        elif kind == "evaluation":
-            self.accuracy[(event["env"], event["split"])] = event["accuracy"]
-        elif kind == "put":
-            self.puts.append((event["at_s"], event["tokens"]))
-            self.puts = [put for put in self.puts if put[0] > event["at_s"] - _RATE_WINDOW_S]
-        elif kind == "refused":
-            self.refusals[event["reason"]] += event.get("count", 1)
-        elif kind == "earlier":
-            self.refusals = Counter(event["refused"])
-        elif kind in ("killed", "stopped", "restarted", "finished", "worker_died"):
-            self.state = kind.replace("_", " ")
-        elif kind == "started":
-            self.state = "ready"
+    def update(self, event: Event) -> None:
+        """Takes one event of the node."""
+        match event:
+            case StepMade():
+                self.state, self.step = "learning", event.step
+                self.num_local += event.num_local
+                self.num_external += event.num_external
+                self.reward = event.diagnostics.get("reward_mean", self.reward)
+                self.ess_share = event.diagnostics.get("ess_share", self.ess_share)
+                self.ages = list(event.ages_steps)
+            case PolicyEvaluated():
+                self.accuracy[(event.env, event.split)] = event.accuracy
+            case GroupPut():
+                self.puts.append((event.at_s, event.num_tokens))
+                self.puts = [put for put in self.puts if put[0] > event.at_s - _RATE_WINDOW_S]
+            case GroupRefused():
+                self.refusals[event.reason] += event.count
+            case EarlierRefusals():
+                self.refusals = Counter(event.refused)
+            case NodeKilled() | NodeStopped() | NodeRestarted() | NodeFinished() | WorkerDied():
+                self.state = kind_of(event).replace("_", " ")
+            case NodeStarted():
+                self.state = "ready"
+            case _:
+                pass
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -114,11 +131,11 @@ class LiveProgress:
         else:
             self._print_line()
 
-    def watch(self, name: str, event: JsonDict) -> None:
+    def watch(self, name: str, event: Event) -> None:
         """Takes one event of one node; `coordinator` counts as a node once something happens to it."""
         if name not in self._rows:
             self._rows[name] = _Row(asks=())
-        self._rows[name].take(event)
+        self._rows[name].update(event)
         self.tick()
 
     def tick(self) -> None:
@@ -172,8 +189,8 @@ class LiveProgress:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number with fixed digits, `.71` style below one, or a dash for what is not known."""
-    if value is None:
+    """A number with fixed digits, `.71` style below one, or a dash for what is not known (None or NaN)."""
+    if value is None or math.isnan(value):
         return "-"
     text = f"{value:.{digits}f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) and digits else text

@@ -5,21 +5,40 @@ that a node wrote; a step or evaluation repeated after a restart counts once, as
 skipped step stands beside the one whose version it kept.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.events import (
+    ApplyFailed,
+    Event,
+    GroupAdmitted,
+    GroupPut,
+    GroupsDrawn,
+    LoopFailed,
+    NodeKilled,
+    NodeRestarted,
+    NodeRestored,
+    NodeStarted,
+    NodeStopped,
+    PolicyEvaluated,
+    StepMade,
+    VersionApplied,
+    WorkerDied,
+    events_of,
+    kind_of,
+)
 from swarm.simulate.invariants import Verdict
 from swarm.telemetry import count_refusals
-from swarm.telemetry.recorder import origin_of
 from swarm.types import JsonDict, NodeId
 
 RIVALS = {
     "silo": "the same nodes without sharing",
     "colocated": "one node that generates for itself",
 }  # what a run can be compared with
-MARKS = ("killed", "stopped", "restarted", "restored", "worker_died")
+MARKS = (NodeKilled, NodeStopped, NodeRestarted, NodeRestored, WorkerDied)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +175,7 @@ def node_result(
     name: str,
     node_id: NodeId,
     asks: Sequence[str],
-    events: Sequence[JsonDict],
+    events: Sequence[Event],
     status: JsonDict,
     num_starts: int = 1,
     trains: bool = True,
@@ -165,95 +184,109 @@ def node_result(
 
     Args:
         name: of the node, for people.
-        node_id: hex; taken from the `started` event when empty.
-        asks: environments that it generates for; empty: learned from its `put` events.
+        node_id: hex; taken from the NodeStarted event when empty.
+        asks: environments that it generates for; empty: learned from its GroupPut events.
         events: as `read_events` gives them, with the marks of the simulation among them.
         status: `Daemon.status()` as JSON, or an empty dict.
         num_starts: how often its process was started.
         trains: whether it has a learner.
     """
-    of = {kind: [event for event in events if event["kind"] == kind] for kind in {event["kind"] for event in events}}
-    draws = {event["step"]: event for event in of.get("draw", [])}
-    consumed = [group for draw in draws.values() for group in draw["groups"]]
-    puts, admitted = of.get("put", []), of.get("admitted", [])
-    started = of.get("started", [{}])[-1]
+    draws = {draw.draw_step: draw for draw in events_of(GroupsDrawn, events)}
+    consumed = [group for draw in draws.values() for group in draw.groups]
+    puts, admitted = events_of(GroupPut, events), events_of(GroupAdmitted, events)
+    steps, started = events_of(StepMade, events), events_of(NodeStarted, events)
+    origins = Counter(group.origin for group in consumed)
     return NodeResult(
         name=name,
-        node_id=node_id or started.get("node_id", ""),
-        asks=tuple(asks) or tuple(sorted({event["env"] for event in puts})),
-        steps=_steps(of.get("step", [])),
-        evaluations=_evaluations(of.get("evaluation", [])),
-        num_local=sum(1 for group in consumed if group["local"]),
-        num_from_followers=sum(origin_of(group) == "follower" for group in consumed),
-        num_external=sum(1 for group in consumed if not group["local"]),
-        num_zero_variance=sum(draw["num_zero_variance"] for draw in draws.values()),
-        sources=dict(Counter(group["producer"] for group in consumed)),
-        ages=_histogram(group["age"] for group in consumed),
-        ages_in_flight=_histogram(group.get("in_flight", 0) for group in consumed),
-        ages_in_queue=_histogram(group["age"] - group.get("in_flight", 0) for group in consumed),
+        node_id=node_id or (started[-1].node_id if started else ""),
+        asks=tuple(asks) or tuple(sorted({put.env for put in puts})),
+        steps=_steps(steps),
+        evaluations=_evaluations(events_of(PolicyEvaluated, events)),
+        num_local=origins["local"] + origins["follower"],
+        num_from_followers=origins["follower"],
+        num_external=origins["external"],
+        num_zero_variance=sum(draw.num_zero_variance for draw in draws.values()),
+        sources=dict(Counter(group.producer for group in consumed)),
+        ages=_histogram(group.age_steps for group in consumed),
+        ages_in_flight=_histogram(group.in_flight_steps for group in consumed),
+        ages_in_queue=_histogram(group.age_steps - group.in_flight_steps for group in consumed),
         refusals=dict(count_refusals(events).most_common()),
-        seconds=_seconds(of.get("step", [])),
-        tokens_generated=sum(event["tokens"] for event in puts),
+        seconds=_seconds(steps),
+        tokens_generated=sum(put.num_tokens for put in puts),
         num_generated=len(puts),
         num_admitted=len(admitted),
         bytes_received=int(status.get("bytes_received", 0)),
         bytes_sent=int(status.get("bytes_sent", 0)),
-        bytes_useful=sum(event["bytes"] for event in admitted),
-        edges_kl={edge["source"]: edge["kl"] for event in of.get("step", []) for edge in event["edges"]},
+        bytes_useful=sum(group.size_bytes for group in admitted),
+        edges_kl={edge.source: edge.mismatch_kl for step in steps for edge in step.edges},
         num_starts=num_starts,
         trains=trains,
         versions=tuple(
             VersionRow(
-                step=event["step"],
-                at_s=event["at_s"],
-                num_bytes=event["bytes"],
-                seconds=event["seconds"],
-                mismatch_nats=event["mismatch"],
+                step=version.step,
+                at_s=version.at_s,
+                num_bytes=version.num_bytes,
+                seconds=version.seconds,
+                mismatch_nats=version.mismatch_nats,
             )
-            for event in of.get("applied", [])
+            for version in events_of(VersionApplied, events)
         ),
-        num_not_taken=len(of.get("apply_failed", [])),
-        stepped_at_s={e["step"]: e["at_s"] - e["seconds"].get("publish", 0.0) for e in of.get("step", [])},
-        num_failures=len(of.get("failure", [])) + len(of.get("worker_died", [])),
-        marks=tuple((event["at_s"], event["kind"]) for event in events if event["kind"] in MARKS),
+        num_not_taken=len(events_of(ApplyFailed, events)),
+        stepped_at_s={step.step: step.at_s - step.seconds.get("publish", 0.0) for step in steps},
+        num_failures=len(events_of(LoopFailed, events)) + len(events_of(WorkerDied, events)),
+        marks=tuple((event.at_s, kind_of(event)) for event in events if isinstance(event, MARKS)),
     )
 
 
 def _histogram(values: Iterable[int]) -> dict[int, int]:
-    return dict(sorted(Counter(map(int, values)).items()))
+    return dict(sorted(Counter(values).items()))
 
 
-def _steps(events: Sequence[JsonDict]) -> tuple[StepRow, ...]:
+def _steps(steps: Sequence[StepMade]) -> tuple[StepRow, ...]:
     rows: dict[int, StepRow] = {}
-    for event in events:
-        figures = event["diagnostics"]
-        draw = event.get("draw") or event["step"]  # the same number as long as no step was skipped
-        rows[draw] = StepRow(
-            draw=draw,
-            step=event["step"],
-            at_s=event["at_s"],
-            reward=figures.get("reward_mean"),
-            loss=event["loss"],
-            grad_norm=event["grad_norm"],
-            num_tokens=event["num_tokens"],
-            was_skipped=event["was_skipped"],
-            age_mean_steps=figures.get("age_mean_steps"),
-            ess_share=figures.get("ess_share"),
-            mismatch_kl=figures.get("mismatch_kl_k3"),
-            num_local=event["num_local"],
-            num_external=event["num_external"],
+    for step in steps:
+        figures = step.diagnostics
+        rows[step.draw_step] = StepRow(
+            draw=step.draw_step,
+            step=step.step,
+            at_s=step.at_s,
+            reward=_measured(figures.get("reward_mean")),
+            loss=_measured(step.loss),
+            grad_norm=_measured(step.grad_norm),
+            num_tokens=step.num_tokens,
+            was_skipped=step.was_skipped,
+            age_mean_steps=_measured(figures.get("age_mean_steps")),
+            ess_share=_measured(figures.get("ess_share")),
+            mismatch_kl=_measured(figures.get("mismatch_kl_k3")),
+            num_local=step.num_local,
+            num_external=step.num_external,
         )
     return tuple(rows[draw] for draw in sorted(rows))
 
 
-def _evaluations(events: Sequence[JsonDict]) -> tuple[EvaluationRow, ...]:
-    names = ("step", "at_s", "env", "split", "accuracy", "num_problems", "majority_baseline")
-    rows = {(e["step"], e["env"], e["split"]): EvaluationRow(**{name: e[name] for name in names}) for e in events}
+def _measured(figure: float | None) -> float | None:
+    """None for NaN: a figure that was not finite when it was logged."""
+    return None if figure is None or math.isnan(figure) else figure
+
+
+def _evaluations(evaluations: Sequence[PolicyEvaluated]) -> tuple[EvaluationRow, ...]:
+    rows = {
+        (entry.step, entry.env, entry.split): EvaluationRow(
+            step=entry.step,
+            at_s=entry.at_s,
+            env=entry.env,
+            split=entry.split,
+            accuracy=entry.accuracy,
+            num_problems=entry.num_problems,
+            majority_baseline=entry.majority_baseline,
+        )
+        for entry in evaluations
+    }
     return tuple(rows[key] for key in sorted(rows))
 
 
-def _seconds(events: Sequence[JsonDict]) -> dict[str, float]:
+def _seconds(steps: Sequence[StepMade]) -> dict[str, float]:
     totals: Counter[str] = Counter()
-    for event in events:
-        totals.update({phase: value or 0.0 for phase, value in event["seconds"].items()})
+    for step in steps:
+        totals.update({phase: _measured(value) or 0.0 for phase, value in step.seconds.items()})
     return dict(totals)

@@ -7,15 +7,15 @@ run of millions of events needs no memory for them. What is hashed is its `repr`
 import hashlib
 from collections import Counter
 
-from swarm.types import JsonDict
+from swarm.events import Event, GroupRefused
 
 
-class EventLog:
+class EventDigest:
     """Counts and hashes events.
 
     Example:
-        log = EventLog()
-        log.add(1.5, "n0", "put", {"digest": "ab"})
+        log = EventDigest()
+        log.add(1.5, "n0", NodeFinished(step=3))
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class EventLog:
         self.num_events = 0
         self.refusals: Counter[str] = Counter()  # by reason, over all nodes
 
-    def add(self, at_s: float, who: str, kind: str, fields: JsonDict) -> None:
-        """One event: virtual seconds, node, what happened, and its fields."""
-        self._hash.update(repr((at_s, who, kind, fields)).encode())
+    def add(self, at_s: float, node: str, event: Event) -> None:
+        """One event at a virtual second."""
+        self._hash.update(repr((at_s, node, event)).encode())
         self.num_events += 1
-        if kind == "refused":
-            self.refusals[fields["reason"]] += 1
+        if isinstance(event, GroupRefused):
+            self.refusals[event.reason] += 1
 
     @property
     def digest(self) -> str:

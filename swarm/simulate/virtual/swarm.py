@@ -13,6 +13,7 @@ from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
+from swarm.events import Event, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
@@ -25,7 +26,7 @@ from swarm.peers.reputation import Reputation
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
-from swarm.simulate.virtual.event_digest import EventLog
+from swarm.simulate.virtual.event_digest import EventDigest
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.keys import HashIdentity, verify_hash
@@ -35,7 +36,6 @@ from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
 from swarm.simulate.virtual.tasks import KeptVerifier, kept_environments
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import ToyTokenizer
-from swarm.types import JsonDict
 from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
@@ -67,7 +67,7 @@ class VirtualSwarm:
         self._verify: Verify = verify if is_real else verify_hash
         self._identity = (Identity if is_real else HashIdentity).from_seed
         self.coordinator = VirtualCoordinator(clock)
-        self.log = EventLog()
+        self.log = EventDigest()
         self.network = MemoryNetwork(seed, plan)
         self.identities = [
             self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
@@ -130,7 +130,7 @@ class VirtualSwarm:
         except TimeoutError:
             for index in sorted(self._unfinished):
                 made = self.agents[index].head.step
-                self._note(index, "failure", {"loop": "run", "error": f"{made} of {self.num_rounds} steps made"})
+                self._note(index, LoopFailed(loop="run", error=f"{made} of {self.num_rounds} steps made"))
 
     def _start(self, index: int) -> None:
         self._tasks[index] = asyncio.create_task(self._node(index))
@@ -138,20 +138,20 @@ class VirtualSwarm:
     async def _crash(self, crash: Crash) -> None:
         index = crash.node
         await asyncio.sleep(crash.at_s)
-        self._note(index, "crash", {})
+        self._note(index, NodeKilled())
         self.network.crash(self.identities[index].node_id)
         self._tasks[index].cancel()
         await asyncio.gather(self._tasks[index], return_exceptions=True)
         await asyncio.sleep(crash.down_s)
-        self._note(index, "restart", {})
+        self._note(index, NodeRestarted())
         self._start(index)
 
     async def _crash_coordinator(self, crash: Crash) -> None:
         await asyncio.sleep(crash.at_s)
-        self.log.add(self.clock.monotonic_s(), "coordinator", "crash", {})
+        self.log.add(self.clock.monotonic_s(), "coordinator", NodeKilled())
         self.coordinator.crash()
         await asyncio.sleep(crash.down_s)
-        self.log.add(self.clock.monotonic_s(), "coordinator", "restart", {})
+        self.log.add(self.clock.monotonic_s(), "coordinator", NodeRestarted())
         await self.coordinator.restart()
 
     async def _hostile(self, number: int) -> None:
@@ -169,12 +169,12 @@ class VirtualSwarm:
         directory = self.directory.view(identity, config.run_id, self.clock)
         await node.run(transport, directory)
 
-    def _note(self, index: int, kind: str, fields: JsonDict) -> None:
-        self.log.add(self.clock.monotonic_s(), self._names[index], kind, fields)
-        self.invariants.check(self.identities[index].node_id, kind, fields)
-        if kind == "draw":
+    def _note(self, index: int, event: Event) -> None:
+        self.log.add(self.clock.monotonic_s(), self._names[index], event)
+        self.invariants.check(self.identities[index].node_id, event)
+        if isinstance(event, GroupsDrawn):
             self._check_bounds(self.agents[index])
-        elif kind == "step" and self.scale.ends_by_steps:
+        elif isinstance(event, StepMade) and self.scale.ends_by_steps:
             self._num_steps += 1
             total = len(self.identities) * self.num_rounds
             if self._num_steps * 100 // total != (self._num_steps - 1) * 100 // total:
@@ -220,7 +220,7 @@ class VirtualSwarm:
                 if self.plan.store_bytes:
                     tasks.create_task(_tidy_often(agent))
                 await run_worker(worker)
-                self._note(index, "finished", {"step": agent.head.step})
+                self._note(index, NodeFinished(step=agent.head.step))
                 self._unfinished.discard(index)
                 if not self._unfinished:
                     self._all_finished.set()

@@ -1,0 +1,252 @@
+"""The event log of a node: one JSON object per line, in order, readable while it grows.
+
+Invariant: a line is written by one system call, so a reader sees it whole or not at all; a full disk loses
+events and never the node; no peer decides how much is written: files rotate, and refusals are summed up, each counted
+even when its file is gone. A reader that looks often enough gets every event once and in order.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from swarm.clock import Clock, SystemClock
+from swarm.events import EarlierRefusals, Event, GroupRefused, from_json, to_json
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 64 * 2**20  # of one file; KEPT_OLD_FILES more are kept
+KEPT_OLD_FILES = 3
+REFUSED_EVERY_S = 30.0  # refusals of one reason and producer after the first are one line in that time
+MAX_REFUSED_KINDS = 16  # pairs of reason and producer counted apart in that time; further ones by reason alone
+
+
+class EventLog:
+    """Appends events to a file.
+
+    The first refusal of a reason and producer is written at once, what follows within REFUSED_EVERY_S as one
+    event with its `count`. A process that is killed loses at most those of that time.
+
+    Example:
+        events = EventLog(directory / "events.jsonl")
+        events.write(NodeFinished(step=3))
+    """
+
+    def __init__(self, path: Path, clock: Clock | None = None, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        self._path = path
+        self._clock = clock or SystemClock()
+        self._max_file_bytes = max_file_bytes
+        self._lock = threading.Lock()
+        self._refused = _PendingRefusals()
+        self._file = _open(path)
+        self.num_lost = 0  # events that the disk did not take
+        _drop_half_a_line(self._file)
+        self._size = os.fstat(self._file).st_size
+        newest = path if self._size else old_file(path, 1)
+        self._totals = _refusals_until(newest)
+        if not self._size and newest.exists():  # killed between the two halves of a rotation
+            self._append(EarlierRefusals(refused=dict(self._totals)))
+
+    def write(self, event: Event) -> None:
+        """Appends an event with the time of now. Safe in any thread."""
+        with self._lock:
+            if not isinstance(event, GroupRefused) or self._refused.is_first(event.reason, event.producer):
+                self._append(event)
+            self._flush_refused(self._clock.monotonic_s())
+
+    def flush(self) -> None:
+        """Writes the refusals that are due; to be called from time to time, when nothing else happens."""
+        with self._lock:
+            self._flush_refused(self._clock.monotonic_s())
+
+    def close(self) -> None:
+        """Writes what is pending and closes the file; later writes are ignored."""
+        with self._lock:
+            self._flush_refused(math.inf)
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = -1
+
+    def _flush_refused(self, now_s: float) -> None:
+        for event in self._refused.due(now_s):
+            self._append(event)
+
+    def _append(self, event: Event) -> None:
+        if self._file < 0:
+            return
+        data = to_json(replace(event, at_s=self._clock.now_s()))
+        line = json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            is_first = isinstance(event, EarlierRefusals)
+            if self._size and self._size + len(line) > self._max_file_bytes and not is_first:
+                self._rotate()
+            if os.write(self._file, line) < len(line):
+                _drop_half_a_line(self._file)
+                raise OSError("short write")
+        except OSError as error:
+            self.num_lost += 1
+            if self.num_lost == 1:
+                logger.error("events are being lost", extra={"error": str(error)})
+            return
+        self._size += len(line)
+        if isinstance(event, GroupRefused):
+            self._totals[event.reason] += event.count
+
+    def _rotate(self) -> None:
+        """Starts a new file; the oldest goes. When that fails the old one grows for as long again."""
+        self._size = 0
+        try:
+            for number in range(KEPT_OLD_FILES, 0, -1):
+                if (before := old_file(self._path, number - 1)).exists():
+                    before.replace(old_file(self._path, number))
+            file, self._file = self._file, _open(self._path)
+        except OSError as error:
+            logger.error("the event log was not rotated", extra={"error": str(error)})
+            return
+        os.close(file)
+        self._append(EarlierRefusals(refused=dict(self._totals)))
+
+
+class _PendingRefusals:
+    """Refusals that are not written yet: per reason and producer, at most MAX_REFUSED_KINDS pairs."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}  # 0 once the first was written
+        self._since_s: float | None = None
+
+    def is_first(self, reason: str, producer: str) -> bool:
+        """Counts a refusal; True when it is the first of its pair and is to be written by itself."""
+        key = (reason, producer)
+        if key not in self._counts and len(self._counts) < MAX_REFUSED_KINDS:
+            self._counts[key] = 0
+            return True
+        key = key if key in self._counts else (reason, "")
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return False
+
+    def due(self, now_s: float) -> list[GroupRefused]:
+        """Removes and returns everything that waited long enough."""
+        if not self._counts:
+            return []
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s < REFUSED_EVERY_S:
+            return []
+        counts, self._counts, self._since_s = self._counts, {}, None
+        return [
+            GroupRefused(reason=reason, producer=producer, count=count)
+            for (reason, producer), count in counts.items()
+            if count
+        ]
+
+
+class EventTail:
+    """Reads a log while it grows: each call gives the complete events since the last one.
+
+    Example:
+        tail = EventTail(directory / "events.jsonl")
+        for event in tail.read(): ...
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0  # of the file read last
+        self._offset = 0  # of its first byte that was not read
+
+    def read(self) -> list[Event]:
+        """New events, in order."""
+        files = self._open_unread()
+        try:
+            return [event for file in files for event in self._read_rest(file)]
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _open_unread(self) -> list[int]:
+        """What may hold new events, oldest first. Opened newest first: a file that moves meanwhile is seen twice."""
+        files: dict[int, int] = {}
+        for number in range(KEPT_OLD_FILES + 1):
+            try:
+                file = os.open(old_file(self._path, number), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            inode = os.fstat(file).st_ino
+            if inode in files:
+                os.close(file)
+                continue
+            files[inode] = file
+            if inode == self._inode:
+                break
+        return list(reversed(files.values()))
+
+    def _read_rest(self, file: int) -> list[Event]:
+        status = os.fstat(file)
+        offset = self._offset if status.st_ino == self._inode and self._offset <= status.st_size else 0
+        with os.fdopen(os.dup(file), "rb") as reader:
+            reader.seek(offset)
+            data = reader.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._inode, self._offset = status.st_ino, offset + len(complete)
+        return [from_json(json.loads(line)) for line in complete.splitlines() if line.strip()]
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every complete event that is kept, oldest first; empty when there is none."""
+    return EventTail(path).read()
+
+
+def count_refusals(events: Iterable[Event]) -> Counter[str]:
+    """Refused groups by reason, those of files that are gone included."""
+    counts: Counter[str] = Counter()
+    for event in events:
+        match event:
+            case EarlierRefusals():
+                counts = Counter(event.refused)
+            case GroupRefused():
+                counts[event.reason] += event.count
+            case _:
+                pass
+    return counts
+
+
+def old_file(path: Path, number: int) -> Path:
+    """Where a file is after `number` rotations; 0 is the one that grows."""
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _refusals_until(path: Path) -> Counter[str]:
+    """Every refusal in a file and the ones before it; only the lines that hold any are parsed."""
+    if not path.is_file():
+        return Counter()
+    with path.open("rb") as file:
+        lines = [line for line in file if b'"kind":"refused"' in line or b'"kind":"earlier"' in line]
+    events: list[Event] = []
+    for line in lines:
+        with suppress(ValueError):  # a machine that lost power can leave anything
+            events.append(from_json(json.loads(line)))
+    return count_refusals(events)
+
+
+def _drop_half_a_line(file: int) -> None:
+    """A machine that lost power, or a full disk, can leave the beginning of a line."""
+    size = os.fstat(file).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
