@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from coordinator.advice import AdviceChange, Guard, GuardLimits
-from coordinator.ledger import Ledger, Recorded
+from coordinator.ledger import Ledger, LedgerAnswer
 from coordinator.membership import Member, Membership
 from coordinator.store import CoordinatorStore, EvaluationRow, MemoryCoordinatorStore
 from coordinator.watching import Watches
@@ -96,28 +96,24 @@ class CoordinatorCore:
                 await self.store.add_advice(changes)
         return self.guard.advice(node_id, self.membership.lease_s)
 
-    async def record_version(self, node_id: NodeId, version: PolicyVersion) -> Recorded:
+    async def record_version(self, node_id: NodeId, version: PolicyVersion) -> LedgerAnswer:
         """Adds a version of the node's own lineage; it is durable when this returns.
 
         Raises:
             StorageFull: it could not be written and is not in the ledger.
         """
         async with self._writing:
-            undo = self.ledger.snapshot(node_id)
-            recorded = self.ledger.record(node_id, version, self.clock.now_s())
-            if recorded.entry is not None:
-                try:
-                    await self.store.add_version(recorded.entry)
-                except BaseException:
-                    self.ledger.put_back(node_id, undo)
-                    raise
-                if not recorded.entry.is_rewind:
-                    self.num_versions += 1
-                    self.watches.tell(version)
-        if not recorded.accepted:
+            answer = self.ledger.judge(node_id, version, self.clock.now_s())
+            if answer.entry is not None:
+                await self.store.add_version(answer.entry)  # durable before anybody can read it here
+            self.ledger.apply(version, answer)
+            if answer.entry is not None and not answer.entry.is_rewind:
+                self.num_versions += 1
+                self.watches.tell(version)
+        if not answer.accepted:
             self.num_refused_versions += 1
-            logger.info("version refused", extra={"node": short(node_id), "reason": recorded.reason})
-        return recorded
+            logger.info("version refused", extra={"node": short(node_id), "reason": answer.reason})
+        return answer
 
     async def watch_versions(self, node_id: NodeId, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
         """The head of a lineage, then each new one: only versions that are durable.
@@ -134,7 +130,7 @@ class CoordinatorCore:
             Unavailable: too many watches are open, or the coordinator stops.
         """
         with self.watches.open(node_id, policy_id) as watch:
-            async with self._writing:  # a version that is being written may yet be undone
+            async with self._writing:  # a version that is being written is the first to be told, not the one before
                 head = self.ledger.head(policy_id)
                 if head is not None:
                     watch.tell(head)

@@ -107,12 +107,12 @@ class Dashboard:
 
     def _lineages(self) -> list[JsonDict]:
         """Head of every lineage, the longest first."""
-        lineages = sorted(self._core.ledger.lineages().items(), key=lambda item: -item[1].head)
+        lineages = sorted(self._core.ledger.lineages.items(), key=lambda item: -item[1].head_step)
         return [
             {
                 "policy_id": policy_id,
-                "step": lineage.head,
-                "digest": lineage.digests[lineage.head].hex() if lineage.digests else "",
+                "step": lineage.head_step,
+                "digest": "" if lineage.versions.head is None else lineage.versions.head.digest.hex(),
                 "branch": lineage.branch,
                 "num_rewinds": lineage.num_rewinds,
             }

@@ -1,9 +1,9 @@
-"""Which policy versions exist: one append-only history per training lineage.
+"""Ledger of policy versions: one append-only history per training lineage.
 
 Invariant: whatever was accepted stays in the history (the store keeps its newest lines); within one branch
 steps strictly increase and a step has one digest.
 
-A lineage belongs to the node whose id is its policy id. A node that restarts from a checkpoint says so by
+A lineage belongs to the node whose id is its policy id. A node that restarts from a checkpoint announces it by
 recording, once more, the version that it resumed from (a step below the head, with the digest that the
 ledger has). That is a *rewind*: it changes nothing by itself, but from there the steps may be made again.
 Steps with the same digest as before are the same versions; the first that differs opens a new *branch*,
@@ -11,15 +11,13 @@ and what it replaces remains in the history under the old branch number. Another
 step without a rewind is a *fork* and is refused.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
-from swarm.types import Digest, NodeId, PolicyVersion, short
+from swarm.types import NodeId, PolicyVersion, short
+from swarm.version_history import MAX_VERSIONS, VersionHistory, VersionStatus
 
 MAX_LINEAGES: Final = 20_000
-MAX_REMEMBERED: Final = 4_096  # newest steps of a lineage to which a node may still rewind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +26,13 @@ class LedgerEntry:
 
     version: PolicyVersion
     branch: int  # 0 until the first rewind that led to other weights
-    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: the head left
+    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: the former head
     at_s: float  # wall clock of the coordinator
     is_rewind: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class LedgerAnswer:
     """The answer to one version: accepted or the reason why not, and the entry to store when it is new."""
 
     accepted: bool
@@ -43,46 +41,41 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class Lineage:
+class LedgerLineage:
     """The present branch of one lineage."""
 
+    versions: VersionHistory
     branch: int = 0
     resumed_at: int = -1  # step to which the owner went back, or the head
     num_rewinds: int = 0
-    digests: OrderedDict[int, Digest] = field(default_factory=OrderedDict[int, Digest])  # by increasing step
 
     @property
-    def head(self) -> int:
+    def head_step(self) -> int:
         """Newest step of the branch, -1 before the first."""
-        return next(reversed(self.digests), -1)
+        head = self.versions.head
+        return -1 if head is None else head.step
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Undo:
-    """A lineage before a record: small however long the lineage is."""
-
-    branch: int
-    resumed_at: int
-    num_rewinds: int
-    left: tuple[tuple[int, Digest], ...]  # steps beyond `resumed_at`, increasing: a new branch replaces them
-    oldest: tuple[int, Digest] | None  # makes room when the lineage is full
-
-
+@dataclass(slots=True)
 class Ledger:
     """The lineages of one run.
 
+    A version is judged, stored by the caller, and only then applied, so that the ledger holds nothing that a crash
+    could undo.
+
     Example:
-        ledger = Ledger()
-        answer = ledger.record(node_id, version, now_s=clock.now_s())
+        answer = ledger.judge(node_id, version, now_s=clock.now_s())
+        if answer.entry is not None:
+            await store.add_version(answer.entry)
+        ledger.apply(version, answer)
     """
 
-    def __init__(self, max_lineages: int = MAX_LINEAGES, max_remembered: int = MAX_REMEMBERED) -> None:
-        self._max_lineages = max_lineages
-        self._max_remembered = max_remembered
-        self._lineages: dict[str, Lineage] = {}
+    max_lineages: int = MAX_LINEAGES
+    max_versions: int = MAX_VERSIONS  # newest steps of a lineage to which a node may still rewind
+    lineages: dict[str, LedgerLineage] = field(default_factory=dict[str, LedgerLineage])  # by policy id
 
-    def record(self, owner: NodeId, version: PolicyVersion, now_s: float) -> Recorded:
-        """Adds a version, or says why not.
+    def judge(self, owner: NodeId, version: PolicyVersion, now_s: float) -> LedgerAnswer:
+        """What becomes of a version; changes nothing.
 
         Args:
             owner: the node that proved its identity.
@@ -95,105 +88,65 @@ class Ledger:
             return _refuse(f"step {version.step}: digest of {len(version.digest)} bytes, expected 32")
         if version.step < 0:
             return _refuse(f"step {version.step} is negative")
-        lineage = self._lineages.get(owner)
+        lineage = self.lineages.get(owner)
         if lineage is None:
-            if len(self._lineages) >= self._max_lineages:
-                return _refuse(f"the ledger holds {self._max_lineages} lineages; no room for another")
-            lineage = self._lineages[owner] = Lineage()
-        known = lineage.digests.get(version.step)
-        if known == version.digest:
-            return self._repeat(lineage, version, now_s)
-        if version.step <= lineage.resumed_at:
-            return _refuse(self._why_not(lineage, version, known))
-        return self._append(lineage, version, now_s)
-
-    def _repeat(self, lineage: Lineage, version: PolicyVersion, now_s: float) -> Recorded:
-        """A version that is there already: a retry, a rewind, or a step made again with the same result."""
-        left, lineage.resumed_at = lineage.resumed_at, version.step
-        if version.step >= left:
-            return Recorded(accepted=True, reason="already recorded")
-        lineage.num_rewinds += 1
-        entry = LedgerEntry(version=version, branch=lineage.branch, parent=left, at_s=now_s, is_rewind=True)
-        return Recorded(accepted=True, reason=f"rewind from step {left} to {version.step}", entry=entry)
-
-    def _append(self, lineage: Lineage, version: PolicyVersion, now_s: float) -> Recorded:
+            if len(self.lineages) >= self.max_lineages:
+                return _refuse(f"the ledger holds {self.max_lineages} lineages; no room for another")
+            return LedgerAnswer(accepted=True, entry=LedgerEntry(version=version, branch=0, parent=-1, at_s=now_s))
         parent = lineage.resumed_at
-        branch = lineage.branch + (lineage.head > parent)
-        entry = LedgerEntry(version=version, branch=branch, parent=parent, at_s=now_s)
-        self._take(lineage, entry)
-        return Recorded(accepted=True, entry=entry)
-
-    def _take(self, lineage: Lineage, entry: LedgerEntry) -> None:
-        while lineage.head > entry.parent:
-            lineage.digests.popitem()  # of the branch that was left; the history keeps it
-        lineage.digests[entry.version.step] = entry.version.digest
-        lineage.branch, lineage.resumed_at = entry.branch, entry.version.step
-        if len(lineage.digests) > self._max_remembered:
-            lineage.digests.popitem(last=False)
-
-    def _why_not(self, lineage: Lineage, version: PolicyVersion, known: Digest | None) -> str:
-        if known is not None:
-            return (
-                f"fork: step {version.step} is recorded with digest {short(known)}, not {short(version.digest)}; "
-                "after a restart record the version resumed from first"
-            )
-        return f"going back: step {version.step} was never recorded and the head is {lineage.head}"
-
-    def snapshot(self, policy_id: str) -> Undo | None:
-        """What one `record` may change of a lineage, to put back when its new line could not be stored."""
-        lineage = self._lineages.get(policy_id)
-        if lineage is None:
-            return None
-        left = list(takewhile(lambda item: item[0] > lineage.resumed_at, reversed(lineage.digests.items())))
-        return Undo(
-            branch=lineage.branch,
-            resumed_at=lineage.resumed_at,
-            num_rewinds=lineage.num_rewinds,
-            left=tuple(reversed(left)),
-            oldest=next(iter(lineage.digests.items()), None),
+        if lineage.versions.status(version) is VersionStatus.CURRENT:
+            if version.step >= parent:  # a retry, or a step made again with the same result
+                return LedgerAnswer(accepted=True, reason="already recorded")
+            entry = LedgerEntry(version=version, branch=lineage.branch, parent=parent, at_s=now_s, is_rewind=True)
+            return LedgerAnswer(accepted=True, reason=f"rewind from step {parent} to {version.step}", entry=entry)
+        if version.step > parent:
+            branch = lineage.branch + (lineage.head_step > parent)
+            entry = LedgerEntry(version=version, branch=branch, parent=parent, at_s=now_s)
+            return LedgerAnswer(accepted=True, entry=entry)
+        known = lineage.versions.at(version.step)
+        if known is None:
+            return _refuse(f"going back: step {version.step} was never recorded and the head is {lineage.head_step}")
+        return _refuse(
+            f"fork: step {version.step} is recorded with digest {short(known.digest)}, not {short(version.digest)}; "
+            "after a restart record the version resumed from first"
         )
 
-    def put_back(self, policy_id: str, undo: Undo | None) -> None:
-        """Undoes the one record since `snapshot`, which could not be stored."""
-        if undo is None:
-            self._lineages.pop(policy_id, None)
-            return
-        lineage = self._lineages[policy_id]
-        while lineage.head > undo.resumed_at:
-            lineage.digests.popitem()
-        lineage.digests.update(undo.left)
-        if undo.oldest is not None and undo.oldest[0] not in lineage.digests:
-            lineage.digests[undo.oldest[0]] = undo.oldest[1]
-            lineage.digests.move_to_end(undo.oldest[0], last=False)
-        lineage.branch, lineage.resumed_at, lineage.num_rewinds = undo.branch, undo.resumed_at, undo.num_rewinds
+    def apply(self, version: PolicyVersion, answer: LedgerAnswer) -> None:
+        """Takes a judged version, whose entry is durable; no other version of its lineage was applied meanwhile."""
+        if answer.entry is not None:
+            self._apply(answer.entry)
+        elif answer.accepted:
+            self.lineages[version.policy_id].resumed_at = version.step
 
     def restore(self, entries: list[LedgerEntry]) -> None:
         """Rebuilds the lineages from stored entries, in the order in which they were accepted."""
         for entry in entries:
-            lineage = self._lineages.setdefault(entry.version.policy_id, Lineage())
-            if entry.is_rewind:
-                lineage.num_rewinds += 1
-                lineage.resumed_at = entry.version.step
-            else:
-                self._take(lineage, entry)
+            self._apply(entry)
 
     def head(self, policy_id: str) -> PolicyVersion | None:
         """Newest version of the present branch."""
-        lineage = self._lineages.get(policy_id)
-        if lineage is None or not lineage.digests:
-            return None
-        return PolicyVersion(policy_id=policy_id, step=lineage.head, digest=lineage.digests[lineage.head])
+        lineage = self.lineages.get(policy_id)
+        return None if lineage is None else lineage.versions.head
 
     def versions(self, policy_id: str, after_step: int, limit: int) -> list[PolicyVersion]:
         """Up to `limit` remembered versions of the present branch with a step above `after_step`, oldest first."""
-        lineage = self._lineages.get(policy_id, Lineage())
-        steps = [step for step in lineage.digests if step > after_step][:limit]
-        return [PolicyVersion(policy_id=policy_id, step=step, digest=lineage.digests[step]) for step in steps]
+        lineage = self.lineages.get(policy_id)
+        return [] if lineage is None else lineage.versions.after(after_step, limit)
 
-    def lineages(self) -> dict[str, Lineage]:
-        """Every lineage by policy id; not to be changed."""
-        return self._lineages
+    def _apply(self, entry: LedgerEntry) -> None:
+        lineage = self.lineages.get(entry.version.policy_id)
+        if lineage is None:
+            # Abandoned branches are in the store, of as many lineages as there are: none are kept in memory.
+            versions = VersionHistory(self.max_versions, max_abandoned=0)
+            lineage = self.lineages[entry.version.policy_id] = LedgerLineage(versions)
+        lineage.resumed_at = entry.version.step
+        if entry.is_rewind:
+            lineage.num_rewinds += 1
+            return
+        lineage.versions.rewind(entry.parent)
+        lineage.versions.record(entry.version)
+        lineage.branch = entry.branch
 
 
-def _refuse(reason: str) -> Recorded:
-    return Recorded(accepted=False, reason=reason)
+def _refuse(reason: str) -> LedgerAnswer:
+    return LedgerAnswer(accepted=False, reason=reason)

@@ -138,7 +138,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """
 
     def __init__(self, limit: int) -> None:
-        assert limit > 0, limit
+        assert limit >= 0, limit
         super().__init__()
         self._limit = limit
 

@@ -24,7 +24,7 @@ from swarm.exchange.admission_checks import (
     clamp_logprobs,
     correction_of,
 )
-from swarm.exchange.version_history import Versions
+from swarm.exchange.known_versions import KnownVersions
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Offload, Tokenizer, Verdict, Verifier
 from swarm.peers.reputation import UNPROVEN, Reputation
@@ -97,7 +97,7 @@ class Admission:
         self._reputation = reputation
         self._offload = offload
         self._usable = usable
-        self.versions = Versions(node_id, clock)  # that existed, as far as this node knows; told by the agent
+        self.versions = KnownVersions(node_id, clock)  # recorded by the agent
         self.credit_ledger: CreditLedger | None = None  # who may send groups of our own lineage; set by the agent
         self._judged: Counter[NodeId] = Counter()  # such groups between that check and their end
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)

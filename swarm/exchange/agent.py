@@ -139,7 +139,7 @@ class Agent:
             credit_ledger=self.credit_ledger,
             capacity=self._allowance.for_followers,
             require_allowed=self.require_welcome,
-            record_version=self.versions.note,
+            record_version=self.versions.record,
             changed=self._changed,
             offload=offload,
         )

@@ -139,7 +139,7 @@ async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, Identity.create())
         await client.record_version(version(Identity.create(), 0, 1))
-        assert daemon.core.num_refused_versions == 1 and daemon.core.ledger.lineages() == {}
+        assert daemon.core.num_refused_versions == 1 and daemon.core.ledger.lineages == {}
         await client.close()
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.ledger import Ledger, LedgerEntry
+from coordinator.ledger import Ledger, LedgerAnswer, LedgerEntry
 from swarm.types import PolicyVersion
 
 ADA = "a" * 64
@@ -16,9 +16,15 @@ def version(step: int, byte: int) -> PolicyVersion:
     return PolicyVersion(policy_id=ADA, step=step, digest=bytes([byte]) * 32)
 
 
+def record(ledger: Ledger, step: int, byte: int, at_s: float = 1.0) -> LedgerAnswer:
+    answer = ledger.judge(ADA, version(step, byte), at_s)
+    ledger.apply(version(step, byte), answer)
+    return answer
+
+
 def play(ledger: Ledger, calls: list[tuple[int, int]]) -> list[LedgerEntry]:
-    answers = [ledger.record(ADA, version(*call), float(number)) for number, call in enumerate(calls)]
-    return [answer.entry for answer in answers if answer.entry is not None]
+    entries = [record(ledger, *call, at_s=float(number)).entry for number, call in enumerate(calls)]
+    return [entry for entry in entries if entry is not None]
 
 
 @given(CALLS)
@@ -54,7 +60,7 @@ def test_what_was_accepted_is_accepted_again_by_a_restored_ledger(
     ledger, again = Ledger(), Ledger()
     again.restore(play(ledger, calls))
     for step, byte in later:
-        if ledger.record(ADA, version(step, byte), 1.0).accepted:
-            assert again.record(ADA, version(step, byte), 1.0).accepted
+        if record(ledger, step, byte).accepted:
+            assert record(again, step, byte).accepted
         else:
             break

@@ -82,7 +82,7 @@ async def test_a_restart_restores_members_ledger_guard_and_log(disk: Disk) -> No
         assert (await core.record_version(ADA, version)).accepted
     again = await core_on(disk, clock)
     assert again.membership.all() == core.membership.all() != []
-    assert again.ledger.lineages() == core.ledger.lineages() != {}
+    assert again.ledger.lineages == core.ledger.lineages != {}
     assert list(again.advice_log) == list(core.advice_log) != []
     assert again.guard.figures(clock.now_s()) == core.guard.figures(clock.now_s()) != []
     assert await again.heartbeat(ADA, report()) == advice

@@ -1,4 +1,4 @@
-"""Which versions existed: one branch of our own lineage, and what a door makes of a group that names another."""
+"""Which versions existed: one branch of our own lineage, and what admission makes of a group that names another."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.exchange.admission import Admission, AdmissionLimits
-from swarm.exchange.version_history import MAX_LINEAGES, MAX_VERSIONS, Branch, Existence, Versions
+from swarm.exchange.known_versions import MAX_LINEAGES, KnownVersions
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import COSTS, Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -36,14 +36,14 @@ def made_by(*versions: PolicyVersion) -> RolloutGroup:
     return replace(group, policy_id=versions[0].policy_id, rollouts=rollouts)
 
 
-def at_step(step: int) -> Versions:
-    versions = Versions(TRAINER.node_id, ManualClock())
+def at_step(step: int) -> KnownVersions:
+    versions = KnownVersions(TRAINER.node_id, ManualClock())
     for each in range(step + 1):
         versions.publish(version(each))
     return versions
 
 
-def reason(versions: Versions, *named: PolicyVersion) -> RefusalReason | None:
+def reason(versions: KnownVersions, *named: PolicyVersion) -> RefusalReason | None:
     finding = versions.check(made_by(*named))
     return None if finding is None else finding[0]
 
@@ -86,7 +86,7 @@ def test_a_step_that_was_skipped_publishes_the_same_version_again_and_changes_no
 
 def test_what_is_known_after_a_restart_comes_from_the_store_and_the_rest_is_no_lie() -> None:
     clock = ManualClock()
-    versions = Versions(TRAINER.node_id, clock)
+    versions = KnownVersions(TRAINER.node_id, clock)
     assert reason(versions, version(7)) is RefusalReason.FROM_THE_FUTURE, "nothing published yet: nobody lied"
     versions.restore([made_by(version(5), version(6)), made_by(version(8))], doubtful_s=600.0)
     versions.publish(version(6))
@@ -102,9 +102,9 @@ def test_what_is_known_after_a_restart_comes_from_the_store_and_the_rest_is_no_l
 
 
 def test_after_a_restart_manifests_say_which_branch_goes_on_and_then_what_came_last() -> None:
-    versions = Versions(TRAINER.node_id, ManualClock())
+    versions = KnownVersions(TRAINER.node_id, ManualClock())
     for known in (version(3), version(4, "again"), version(5, "again")):
-        versions.note(known)  # of the manifests on the disk
+        versions.record(known)  # of the manifests on the disk
     old, new = made_by(version(4), version(5)), made_by(version(6, "again"))
     versions.restore([old, made_by(version(6)), new], doubtful_s=0.0)
     versions.publish(version(6, "again"))
@@ -113,32 +113,28 @@ def test_after_a_restart_manifests_say_which_branch_goes_on_and_then_what_came_l
 
 
 def test_of_a_followed_lineage_every_version_with_a_manifest_existed_whatever_its_branch() -> None:
-    versions, other = Versions(TRAINER.node_id, ManualClock()), "ab" * 32
+    versions, other = KnownVersions(TRAINER.node_id, ManualClock()), "ab" * 32
     assert reason(versions, version(3, policy_id=other)) is None, "of a lineage of which nothing is known it is a claim"
     for step in (2, 3, 4):
-        versions.note(version(step, policy_id=other))
-    versions.note(version(3, "again", other))
+        versions.record(version(step, policy_id=other))
+    versions.record(version(3, "again", other))
     for weights in ("main", "again"):
         assert reason(versions, version(3, weights, other)) is None
     assert reason(versions, version(3, "forged", other)) is RefusalReason.BAD_VERSION
     assert reason(versions, version(9, policy_id=other)) is RefusalReason.FROM_THE_FUTURE, "a producer may be ahead"
 
 
-def test_tables_are_bounded_and_our_own_stays() -> None:
-    branch = Branch()
-    for step in range(MAX_VERSIONS + 10):
-        branch.publish(version(step))
-    assert branch.judge(version(9)) is Existence.FORGOTTEN and branch.judge(version(10)) is Existence.CURRENT
+def test_lineages_are_bounded_and_our_own_stays() -> None:
     versions = at_step(1)
     for number in range(MAX_LINEAGES + 5):
-        versions.note(version(1, policy_id=f"{number:064x}"))
+        versions.record(version(1, policy_id=f"{number:064x}"))
     assert reason(versions, version(1, "forged")) is RefusalReason.BAD_VERSION
     assert reason(versions, version(1, "forged", f"{0:064x}")) is None, "forgotten, so a claim again"
     assert reason(versions, version(1, "forged", f"{MAX_LINEAGES + 4:064x}")) is RefusalReason.BAD_VERSION
 
 
 class Gate:
-    """The door of the trainer."""
+    """Admission at the trainer."""
 
     def __init__(self, has_followers: bool = True) -> None:
         clock = ManualClock()
@@ -168,14 +164,14 @@ async def inline(function, *arguments):  # type: ignore[no-untyped-def]
     return function(*arguments)
 
 
-async def test_the_door_admits_a_followers_group_as_one_of_ours_made_elsewhere() -> None:
+async def test_admission_takes_a_followers_group_as_one_of_ours_made_elsewhere() -> None:
     scored = await Gate().admit(version(2), version(3))
     assert isinstance(scored, ScoredGroup)
     assert not scored.is_made_here and scored.is_own_policy(TRAINER.node_id)
 
 
 @pytest.mark.parametrize("named", [version(4), version(3, "forged")])
-async def test_the_door_blames_a_follower_that_invents_versions(named: PolicyVersion) -> None:
+async def test_admission_blames_a_follower_that_invents_versions(named: PolicyVersion) -> None:
     gate = Gate()
     result = await gate.admit(named)
     assert isinstance(result, Refused) and result.reason is RefusalReason.BAD_VERSION
