@@ -14,8 +14,9 @@ from swarm.identity import Identity
 from swarm.types import PolicyVersion
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.manifest import seal_manifest
-from swarm.weights.publish import Held, publish, stage
+from swarm.weights.publish import publish
 from swarm.weights.tensors import TorchWeights, published_digest
+from swarm.weights.verify import VerifiedVersion, stage
 
 REPETITIONS = 3
 Clock = Callable[[], float]
@@ -80,7 +81,7 @@ def measure_ours(base: TorchWeights, target: TorchWeights, clock: Clock = time.t
 def measure_transfer(base: TorchWeights, target: TorchWeights) -> dict[str, Any]:
     """A whole sync: publish with every hash, then stage with every check. Speeds by the clock, then by CPU seconds."""
     held = [
-        Held(version=PolicyVersion(policy_id="a" * 64, step=step, digest=published_digest(one)), weights=one)
+        VerifiedVersion(version=PolicyVersion(policy_id="a" * 64, step=step, digest=published_digest(one)), weights=one)
         for step, one in enumerate((base, target))
     ]
     chunks: dict[bytes, bytes] = {}
@@ -88,7 +89,7 @@ def measure_transfer(base: TorchWeights, target: TorchWeights) -> dict[str, Any]
     publish_s, manifest = timed(lambda: publish(held[1], held[0], chunks.__setitem__), *clocks)
     payload = [chunks[digest] for digest in manifest.chunks]
     stage_s, staged = timed(lambda: stage(manifest, payload, held[0]), *clocks)
-    assert isinstance(staged, Held) and staged.version == held[1].version
+    assert isinstance(staged, VerifiedVersion) and staged.version == held[1].version
     num_bytes = sum(spec.num_bytes for spec in target.specs)
     sealed = seal_manifest(manifest, Identity.create())
     return {

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 
-from swarm.weights.steps import steps
 from swarm.weights.tensors import Bits, TorchWeights
+from swarm.weights.ulp_delta import ulp_deltas
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ZSTD_LEVEL: Final = 1
@@ -26,7 +26,7 @@ class Change:
     at: Array  # int64 [n], ascending
     old: Bits  # [n]
     new: Bits  # [n]
-    steps: Bits  # [n], see swarm.weights.steps
+    steps: Bits  # [n], see `swarm.weights.ulp_delta`
 
 
 def changes_between(base: TorchWeights, target: TorchWeights) -> list[Change]:
@@ -41,7 +41,7 @@ def changes_between(base: TorchWeights, target: TorchWeights) -> list[Change]:
                 at=at,
                 old=old[at],
                 new=new[at],
-                steps=steps(old[at], new[at], spec.info),
+                steps=ulp_deltas(old[at], new[at], spec.info),
             )
         )
     return changes

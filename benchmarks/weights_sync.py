@@ -42,12 +42,12 @@ from swarm.types import (
     SealedManifest,
     StreamFilter,
 )
-from swarm.weights.full import full_bytes
+from swarm.weights.codec import full_bytes
 from swarm.weights.manifest import Limits, Manifest, open_manifest, seal_body
-from swarm.weights.publish import Held, stage
-from swarm.weights.publisher import CANARY_TOKENS, Publisher
+from swarm.weights.publish import CANARY_TOKENS, Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
+from swarm.weights.verify import VerifiedVersion, stage
 
 NUM_CANARIES = 4
 STORE_BYTES = 4 << 30
@@ -121,7 +121,7 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
     peer = await client.connect(PeerAddress(node_id=identity.node_id, endpoint=endpoint), timeout_s=10.0)
     watching = aiter(peer.watch(identity.node_id, 0))
     syncs: list[Sync] = []
-    held: Held | None = None
+    held: VerifiedVersion | None = None
     try:
         for step, state in enumerate(tensors):
             version = PolicyVersion(policy_id=identity.node_id, step=step, digest=weights_digest(state))
@@ -130,10 +130,10 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
             trainer.announce(sealed)
             heard = [await anext(watching) for _ in sealed]
             if held is None:
-                found = Held.of(TorchWeights(state), version)
+                found = VerifiedVersion.of(TorchWeights(state), version)
             else:
                 found = await _follow(peer, heard, held)
-            assert isinstance(found, Held), found
+            assert isinstance(found, VerifiedVersion), found
             after = tcp_counts()
             assert before is not None and after is not None, "byte counts need Linux"
             if held is not None:
@@ -146,14 +146,14 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
     return syncs
 
 
-async def _follow(peer: PeerClient, heard: Sequence[SealedManifest | Credit], held: Held) -> object:
+async def _follow(peer: PeerClient, heard: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> object:
     """The version of the patch that starts from what is held, verified."""
     manifest = _patch(heard, held)
     chunks = [await peer.fetch_chunk(digest, CHUNK_TIMEOUT_S) for digest in manifest.chunks]
     return await asyncio.to_thread(stage, manifest, chunks, held)
 
 
-def _patch(heard: Sequence[SealedManifest | Credit], held: Held) -> Manifest:
+def _patch(heard: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> Manifest:
     for sealed in heard:
         assert isinstance(sealed, SealedManifest)
         manifest = open_manifest(sealed, held.version.policy_id, Limits())
@@ -162,7 +162,9 @@ def _patch(heard: Sequence[SealedManifest | Credit], held: Held) -> Manifest:
     raise AssertionError("no patch from the version before")
 
 
-def _sync_of(heard: Sequence[SealedManifest | Credit], held: Held, wire_bytes: int, state: PublishedTensors) -> Sync:
+def _sync_of(
+    heard: Sequence[SealedManifest | Credit], held: VerifiedVersion, wire_bytes: int, state: PublishedTensors
+) -> Sync:
     manifest = _patch(heard, held)
     return Sync(
         step=manifest.version.step,

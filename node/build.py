@@ -33,12 +33,11 @@ from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement
 from swarm.types import Draw, NodeId, PolicyVersion, Role, Task
-from swarm.weights.anchors import keep_anchor
 from swarm.weights.apply import Applier
-from swarm.weights.publish import Held
-from swarm.weights.publisher import Publisher, least_store_bytes
+from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
+from swarm.weights.verify import VerifiedVersion
 
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
 EvaluationTasks = Mapping[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
@@ -140,7 +139,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
     store = open_weight_store(config)
     applier = Applier(
         engine,
-        Held(version=base, weights=TorchWeights(weights)),
+        VerifiedVersion(version=base, weights=TorchWeights(weights)),
         store.chunk,
         keep=partial(keep_anchor, store),
         in_flight=config.follow.mode == "push" and config.follow.in_flight,

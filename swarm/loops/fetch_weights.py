@@ -21,7 +21,7 @@ from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, Digest, NodeId, SealedManifest, short
 from swarm.weight_sync.follower import WeightFollower
 from swarm.weight_sync.update_planner import News
-from swarm.weights.refuse import Unusable
+from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from swarm.weight_sync.credit import CreditBalance
 from swarm.weight_sync.update_planner import KnownPatches, News, UpdatePlanner
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.patch_graph import Patch
-from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.store import WeightStore
+from swarm.weights.unusable import Unusable, UnusableReason
 
 logger = logging.getLogger(__name__)
 

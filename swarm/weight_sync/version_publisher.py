@@ -15,8 +15,8 @@ from swarm.interfaces import Offload
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.manifest import Manifest, seal_body
-from swarm.weights.refuse import Unusable
 from swarm.weights.store import GRACE_S, WeightStore
+from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Takes an engine from the version it serves to the next one: staged and verified first, then all or nothing.
+"""Weight updates of an engine: stages and verifies a patch chain, then loads the new version, all or nothing.
 
 Invariant: the engine is touched only with weights whose digest is the announced version's, and what this module holds
 is always what the engine serves.
@@ -14,9 +14,9 @@ from swarm.identity import node_id_of
 from swarm.interfaces import Generator
 from swarm.types import ApplyReport, Digest, PatchChain, PolicyVersion
 from swarm.weights.manifest import Limits, Manifest, open_manifest
-from swarm.weights.publish import Held, stage
-from swarm.weights.refuse import Unusable
 from swarm.weights.tensors import to_torch
+from swarm.weights.unusable import Unusable
+from swarm.weights.verify import VerifiedVersion, stage
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +25,21 @@ Chunk = Callable[[Digest], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    held: Held
-    manifest: Manifest  # of the last leg
-    num_bytes: int
+    held: VerifiedVersion
+    manifest: Manifest  # of the last patch
+    num_bytes: int  # manifests and payloads
 
 
 class Applier:
-    """The weights behind one engine that follows a lineage.
+    """Applies patch chains to one engine that follows a lineage.
 
     Args:
-        engine: loads what was verified; a version it refuses it does not serve.
-        start: the weights it was started with; the version's policy id is not compared until a way is taken.
-        chunk: a chunk of the node's weight store, None where it lacks it.
+        engine: loads what was verified; it may refuse a version.
+        start: the weights it was started with; the version's policy id is not compared until a chain is applied.
+        chunk: reads a chunk from the node's weight store, None where it is missing.
         limits: what this node accepts.
-        in_flight: sequences in the making go on with new weights.
-        keep: told of other weights that the engine took (blocking); raises nothing.
+        in_flight: unfinished sequences continue with the new weights.
+        keep: called with new weights that the engine loaded (blocking); raises nothing.
 
     Example:
         report = applier.apply(await exchange.next_update(applier.version, wait=True))
@@ -48,12 +48,12 @@ class Applier:
     def __init__(
         self,
         engine: Generator,
-        start: Held,
+        start: VerifiedVersion,
         chunk: Chunk,
         *,
         limits: Limits | None = None,
         in_flight: bool = False,
-        keep: Callable[[Held], None] = lambda held: None,
+        keep: Callable[[VerifiedVersion], None] = lambda held: None,
     ) -> None:
         self._engine = engine
         self._held = start
@@ -67,35 +67,35 @@ class Applier:
         """What the engine serves."""
         return self._held.version
 
-    def target(self, way: PatchChain) -> PolicyVersion:
-        """Where a way leads; the version served now where its last manifest cannot be read."""
-        manifest = open_manifest(way[-1], node_id_of(way[-1].public_key), self._limits)
+    def target(self, chain: PatchChain) -> PolicyVersion:
+        """The version a chain leads to; the one served now where its last manifest cannot be opened."""
+        manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self._limits)
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
-    def apply(self, way: PatchChain) -> ApplyReport:
-        """Stages the last version of a way and has the engine take it (blocking).
+    def apply(self, chain: PatchChain) -> ApplyReport:
+        """Stages the last version of a chain and loads it into the engine (blocking).
 
         Args:
-            way: manifests from what is held, or from nothing, to a version; from `LocalExchange.next_update`.
+            chain: from what is held, or from nothing, to a version; from `LocalExchange.next_update`.
 
         Returns:
-            A report with an error where anything was wrong: then the engine serves what it served before.
+            A report; where it has an error the engine serves what it served before.
         """
         try:
-            return self._apply(way)
+            return self._apply(chain)
         except (WeightsRefused, ConfigError, Unavailable) as error:
-            return ApplyReport(version=self.target(way), error=str(error))
-        except Exception as error:  # no memory, or whatever a device or a trainer comes up with: generation goes on
-            target = self.target(way)
-            logger.exception("a version could not be taken", extra={"step": target.step})
+            return ApplyReport(version=self.target(chain), error=str(error))
+        except Exception as error:  # out of memory, a device error, hostile weights: generation goes on
+            target = self.target(chain)
+            logger.exception("could not load new weights; the old version serves on", extra={"step": target.step})
             return ApplyReport(version=target, error=f"{type(error).__name__}: {error}")
 
-    def _apply(self, way: PatchChain) -> ApplyReport:
+    def _apply(self, chain: PatchChain) -> ApplyReport:
         began_s = time.monotonic()
-        staged = self._stage(way)
+        staged = self._stage(chain)
         staged_s = time.monotonic()
         if isinstance(staged, Unusable):
-            return ApplyReport(version=self.target(way), error=f"{staged.reason}: {staged.detail}", is_unusable=True)
+            return ApplyReport(version=self.target(chain), error=f"{staged.reason}: {staged.detail}", is_unusable=True)
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
         loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
@@ -107,10 +107,10 @@ class Applier:
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
         )
 
-    def _stage(self, way: PatchChain) -> "_Staged | Unusable":
-        """Follows the legs, verifying each; what the engine runs on is not touched."""
+    def _stage(self, chain: PatchChain) -> "_Staged | Unusable":
+        """Applies the patches one after the other, verifying each; what the engine runs on is not touched."""
         held, manifest, num_bytes = self._held, None, 0
-        for sealed in way:
+        for sealed in chain:
             manifest = open_manifest(sealed, node_id_of(sealed.public_key), self._limits)
             if isinstance(manifest, Unusable):
                 return manifest
@@ -124,7 +124,7 @@ class Applier:
             if isinstance(staged, Unusable):
                 return staged
             held = staged
-        assert manifest is not None and not isinstance(manifest, Unusable), "a way has at least one leg"
+        assert manifest is not None and not isinstance(manifest, Unusable), "a chain has at least one patch"
         return _Staged(held, manifest, num_bytes)
 
     def _chunks(self, manifest: Manifest) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""A payload as chunks of 1 MiB that are addressed by their digest, so that any holder may serve any of them.
+"""Chunks of a payload: 1 MiB each, addressed by their digest, so that any holder may serve any of them.
 
 Invariant: a chunk is handed on only after its length and digest were compared with the manifest.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from swarm.types import Digest, short
-from swarm.weights.refuse import Malformed, UnusableReason
+from swarm.weights.unusable import Malformed, UnusableReason
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -18,8 +18,8 @@ def chunk_digest(chunk: bytes | memoryview) -> Digest:
     return hashlib.sha256(chunk).digest()
 
 
-def chunked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Chunks of CHUNK_BYTES; the last one may be shorter."""
+def split_chunks(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Splits a payload into chunks of CHUNK_BYTES; the last one may be shorter."""
     held = bytearray()
     for part in parts:
         view = memoryview(part)
@@ -35,7 +35,7 @@ def chunked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 def num_chunks(payload_bytes: int) -> int:
-    """Of a payload."""
+    """How many chunks a payload has."""
     return -(-payload_bytes // CHUNK_BYTES)
 
 
@@ -48,7 +48,7 @@ def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, .
         raise Malformed(UnusableReason.WRONG_CHUNK, f"chunk {number} is not {short(digests[number])}")
 
 
-def checked(
+def check_chunks(
     chunks: Iterable[bytes | memoryview], digests: tuple[Digest, ...], payload_bytes: int
 ) -> Iterator[bytes | memoryview]:
     """The chunks of a payload, each after its check. Raises Malformed at the first that is wrong or missing."""

@@ -1,18 +1,27 @@
-"""The three ways a version travels: in full, as a lossless patch of another version, or as adapters alone.
+"""Weights codec: a version as a full safetensors file, as a lossless patch of another version, or as adapters alone.
 
-Invariant: what decodes is the target bit for bit, or decoding raises; `base` is never changed.
+Invariant: what decodes is the target bit for bit, or decoding raises; `base` is never changed. The header of a full
+file follows from the specs alone, so a reader compares it instead of parsing what a peer sent.
 """
 
+import json
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from typing import Final
+
+import numpy as np
 
 from swarm.weights.delta import decode_delta, encode_delta
-from swarm.weights.full import decode_full, encode_full
+from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import HostTensor, TensorSpec, Weights, specs_of
+from swarm.weights.unusable import malformed
+
+_SLICE_BYTES: Final = 1 << 20
 
 
 class Codec(StrEnum):
-    """How a payload is to be read."""
+    """The encoding of a payload; a number in the manifest."""
 
     FULL = "full"  # a safetensors file
     DELTA = "delta"  # a patch of the base
@@ -20,13 +29,13 @@ class Codec(StrEnum):
 
 
 def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[bytes | memoryview]:
-    """The payload in parts of any size.
+    """The payload of a version, in parts of any size.
 
     Args:
-        base: None for FULL; for LORA either.
+        base: what a patch starts from; None for FULL, required for DELTA, either for LORA.
 
     Raises:
-        ValueError: a base is missing or too much, layouts differ, or LORA was given what is no adapter.
+        ValueError: the base is missing or must be None, layouts differ, or LORA was given other tensors than adapters.
     """
     if (codec is Codec.FULL and base is not None) or (codec is Codec.DELTA and base is None):
         raise ValueError(f"codec {codec} {'without' if base is None else 'with'} a base")
@@ -38,20 +47,74 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
 def decode(
     specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview], base: Weights | None
 ) -> Iterator[HostTensor]:
-    """The target's tensors; none shares memory with `base`.
+    """Decodes the tensors of a payload; none shares memory with `base`.
 
     Args:
         specs: of the target, in order of name.
         base: None where the payload is a safetensors file.
 
     Raises:
-        Malformed: the payload is not one for these specs.
+        Malformed: the payload does not fit these specs.
     """
     return decode_full(specs, buffers) if base is None else decode_delta(base, buffers)
 
 
 def is_adapter(specs: Sequence[TensorSpec]) -> bool:
     """True where every tensor is a factor of an adapter."""
-    from swarm.model.lora import is_adapter_name  # brings torch
+    from swarm.model.lora import is_adapter_name  # here, because it imports torch
 
     return bool(specs) and all(is_adapter_name(spec.name) for spec in specs)
+
+
+# --- a full file -------------------------------------------------------------------------------
+
+
+def full_bytes(specs: Sequence[TensorSpec]) -> int:
+    """Exact size of the safetensors file of these tensors, bytes."""
+    return len(_header(specs)) + sum(spec.num_bytes for spec in specs)
+
+
+def encode_full(target: Weights) -> Iterator[memoryview]:
+    """The safetensors file in parts, without copying tensor content."""
+    specs = specs_of(target)
+    yield memoryview(_header(specs))
+    for spec in specs:
+        content = target[spec.name].bytes
+        for start in range(0, len(content), _SLICE_BYTES):
+            yield content[start : start + _SLICE_BYTES]
+
+
+def decode_full(specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
+    """The tensors of a safetensors file, in order of name.
+
+    Args:
+        specs: in order of name; the caller has bounded their total size.
+
+    Raises:
+        Malformed: the bytes are not the safetensors file of these specs.
+    """
+    reader = StreamReader(buffers)
+    header = _header(specs)
+    if reader.take(len(header)) != header:
+        raise malformed("safetensors header does not fit the manifest")
+    for spec in specs:
+        bits = np.empty(spec.num_elements, spec.info.bits_dtype)
+        reader.into(bits.view(np.uint8).data)
+        yield HostTensor(spec=spec, bits=bits)
+    reader.end()
+
+
+def _header(specs: Sequence[TensorSpec]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for spec in specs:
+        stop = start + spec.num_bytes
+        entries[spec.name] = {
+            "dtype": spec.info.safetensors,
+            "shape": list(spec.shape),
+            "data_offsets": [start, stop],
+        }
+        start = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text

@@ -1,9 +1,9 @@
-"""The lossless patch between two versions of the same tensors.
+"""Lossless patch (delta) between two versions of the same tensors: encode, decode, and estimate its size.
 
-Invariant: memory is bounded by one segment (about 2^21 changes), and in decoding by one tensor or block of them that is
-not taken yet, whatever a patch claims.
+Invariant: memory is bounded by one segment (about 2^21 changes), and in decoding by one tensor, or block of small ones,
+that the caller has not taken yet, whatever a patch claims.
 
-Tensors are taken in order of dtype, then name: small neighbours together as one piece, large ones in pieces of 2^20
+Tensors are coded in order of dtype, then name: small neighbours together as one piece, large ones in pieces of 2^20
 weights; `segment` codes pieces.
 
 Layout: for each dtype the thresholds of its classes (count u8, exponents u16), then its segments.
@@ -17,27 +17,27 @@ from typing import Final
 
 import numpy as np
 
-from swarm.weights.classes import MAX_CLASSES, Classes, choose_classes
-from swarm.weights.refuse import malformed
+from swarm.weights.exponent_classes import MAX_CLASSES, ExponentClasses, choose_classes
 from swarm.weights.segment import PIECE, SegmentReader, SegmentWriter
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, part_of, specs_of
+from swarm.weights.unusable import malformed
 
-_SAMPLE: Final = 1 << 13  # weights of a slice that classes are chosen by
-_SAMPLED: Final = 1 << 20  # and about how many in all
-_BLOCK: Final = 1 << 24  # weights
+_SLICE: Final = 1 << 13  # weights of one sampled slice
+_SAMPLED: Final = 1 << 20  # weights sampled in all, about
+_BLOCK: Final = 1 << 24  # weights that share one block of memory when decoded
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a sample told of a change."""
+class SampledChanges:
+    """Exponent classes and estimated size of a patch, from a sample of the weights."""
 
-    classes: tuple[Classes, ...]  # of each dtype, in order
-    num_bytes: float  # of the patch, about
+    classes: tuple[ExponentClasses, ...]  # of each dtype, in order
+    num_bytes: float  # estimated size of the patch
 
 
-def sample_changes(base: Weights, target: Weights) -> Sampled:
-    """From slices at even distances over all tensors of each dtype.
+def sample_changes(base: Weights, target: Weights) -> SampledChanges:
+    """Samples slices at even distances over all tensors of each dtype.
 
     Raises:
         ValueError: names, dtypes or shapes differ.
@@ -45,15 +45,15 @@ def sample_changes(base: Weights, target: Weights) -> Sampled:
     specs = specs_of(target)
     if specs_of(base) != specs:
         raise ValueError("a delta needs equal names, dtypes and shapes; publish the version in full")
-    chosen = [_sampled(base, target, same) for _, same in _by_dtype(specs)]
-    return Sampled(tuple(classes for classes, _ in chosen), sum(bits for _, bits in chosen) / 8)
+    samples = [_sample(base, target, same) for _, same in _by_dtype(specs)]
+    return SampledChanges(tuple(classes for classes, _ in samples), sum(bits for _, bits in samples) / 8)
 
 
-def encode_delta(base: Weights, target: Weights, sampled: Sampled | None = None) -> Iterator[bytes]:
+def encode_delta(base: Weights, target: Weights, sampled: SampledChanges | None = None) -> Iterator[bytes]:
     """The payload that turns `base` into `target`.
 
     Args:
-        sampled: of the same two, where it is known already.
+        sampled: from `sample_changes` of the same two versions, where the caller has it already.
 
     Raises:
         ValueError: names, dtypes or shapes differ.
@@ -66,22 +66,23 @@ def encode_delta(base: Weights, target: Weights, sampled: Sampled | None = None)
             for part in _pieces(group):
                 segment.add(_bits_of(base, group, part), _bits_of(target, group, part))
                 if segment.is_full:
-                    yield segment.packed()
+                    yield segment.to_bytes()
                     segment = SegmentWriter(classes)
         if segment.num_pieces:
-            yield segment.packed()
+            yield segment.to_bytes()
 
 
 def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """The target's tensors, one by one in order of dtype and name; none shares memory with `base`, but neighbours may
-    lie in one block of memory.
+    """Decodes the target's tensors, one by one in order of dtype and name.
+
+    None shares memory with `base`, but neighbours may lie in one block of memory.
 
     Raises:
-        Malformed: the payload is none for these specs.
+        Malformed: the payload does not fit the specs of `base`.
     """
     reader = StreamReader(buffers)
     for dtype, same in _by_dtype(specs_of(base)):
-        classes = Classes(DTYPES[dtype], _read_thresholds(reader, DTYPES[dtype]))
+        classes = ExponentClasses(DTYPES[dtype], _read_thresholds(reader, DTYPES[dtype]))
         groups = _groups(same)
         left = sum(len(_pieces(group)) for group in groups)
         memory = _Memory(DTYPES[dtype], _num_elements(same))
@@ -127,7 +128,7 @@ def _num_elements(group: Group) -> int:
 
 
 def _pieces(group: Group) -> list[slice]:
-    """Parts of at most PIECE weights; none of a group without weights."""
+    """Slices of at most PIECE weights; none for a group without weights."""
     total = _num_elements(group)
     return [slice(start, min(start + PIECE, total)) for start in range(0, total, PIECE)]
 
@@ -154,11 +155,11 @@ def _split(group: Group, bits: Bits) -> Iterator[HostTensor]:
 
 
 class _Memory:
-    """For all tensors of a dtype, in blocks: large ones get large pages, and a page fault costs more than its copy."""
+    """Memory for the tensors of a dtype, in blocks: those get large pages, and a page fault costs more than a copy."""
 
     def __init__(self, info: DtypeInfo, num_elements: int) -> None:
         self._block = np.empty(0, info.bits_dtype)
-        self._left = num_elements  # that are asked for from now on
+        self._left = num_elements  # not yet taken
 
     def take(self, count: int) -> Bits:
         """[count] unsigned integers of any content."""
@@ -172,26 +173,26 @@ class _Memory:
 # --- classes -----------------------------------------------------------------------------------
 
 
-def _sampled(base: Weights, target: Weights, specs: list[TensorSpec]) -> tuple[Classes, float]:
+def _sample(base: Weights, target: Weights, specs: list[TensorSpec]) -> tuple[ExponentClasses, float]:
     """Classes for the tensors of a dtype, and about how many bits their changes take."""
     total = sum(spec.num_elements for spec in specs)
-    stride = max(1, total // _SAMPLED) * _SAMPLE
+    stride = max(1, total // _SAMPLED) * _SLICE
     old: list[Bits] = []
     new: list[Bits] = []
     passed, wanted = 0, 0
     for spec in specs:
         while wanted < passed + spec.num_elements:
-            part = slice(wanted - passed, min(wanted - passed + _SAMPLE, spec.num_elements))
+            part = slice(wanted - passed, min(wanted - passed + _SLICE, spec.num_elements))
             old.append(part_of(base, spec.name, part))
             new.append(part_of(target, spec.name, part))
-            wanted += stride if len(old[-1]) == _SAMPLE else len(old[-1])
+            wanted += stride if len(old[-1]) == _SLICE else len(old[-1])
         passed += spec.num_elements
     info = specs[0].info
     before, after = (np.concatenate([np.zeros(0, info.bits_dtype), *parts]) for parts in (old, new))
     return choose_classes(before, after, info, total / max(1, len(before)))
 
 
-def _pack_thresholds(classes: Classes) -> bytes:
+def _pack_thresholds(classes: ExponentClasses) -> bytes:
     exponents = [threshold >> (classes.info.mantissa_bits or 0) for threshold in classes.thresholds]
     return struct.pack(f"<B{len(exponents)}H", len(exponents), *exponents)
 
@@ -199,7 +200,7 @@ def _pack_thresholds(classes: Classes) -> bytes:
 def _read_thresholds(reader: StreamReader, info: DtypeInfo) -> tuple[int, ...]:
     (count,) = reader.take(1)
     if count >= MAX_CLASSES or (count and info.mantissa_bits is None):
-        raise malformed(f"{count} thresholds")
+        raise malformed(f"{count} thresholds, expected less than {MAX_CLASSES}, and none for integers")
     exponents = reader.numbers(struct.Struct(f"<{count}H"))
     mantissa_bits = info.mantissa_bits or 0
     num_exponents = 1 << (8 * info.size - 1 - mantissa_bits)

@@ -1,4 +1,4 @@
-"""What a version is made of and how to get it: small, signed by the owner of the lineage, checked before any chunk.
+"""Weights manifest: which tensors and chunks give a version; signed by the lineage's owner, checked before any chunk.
 
 Invariant: a `Manifest` that `open_manifest` returned has consistent counts and sizes within the caller's limits, so
 whatever is allocated for it afterwards is bounded.
@@ -14,11 +14,10 @@ import numpy as np
 from swarm.identity import Identity, node_id_of, verify
 from swarm.types import Canary, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weights.chunks import num_chunks
-from swarm.weights.codec import Codec
-from swarm.weights.full import full_bytes
-from swarm.weights.refuse import Malformed, Unusable, UnusableReason, malformed
+from swarm.weights.codec import Codec, full_bytes
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import MAX_DIMS, MAX_NAME_BYTES, TensorSpec
+from swarm.weights.unusable import Malformed, Unusable, UnusableReason, malformed
 
 DOMAIN_WEIGHTS: Final = b"swarm.v1.weights"
 MAX_CANARIES: Final = 16
@@ -32,9 +31,9 @@ _U8, _U16, _U32, _U64 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a receiver accepts."""
+    """Bounds that a receiver accepts, checked before anything is allocated."""
 
-    manifest_bytes: int = 4 << 20  # what travels between nodes (swarm.wire.weights): a version of 120 GiB in full
+    manifest_bytes: int = 4 << 20  # as between nodes (swarm.wire.weights): enough for a full version of 120 GiB
     payload_bytes: int = 1 << 40
     weights_bytes: int = 1 << 40
     tensors: int = 1 << 17
@@ -42,10 +41,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """One way to one version: in full, or from one other version."""
+    """One payload that gives a version: in full, or as a patch of one other version."""
 
     version: PolicyVersion  # its digest is swarm.model.version_digest of the tensors
-    base: PolicyVersion | None  # None: the payload is complete in itself
+    base: PolicyVersion | None  # None: the payload is the full version
     codec: Codec
     layout: Digest  # of names, dtypes and shapes, see `layout_digest`
     tensors: tuple[TensorSpec, ...]  # in order of name; empty where there is a base, whose layout it is
@@ -61,22 +60,22 @@ def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:
 
 
 def seal_manifest(manifest: Manifest, identity: Identity) -> SealedManifest:
-    """Serialises and signs."""
+    """Serialises and signs a manifest of our own lineage."""
     return seal_body(manifest_body(manifest), identity)
 
 
 def manifest_body(manifest: Manifest) -> bytes:
-    """The manifest as it travels, to be signed by whoever holds the key."""
+    """The manifest as it travels, to be signed by the process that has the key."""
     return _pack(manifest)
 
 
 def seal_body(body: bytes, identity: Identity) -> SealedManifest:
-    """Signs a manifest of our own lineage."""
+    """Signs a serialised manifest of our own lineage."""
     return SealedManifest(body=body, public_key=identity.public_key, signature=identity.sign(DOMAIN_WEIGHTS, body))
 
 
 def open_manifest(sealed: SealedManifest, owner: NodeId, limits: Limits) -> Manifest | Unusable:
-    """The manifest, after its size, signer, signature, structure and sizes were checked, in this order.
+    """Opens a manifest from anywhere; checks its size, signer, signature, structure and sizes, in this order.
 
     Args:
         sealed: from anywhere.
@@ -142,7 +141,7 @@ def _pack_specs(specs: tuple[TensorSpec, ...]) -> bytes:
 def _unpack(body: bytes, limits: Limits) -> Manifest:
     reader = StreamReader([body])
     if reader.take(len(_MAGIC)) != _MAGIC:
-        raise malformed("not a manifest of this version")
+        raise malformed("not a manifest of format SWM1")
     codec = _read_codec(reader)
     version = _read_version(reader)
     base = _read_version(reader) if _read_flag(reader) else None

@@ -1,67 +1,148 @@
-"""From a version to a manifest with its chunks, and from those back to a verified copy.
+"""Publishing: a version becomes manifests and chunks, as patches from what generators hold and some in full (anchors).
 
-Invariant: `stage` gives either every tensor of exactly the version that the manifest names, or a reason; the base and
-whatever an engine runs on are not touched by it.
+Invariant: a manifest body that `Publisher.publish` returns names only chunks that were handed to `put` before.
 """
 
-from collections.abc import Callable, Iterable
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.types import Digest, PolicyVersion, short
-from swarm.weights.check import verified
-from swarm.weights.chunks import checked, chunk_digest, chunked
-from swarm.weights.codec import Codec, decode, encode, is_adapter
+import numpy as np
+
+from swarm.types import Canary, Digest, FloatArray, PolicyVersion
+from swarm.weights.chunks import chunk_digest, split_chunks
+from swarm.weights.codec import Codec, encode, full_bytes, is_adapter
 from swarm.weights.delta import encode_delta, sample_changes
-from swarm.weights.full import full_bytes
-from swarm.weights.manifest import Canary, Manifest, layout_digest
-from swarm.weights.refuse import Malformed, Unusable, UnusableReason
-from swarm.weights.tensors import TensorSpec, Weights, published_digest, specs_of
+from swarm.weights.manifest import Manifest, layout_digest, manifest_body
+from swarm.weights.store import WeightStore
+from swarm.weights.tensors import TensorSpec, Weights, specs_of
+from swarm.weights.verify import VerifiedVersion
+
+logger = logging.getLogger(__name__)
+
+Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]
+Put = Callable[[Digest, bytes], None]
 
 DELTA_AT_MOST: Final = 0.5  # share of the full size from which a patch is not worth its decoding
+CANARY_TOKENS: Final = 64  # of each canary text
+ANCHOR_EVERY: Final = 10  # versions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """A version whose weights were verified; they must not change while it is held."""
+def is_anchor(step: int, every: int = ANCHOR_EVERY) -> bool:
+    """True for a version that is also published in full."""
+    return step % every == 0
 
-    version: PolicyVersion  # with digest
-    weights: Weights
 
-    @classmethod
-    def of(cls, weights: Weights, version: PolicyVersion) -> "Held | Unusable":
-        """Weights from anywhere, after their digest was compared with the version's."""
-        digest = published_digest(weights)
-        if digest != version.digest:
-            detail = f"weights are {short(digest)}, version {version.step} is {short(version.digest)}"
-            return Unusable(reason=UnusableReason.WRONG_TARGET, detail=detail)
-        return cls(version=version, weights=weights)
+def least_store_bytes(specs: Sequence[TensorSpec]) -> int:
+    """Smallest disk budget that always holds a chain from nothing to the newest version: an anchor and a patch."""
+    return math.ceil((1 + DELTA_AT_MOST) * full_bytes(specs))
+
+
+class Publisher:
+    """Encodes each new version of a lineage: as patches from what generators hold, and some in full (anchors).
+
+    Keeps the version before and the newest anchor in memory to patch from.
+
+    Args:
+        put: takes each chunk (digest, content), in order; blocking.
+        canary_ids: token ids of the texts whose log-probs go into each manifest.
+        score: their log-probs under the weights that are being published; see `Generator.score`.
+        anchor_every: versions from one anchor to the next.
+
+    Example:
+        publisher = Publisher(store.put_chunk, canary_ids, evaluator.score)
+        bodies = publisher.publish(version, TorchWeights(tensors))
+    """
+
+    def __init__(
+        self,
+        put: Put,
+        canary_ids: Sequence[Sequence[int]] = (),
+        score: Score | None = None,
+        anchor_every: int = ANCHOR_EVERY,
+    ) -> None:
+        assert not canary_ids or score is not None
+        self._put = put
+        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in canary_ids]
+        self._score = score
+        self._anchor_every = anchor_every
+        self._newest: VerifiedVersion | None = None
+        self._anchor: VerifiedVersion | None = None
+
+    def publish(self, version: PolicyVersion, weights: Weights) -> list[bytes]:
+        """Encodes a version and hands its chunks to `put` (blocking).
+
+        Args:
+            version: with the digest of `weights`.
+            weights: its published tensors, which never change afterwards.
+
+        Returns:
+            Unsigned manifest bodies, smallest payload first; empty where this version was published last.
+
+        Raises:
+            StorageFull: from `put`; nothing of this version is published, the next one patches from the one before.
+        """
+        if self._newest is not None and self._newest.version == version:
+            return []
+        target = VerifiedVersion(version=version, weights=weights)
+        canaries = self._canaries()
+        bodies: list[bytes] = []
+        for base in self._bases(version):
+            manifest = publish(target, base, self._put, canaries)
+            bodies.append(manifest_body(manifest))
+            if manifest.base is None:  # as planned, or because so much changed that no other patch is worth it either
+                self._anchor = target
+                break
+        self._newest = target
+        return bodies
+
+    def _bases(self, version: PolicyVersion) -> list[VerifiedVersion | None]:
+        """Versions to patch from, None for a full copy: the version before, the newest anchor."""
+        if self._newest is None or self._newest.version.step >= version.step:
+            return [None]  # the first since the start, or after a rewind
+        bases: list[VerifiedVersion | None] = [self._newest]
+        if self._anchor is not self._newest:
+            bases.append(self._anchor)
+        return [*bases, None] if is_anchor(version.step, self._anchor_every) else bases
+
+    def _canaries(self) -> tuple[Canary, ...]:
+        if self._score is None or not self._canary_ids:
+            return ()
+        return tuple(
+            Canary(token_ids=np.asarray(ids, np.int32), logprobs=logprobs)
+            for ids, logprobs in zip(self._canary_ids, self._score(self._canary_ids), strict=True)
+        )
+
+
+# --- one payload -------------------------------------------------------------------------------
 
 
 def publish(
-    target: Held,
-    base: Held | None,
-    put: Callable[[bytes, bytes], None],
+    target: VerifiedVersion,
+    base: VerifiedVersion | None,
+    put: Put,
     canaries: tuple[Canary, ...] = (),
     delta_at_most: float = DELTA_AT_MOST,
 ) -> Manifest:
-    """Encodes a version, hands its chunks on, and describes them.
+    """Encodes a version, hands its chunks to `put`, and returns the manifest that describes them.
 
-    A version is published in full where a patch would exceed `delta_at_most` of the full size, by a sample or when it
-    is made. So a patch is held in memory until it is complete, and nothing of one that is given up is handed on.
+    A version is published in full where a patch would exceed `delta_at_most` of the full size, as estimated or as
+    encoded. So a patch stays in memory until it is complete, and no chunk of an abandoned one is handed on.
 
     Args:
-        base: what the payload should start from; None publishes in full.
+        base: the version that a patch should start from; None publishes in full.
         put: takes digest and content of each chunk, in order.
     """
     specs = specs_of(target.weights)
-    with ThreadPoolExecutor(1, "weights-hash") as beside:  # costs no time where a second core is free
-        hashes = beside.submit(_hashes, target.weights, specs)
-        patch = _patch(target, base, delta_at_most)
+    with ThreadPoolExecutor(1, "weights-hash") as second:  # hashing costs no time where a second core is free
+        hashes = second.submit(_hashes, target.weights, specs)
+        patch = _encode_patch(target, base, delta_at_most)
         start = None if patch is None else base
         codec = Codec.LORA if is_adapter(specs) else Codec.FULL if start is None else Codec.DELTA
-        chunks = _put_all(patch if patch is not None else chunked(encode(codec, target.weights, None)), put)
+        chunks = _put_all(patch if patch is not None else split_chunks(encode(codec, target.weights, None)), put)
         return Manifest(
             version=target.version,
             base=start.version if start else None,
@@ -79,8 +160,8 @@ def _hashes(weights: Weights, specs: tuple[TensorSpec, ...]) -> tuple[Digest, ..
     return tuple(weights[spec.name].blake3() for spec in specs)
 
 
-def _patch(target: Held, base: Held | None, at_most: float) -> list[bytes] | None:
-    """Its chunks; None where there can be no patch, or it exceeds a share of the full size."""
+def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most: float) -> list[bytes] | None:
+    """Chunks of a patch; None where the layouts or lineages differ, or it exceeds that share of the full size."""
     specs = specs_of(target.weights)
     if base is None or specs_of(base.weights) != specs or base.version.policy_id != target.version.policy_id:
         return None
@@ -90,7 +171,7 @@ def _patch(target: Held, base: Held | None, at_most: float) -> list[bytes] | Non
         return None
     chunks: list[bytes] = []
     num_bytes = 0
-    for chunk in chunked(encode_delta(base.weights, target.weights, sampled)):
+    for chunk in split_chunks(encode_delta(base.weights, target.weights, sampled)):
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             return None
@@ -104,7 +185,7 @@ class _Chunks:
     num_bytes: int
 
 
-def _put_all(chunks: Iterable[bytes], put: Callable[[Digest, bytes], None]) -> _Chunks:
+def _put_all(chunks: Iterable[bytes], put: Put) -> _Chunks:
     digests: list[Digest] = []
     num_bytes = 0
     for chunk in chunks:
@@ -114,41 +195,31 @@ def _put_all(chunks: Iterable[bytes], put: Callable[[Digest, bytes], None]) -> _
     return _Chunks(tuple(digests), num_bytes)
 
 
-def stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Held | None) -> Held | Unusable:
-    """A verified copy of the manifest's version.
+# --- full copies -------------------------------------------------------------------------------
 
-    Checked in this order: base and its layout before anything is decoded, each chunk before it is read, each tensor
-    after it was decoded, the whole at the end.
 
-    Args:
-        manifest: from `open_manifest`.
-        chunks: its payload, in order, from anywhere; asked for one at a time.
-        base: what this node holds; not used for a payload that is complete in itself.
+def keep_anchor(store: WeightStore, held: VerifiedVersion) -> None:
+    """Writes the missing chunks of a version's full copy, where its manifest is in the store (blocking).
+
+    A node that took the version by patches can then restart from nothing, and serve joiners, without fetching it. On a
+    disk with less free than twice the copy nothing is written: the next versions need the room more. Only chunks that a
+    signed manifest names are written, so they are like fetched ones.
     """
     try:
-        return _stage(manifest, chunks, base)
-    except Malformed as error:
-        return error.unusable()
+        for manifest, _ in store.manifests(held.version.policy_id):
+            if manifest.base is None and manifest.version == held.version:
+                _fill(store, manifest, held)
+    except OSError as error:
+        logger.error(
+            "a full copy of the weights could not be written", extra={"step": held.version.step, "error": str(error)}
+        )
 
 
-def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Held | None) -> Held:
-    start = _checked_base(manifest, base)
-    specs = specs_of(start) if start is not None else manifest.tensors
-    if layout_digest(specs) != manifest.layout or len(specs) != len(manifest.hashes):
-        raise Malformed(UnusableReason.WRONG_LAYOUT, "names, dtypes or shapes are not those of the manifest")
-    hashes = dict(zip(specs, manifest.hashes, strict=True))
-    payload = checked(chunks, manifest.chunks, manifest.payload_bytes)
-    weights = verified(decode(specs, payload, start), hashes, manifest.version.digest)
-    return Held(version=manifest.version, weights=weights)
-
-
-def _checked_base(manifest: Manifest, base: Held | None) -> Weights | None:
-    if manifest.base is None:
-        return None
-    held = None if base is None else base.version
-    if held != manifest.base:
-        what = "nothing" if held is None else f"step {held.step}, {short(held.digest)}"
-        wanted = f"step {manifest.base.step}, {short(manifest.base.digest)}"
-        raise Malformed(UnusableReason.WRONG_BASE, f"holding {what}; the patch starts from {wanted}")
-    assert base is not None
-    return base.weights
+def _fill(store: WeightStore, manifest: Manifest, held: VerifiedVersion) -> None:
+    missing = set(store.missing(manifest.chunks))
+    if not missing or store.free_bytes < 2 * manifest.payload_bytes:
+        return
+    for chunk in split_chunks(encode(manifest.codec, held.weights, None)):
+        digest = chunk_digest(chunk)
+        if digest in missing:
+            store.put_chunk(digest, chunk)

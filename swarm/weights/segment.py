@@ -1,40 +1,36 @@
-"""The changes of consecutive pieces of one dtype: places by class, values by class, in shared streams.
+"""Segments: the changes of consecutive pieces of one dtype, coded class by class in shared streams.
 
 Invariant: a reader takes memory for at most _MAX_CHANGES changes and SEGMENT_PIECES pieces, whatever a segment claims,
 and knows the length of every stream (of bitmaps: a bound) before it reads it.
 
-Layout: pieces u32; part headers, a part being a class of a piece (byte planes); gap streams; bitmaps of each class
-that has some; values of each class that has some.
+    segment
+      num_pieces  u32
+      headers     4 streams, the byte planes of u32 [pieces * classes]: changed weights (26 bits) | encoding (6 bits)
+      gaps        3 streams: high bits u8 (255: see the next stream), wide ones u32, low bits packed by width
+      bitmaps     1 stream for each class that has a part so encoded
+      deltas      for each class with changes: encoding u8, then its streams (`swarm.weights.ulp_delta`)
+
+A part is one class of one piece. Its encoding says which of its weights changed: all of them (nothing follows), a
+bitmap where many did, gaps where few did. A gap is the number of unchanged weights before a changed one (see the
+example in `ClassOrder`). Its low bits are as good as random and travel as they are; the high bits average between 32
+and 64 and take one byte.
 """
 
+import math
 import struct
-from itertools import pairwise
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swarm.weights.bitpack import pack_planes, unpack_planes
-from swarm.weights.classes import Classes
-from swarm.weights.members import Flags, Members, Places, Scratch, places_of
-from swarm.weights.places import (
-    WAY_ALL,
-    WAY_BITMAP,
-    GapReader,
-    GapWriter,
-    bitmap_of,
-    counts_of,
-    gaps_of,
-    header_of,
-    max_bitmap_bytes,
-    read_bitmap,
-    way_of,
-    ways_of,
-)
-from swarm.weights.refuse import Malformed, UnusableReason, malformed
-from swarm.weights.steps import stepped, steps
-from swarm.weights.streams import StreamReader, pack
+from swarm.weights.exponent_classes import ClassOrder, ExponentClasses, Flags, Positions, Scratch, positions_of
+from swarm.weights.streams import StreamReader, pack, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
 from swarm.weights.tensors import Bits
-from swarm.weights.values import ValueReader, ValueWriter
+from swarm.weights.ulp_delta import UlpReader, UlpWriter, add_ulp_deltas, ulp_deltas
+from swarm.weights.unusable import Malformed, UnusableReason, malformed
 
 PIECE: Final = 1 << 20  # weights
 SEGMENT_CHANGES: Final = 1 << 20  # a segment ends with the piece that reaches this
@@ -42,132 +38,279 @@ SEGMENT_PIECES: Final = 4096
 _MAX_CHANGES: Final = SEGMENT_CHANGES + PIECE
 _U32: Final = struct.Struct("<I")
 
+MAX_LOW_BITS: Final = 24  # encodings up to this are gaps with so many low bits
+ENCODING_ALL: Final = 30  # every weight of the part changed
+ENCODING_BITMAP: Final = 31
+_ENCODING_SHIFT: Final = 26
+_COUNT_MASK: Final = (1 << _ENCODING_SHIFT) - 1
+_ESCAPE: Final = 255
+_MAX_GAP: Final = (1 << 32) - (1 << MAX_LOW_BITS)  # of the high bits, so that all fit 32
+_BITMAP_FROM: Final = 0.08  # share of changed weights from which a bitmap is smaller
+_NO_NUMBERS: Final = np.zeros(0, np.uint32)
+
 
 class SegmentWriter:
-    """Collects the changes of pieces."""
+    """Collects the changes of pieces, then writes the segment."""
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, classes: ExponentClasses) -> None:
         self._classes = classes
         self._headers: list[int] = []
         self._gaps = GapWriter()
         self._bitmaps: list[list[bytes]] = [[] for _ in range(classes.count)]
-        self._values = ValueWriter(classes.count)
+        self._deltas = UlpWriter(classes.count)
         self._num_changes = 0
         self._scratch = Scratch(classes.info)
         self._changed = Scratch(classes.info)
 
     @property
     def num_pieces(self) -> int:
-        """So far."""
+        """Pieces added so far."""
         return len(self._headers) // self._classes.count
 
     @property
     def is_full(self) -> bool:
-        """No further piece should be added."""
+        """True when no further piece should be added."""
         return self._num_changes >= SEGMENT_CHANGES or self.num_pieces >= SEGMENT_PIECES
 
     def add(self, base: Bits, target: Bits) -> None:
-        """The next piece."""
+        """Adds the changes of the next piece."""
         is_changed = np.not_equal(base, target, out=self._changed.mask(len(base)))
-        changed = places_of(is_changed)
+        changed = positions_of(is_changed)
         if not len(changed):
             self._headers += [0] * self._classes.count
             return
         self._num_changes += len(changed)
         old = base[changed]
-        numbers = steps(old, target[changed], self._classes.info)
-        members = Members(base, self._classes, self._scratch)
-        order, ranks, flags = members.ranks(changed, old, is_changed)
-        counts: list[int] = np.diff(np.searchsorted(ranks, members.starts)).tolist()
-        self._values.add(numbers[order], counts)
-        self._add_places(ranks, flags, members.starts, counts)
+        deltas = ulp_deltas(old, target[changed], self._classes.info)
+        order = ClassOrder(base, self._classes, self._scratch)
+        by_rank, ranks, flags = order.ranks(changed, old, is_changed)
+        counts: list[int] = np.diff(np.searchsorted(ranks, order.starts)).tolist()
+        self._deltas.add(deltas[by_rank], counts)
+        self._add_ranks(ranks, flags, order.starts, counts)
 
-    def _add_places(self, ranks: Places, flags: Flags, starts: list[int], counts: list[int]) -> None:
+    def _add_ranks(self, ranks: Positions, flags: Flags, starts: list[int], counts: list[int]) -> None:
         gaps, done = gaps_of(ranks, starts, counts), 0
-        for number, (count, (start, end)) in enumerate(zip(counts, pairwise(starts), strict=True)):
-            way = way_of(end - start, count) if count else 0
-            self._headers.append(header_of(count, way))
-            if way == WAY_BITMAP:
+        for class_index, (count, (start, end)) in enumerate(zip(counts, pairwise(starts), strict=True)):
+            encoding = encoding_of(end - start, count) if count else 0
+            self._headers.append(header_of(count, encoding))
+            if encoding == ENCODING_BITMAP:
                 if end > len(flags):
                     flags = np.zeros(end, np.bool_)
                     flags[ranks[: done + count]] = True
-                self._bitmaps[number].append(bitmap_of(flags[start:end]))
-            elif count and way != WAY_ALL:
-                self._gaps.add(gaps[done : done + count], way)
+                self._bitmaps[class_index].append(bitmap_of(flags[start:end]))
+            elif count and encoding != ENCODING_ALL:
+                self._gaps.add(gaps[done : done + count], encoding)
             done += count
 
-    def packed(self) -> bytes:
-        """The segment."""
+    def to_bytes(self) -> bytes:
+        """The segment, laid out as the module says."""
         headers = np.array(self._headers, "<u4")
-        parts = [_U32.pack(self.num_pieces), *(pack(plane) for plane in pack_planes(headers)), self._gaps.packed()]
+        parts = [_U32.pack(self.num_pieces), *(pack(plane) for plane in pack_planes(headers)), self._gaps.to_bytes()]
         parts += [pack(b"".join(bitmaps)) for bitmaps in self._bitmaps if bitmaps]
-        return b"".join([*parts, self._values.packed()])
+        return b"".join([*parts, self._deltas.to_bytes()])
 
 
 class SegmentReader:
     """Gives the changes of a segment back, piece by piece."""
 
-    def __init__(self, reader: StreamReader, classes: Classes, max_pieces: int) -> None:
+    def __init__(self, reader: StreamReader, classes: ExponentClasses, max_pieces: int) -> None:
         """Reads a whole segment. Raises Malformed."""
         self._classes = classes
         (self.num_pieces,) = reader.numbers(_U32)
         if not 0 < self.num_pieces <= min(max_pieces, SEGMENT_PIECES):
-            raise malformed(f"segment of {self.num_pieces} pieces, {max_pieces} are left")
+            raise malformed(f"segment of {self.num_pieces} pieces, expected 1 to {min(max_pieces, SEGMENT_PIECES)}")
         num_parts = self.num_pieces * classes.count
         headers = unpack_planes([reader.stream(num_parts, num_parts) for _ in range(4)], np.dtype("<u4"))
-        counts, ways = counts_of(headers), ways_of(headers)
+        counts, encodings = counts_of(headers), encodings_of(headers)
         num_changes = int(counts.sum())
         if num_changes > _MAX_CHANGES:
             raise Malformed(UnusableReason.TOO_LARGE, f"segment of {num_changes} changes exceeds {_MAX_CHANGES}")
-        self._gaps = GapReader(reader, counts, ways)
+        self._gaps = GapReader(reader, counts, encodings)
         self._counts = counts.reshape(-1, classes.count)
-        self._ways = ways.reshape(-1, classes.count)
-        self._bitmaps = [self._read_bitmaps(reader, number) for number in range(classes.count)]
-        self._values = ValueReader(reader, self._counts.sum(axis=0).tolist(), classes.info.bits_dtype)
+        self._encodings = encodings.reshape(-1, classes.count)
+        self._bitmaps = [self._read_bitmaps(reader, class_index) for class_index in range(classes.count)]
+        self._deltas = UlpReader(reader, self._counts.sum(axis=0).tolist(), classes.info.bits_dtype)
         self._next = 0
         self._scratch = Scratch(classes.info)
 
-    def _read_bitmaps(self, reader: StreamReader, number: int) -> memoryview:
-        is_bitmap = (self._ways[:, number] == WAY_BITMAP) & (self._counts[:, number] > 0)
+    def _read_bitmaps(self, reader: StreamReader, class_index: int) -> memoryview:
+        is_bitmap = (self._encodings[:, class_index] == ENCODING_BITMAP) & (self._counts[:, class_index] > 0)
         if not is_bitmap.any():
             return memoryview(b"")
-        num_changed = int(self._counts[is_bitmap, number].sum())
+        num_changed = int(self._counts[is_bitmap, class_index].sum())
         return memoryview(reader.stream(0, max_bitmap_bytes(num_changed, int(np.count_nonzero(is_bitmap)))))
 
     def apply(self, piece: Bits) -> None:
-        """Turns the next piece of the base into that of the target. Raises Malformed."""
+        """Turns the next piece of the base into the one of the target, in place. Raises Malformed."""
         counts: list[int] = self._counts[self._next].tolist()
-        ways: list[int] = self._ways[self._next].tolist()
+        encodings: list[int] = self._encodings[self._next].tolist()
         self._next += 1
         self.num_pieces -= 1
         if any(counts):
-            members = Members(piece, self._classes, self._scratch)
-            places = members.places(self._ranks(members.starts, counts, ways))
-            piece[places] = stepped(piece[places], self._values.take(counts), self._classes.info)
+            order = ClassOrder(piece, self._classes, self._scratch)
+            positions = order.positions(self._ranks(order.starts, counts, encodings))
+            piece[positions] = add_ulp_deltas(piece[positions], self._deltas.take(counts), self._classes.info)
         if not self.num_pieces and any(len(bitmap) for bitmap in self._bitmaps):
             raise malformed("bitmaps are longer than their classes")
 
-    def _ranks(self, starts: list[int], counts: list[int], ways: list[int]) -> Places:
-        """Of all changed weights of a piece, class by class."""
-        parts: list[Places] = []
-        for number, (count, way, (start, end)) in enumerate(zip(counts, ways, pairwise(starts), strict=True)):
+    def _ranks(self, starts: list[int], counts: list[int], encodings: list[int]) -> Positions:
+        """Ranks of all changed weights of a piece, ascending. Raises Malformed."""
+        parts: list[Positions] = []
+        for class_index, (count, encoding, (start, end)) in enumerate(
+            zip(counts, encodings, pairwise(starts), strict=True)
+        ):
             if count > end - start:
-                raise malformed(f"{count} of {end - start} members changed")
+                raise malformed(f"{count} of {end - start} weights of a class changed")
             if count:
-                ranks = self._part(number, count, way, end - start)
+                ranks = self._read_part(class_index, count, encoding, end - start)
                 ranks += start
                 parts.append(ranks)
         return np.concatenate(parts)
 
-    def _part(self, number: int, count: int, way: int, num_members: int) -> Places:
-        if way == WAY_ALL:
-            if count != num_members:
-                raise malformed(f"{count} changes for all of {num_members} members")
-            return np.arange(num_members)
-        if way != WAY_BITMAP:
-            return self._gaps.take(count, num_members)
-        size = -(-num_members // 8)
-        bitmap, self._bitmaps[number] = self._bitmaps[number][:size], self._bitmaps[number][size:]
+    def _read_part(self, class_index: int, count: int, encoding: int, num_weights: int) -> Positions:
+        if encoding == ENCODING_ALL:
+            if count != num_weights:
+                raise malformed(f"{count} changes for all of {num_weights} weights")
+            return np.arange(num_weights)
+        if encoding != ENCODING_BITMAP:
+            return self._gaps.take(count, num_weights)
+        size = -(-num_weights // 8)
+        bitmaps = self._bitmaps[class_index]
+        bitmap, self._bitmaps[class_index] = bitmaps[:size], bitmaps[size:]
         if len(bitmap) < size:
             raise malformed("bitmap is shorter than its class")
-        return read_bitmap(bitmap, count, num_members)
+        return read_bitmap(bitmap, count, num_weights)
+
+
+# --- parts: which weights of a class changed ---------------------------------------------------
+
+
+def encoding_of(num_weights: int, num_changed: int) -> int:
+    """The encoding of a part with changes: ENCODING_ALL, ENCODING_BITMAP, or the number of low bits of its gaps.
+
+    With so many low bits the high part of a gap averages 32 to 64, which takes one byte.
+    """
+    if num_changed == num_weights:
+        return ENCODING_ALL
+    if num_changed >= _BITMAP_FROM * num_weights:
+        return ENCODING_BITMAP
+    return max(0, math.floor(math.log2(num_weights / num_changed)) - 5)
+
+
+def header_of(num_changed: int, encoding: int) -> int:
+    """The u32 header of a part; 0 where nothing changed."""
+    return num_changed | encoding << _ENCODING_SHIFT if num_changed else 0
+
+
+def counts_of(headers: NDArray[np.uint32]) -> Positions:
+    """Changed weights of each part."""
+    return (headers & np.uint32(_COUNT_MASK)).astype(np.int64)
+
+
+def encodings_of(headers: NDArray[np.uint32]) -> Positions:
+    """The encoding of each part, see `encoding_of`."""
+    return (headers >> np.uint32(_ENCODING_SHIFT)).astype(np.int64)
+
+
+def max_bitmap_bytes(num_changed: int, num_bitmaps: int) -> int:
+    """Upper bound of the bytes of that many bitmaps with that many changed weights in all."""
+    return int(num_changed / _BITMAP_FROM / 8) + num_bitmaps
+
+
+def bitmap_of(is_changed: NDArray[np.bool_]) -> bytes:
+    """A part as one bit a weight, lowest bit first."""
+    return np.packbits(is_changed, bitorder="little").tobytes()
+
+
+def read_bitmap(bitmap: memoryview, count: int, num_weights: int) -> Positions:
+    """Ranks of the changed weights of a part, counted from its first. Raises Malformed."""
+    bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    ranks = np.flatnonzero(bits.view(np.bool_))
+    if len(ranks) != count or ranks[-1] >= num_weights:
+        raise malformed(f"bitmap of {len(ranks)} changes, expected {count}")
+    return ranks
+
+
+@dataclass(slots=True)
+class GapWriter:
+    """Collects the gaps of the parts of a segment."""
+
+    _high: list[NDArray[np.uint32]] = field(default_factory=list[NDArray[np.uint32]])
+    _lows: dict[int, list[NDArray[np.uint32]]] = field(default_factory=dict[int, list[NDArray[np.uint32]]])
+
+    def add(self, gaps: NDArray[np.uint32], low_bits: int) -> None:
+        """Adds the gaps of one part."""
+        if low_bits:
+            self._lows.setdefault(low_bits, []).append(gaps & np.uint32((1 << low_bits) - 1))
+            gaps = gaps >> np.uint32(low_bits)
+        self._high.append(gaps)
+
+    def to_bytes(self) -> bytes:
+        """Three streams: high bits of the gaps, those that take more than a byte, and low bits in order of width."""
+        lows = b"".join(pack_bits(np.concatenate(self._lows[bits]), bits) for bits in sorted(self._lows))
+        high = np.concatenate([*self._high, _NO_NUMBERS])
+        narrow, wide = np.minimum(high, np.uint32(_ESCAPE)).astype(np.uint8), high[high >= _ESCAPE]
+        return pack(narrow.tobytes()) + pack(wide.astype("<u4").tobytes()) + pack(lows)
+
+
+def gaps_of(ranks: Positions, starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.uint32]:
+    """Gaps of all parts of a piece, one part after the other: unchanged weights before each changed one.
+
+    Args:
+        ranks: [n] ascending.
+        starts: rank of the first weight of each part.
+        counts: changed weights of each part, n in all.
+    """
+    gaps = np.empty(len(ranks), np.uint32)
+    np.subtract(ranks[1:], ranks[:-1], out=gaps[1:], casting="unsafe")
+    gaps -= np.uint32(1)
+    for first, start, count in zip(accumulate(counts, initial=0), starts, counts, strict=False):
+        if count:
+            gaps[first] = ranks[first] - start
+    return gaps
+
+
+class GapReader:
+    """Gives the gap-coded parts of a segment back, in order."""
+
+    def __init__(self, reader: StreamReader, counts: Positions, encodings: Positions) -> None:
+        """Reads the three streams of the parts with these counts and encodings. Raises Malformed."""
+        if np.any((encodings > MAX_LOW_BITS) & (encodings < ENCODING_ALL)):
+            raise malformed("unknown encoding of a part")
+        of_gaps = (counts > 0) & (encodings <= MAX_LOW_BITS)
+        total = int(counts[of_gaps].sum())
+        gaps = np.frombuffer(reader.stream(total, total), np.uint8).astype(np.uint32)
+        wide_at = np.flatnonzero(gaps == _ESCAPE)
+        wide = np.frombuffer(reader.stream(4 * len(wide_at), 4 * len(wide_at)), "<u4")
+        gaps[wide_at] = wide
+        low_bits = np.repeat(encodings[of_gaps].astype(np.uint32), counts[of_gaps])
+        largest = int((wide.astype(np.int64) << low_bits[wide_at].astype(np.int64)).max(initial=0))
+        if largest > _MAX_GAP:  # narrow ones fit whatever their low bits
+            raise malformed(f"gap of about {largest} weights")
+        gaps <<= low_bits
+        _add_low_bits(reader, gaps, low_bits)
+        self._gaps = gaps
+        self._next = 0
+
+    def take(self, count: int, num_weights: int) -> Positions:
+        """Ranks of the changed weights of the next part, all below `num_weights`. Raises Malformed."""
+        gaps = self._gaps[self._next : self._next + count]
+        self._next += count
+        ranks = np.cumsum(gaps, dtype=np.int64)
+        ranks += np.arange(count)
+        if ranks[-1] >= num_weights:
+            raise malformed(f"weight {int(ranks[-1])} of {num_weights} changed")
+        return ranks
+
+
+def _add_low_bits(reader: StreamReader, gaps: NDArray[np.uint32], low_bits: NDArray[np.uint32]) -> None:
+    """Reads the low bits of all gaps that have some, and adds them. Raises Malformed."""
+    counts = np.bincount(low_bits, minlength=1)
+    parts = [(width, count) for width, count in enumerate(counts.tolist()) if width and count]
+    total = sum(packed_size(count, width) for width, count in parts)
+    data, start = reader.stream(total, total), 0
+    for width, count in parts:
+        size = packed_size(count, width)
+        lows: NDArray[Any] = unpack_bits(data[start : start + size], count, width)
+        gaps[np.flatnonzero(low_bits == width)] += lows
+        start += size

@@ -1,8 +1,8 @@
-"""Chunks of weights and signed manifests on disk, by digest, shared by the two processes of a node.
+"""Weight store: chunks and signed manifests on disk, by digest, shared by the agent and its workers.
 
-Invariant: a file is there in whole or not at all, and what leaves the store hashes to its name: a damaged file counts
-as missing and is removed. The worker writes chunks before the agent hears of the manifest that names them; the agent
-alone adds manifests and deletes.
+Invariant: a file is complete or absent, and what leaves the store hashes to its name: a damaged file counts as missing
+and is removed. A worker writes every chunk before the agent gets the manifest that names it; the agent alone adds
+manifests and deletes.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from swarm.types import Digest, NodeId, SealedManifest, short
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.manifest import Limits, Manifest, open_manifest
 from swarm.weights.patch_graph import Patch
-from swarm.weights.refuse import Unusable, UnusableReason
 from swarm.weights.retention import choose_kept
+from swarm.weights.unusable import Unusable, UnusableReason
 
 logger = logging.getLogger(__name__)
 
-GRACE_S: Final = 3600.0  # how long chunks that no manifest names are kept: one is being published, or fetched
+GRACE_S: Final = 3600.0  # chunks that no manifest names are kept so long: their version is being published or fetched
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
 _DRAFT: Final = ".draft-"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
@@ -82,18 +82,18 @@ class WeightStore:
     # --- chunks ----------------------------------------------------------------------------------
 
     def put_chunk(self, digest: Digest, data: bytes | memoryview) -> None:
-        """Stores a chunk durably; again the same one only makes it young.
+        """Stores a chunk durably; storing it again only renews its age.
 
         Raises:
-            ValueError: it is too long, or not what the digest says.
-            StorageFull: no room; nothing of it is there.
+            ValueError: it is too long, or has another digest.
+            StorageFull: no room; nothing of it was stored.
         """
         if len(data) > CHUNK_BYTES or chunk_digest(data) != digest:
             raise ValueError(f"{len(data)} bytes are not chunk {short(digest)}")
         path = self._chunks / digest.hex()
         with self._exclusive():
             if path.exists() and path.stat().st_size == len(data):  # content is compared when it is read
-                self._make_young(path)
+                self._renew_age(path)
                 return
         draft = self._draft(self._chunks, data)
         with self._exclusive():
@@ -103,7 +103,7 @@ class WeightStore:
             self._num_bytes += len(data) if is_new else 0
 
     def chunk(self, digest: Digest) -> bytes | None:
-        """A held chunk; None where it is missing, or was damaged."""
+        """A stored chunk; None where it is missing or was damaged."""
         path = self._chunks / digest.hex()
         try:
             changed_s = path.stat().st_mtime
@@ -111,36 +111,36 @@ class WeightStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.error("a chunk of weights cannot be read", extra={"chunk": short(digest), "error": str(error)})
+            logger.error("cannot read a chunk of weights", extra={"chunk": short(digest), "error": str(error)})
             return None
         if chunk_digest(data) == digest:
             return data
-        logger.error("a chunk of weights was damaged on disk and is dropped", extra={"chunk": short(digest)})
+        logger.error("removed a chunk of weights that was damaged on disk", extra={"chunk": short(digest)})
         self._delete(path, changed_s)
         return None
 
     def has(self, digest: Digest) -> bool:
-        """Whether a chunk is there, damaged or not."""
+        """True when a chunk is stored, damaged or not."""
         return (self._chunks / digest.hex()).exists()
 
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Those of these chunks that are not there, each once, in order."""
+        """Which of these chunks are not stored, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
     @property
     def free_bytes(self) -> int:
-        """Of the disk."""
+        """Free bytes of the disk."""
         return shutil.disk_usage(self._chunks).free
 
     @property
     def bytes_held(self) -> int:
-        """Of all chunks, as counted at the last `prune` and with what this process wrote since."""
+        """Bytes of all chunks, as of the last `prune`, plus what this process wrote since."""
         return self._num_bytes
 
     # --- manifests -------------------------------------------------------------------------------
 
     def add_manifest(self, sealed: SealedManifest) -> Manifest | Unusable:
-        """Stores a manifest durably, after all chunks that were put before it. Raises StorageFull."""
+        """Stores a manifest durably, after every chunk that was put before it. Raises StorageFull."""
         manifest = self.open(sealed)
         if isinstance(manifest, Unusable):
             return manifest
@@ -155,7 +155,7 @@ class WeightStore:
         return manifest
 
     def open(self, sealed: SealedManifest) -> Manifest | Unusable:
-        """The manifest, where it is one of its signer's own lineage and within the limits of this store."""
+        """Opens a manifest of its signer's own lineage, within the limits of this store."""
         owner = node_id_of(sealed.public_key)
         manifest = open_manifest(sealed, owner, self.limits)
         if isinstance(manifest, Manifest) and manifest.version.policy_id != owner:
@@ -164,12 +164,12 @@ class WeightStore:
         return manifest
 
     def manifests(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
-        """Those of a lineage, oldest version first, patches before the version in full."""
-        found = [pair for pair in self._all().values() if pair[0].version.policy_id == policy_id]
-        return sorted(found, key=lambda pair: (pair[0].version.step, pair[0].base is None, pair[1].digest))
+        """Manifests of a lineage, oldest version first, patches before the full version."""
+        pairs = [pair for pair in self._all().values() if pair[0].version.policy_id == policy_id]
+        return sorted(pairs, key=lambda pair: (pair[0].version.step, pair[0].base is None, pair[1].digest))
 
     def drop_manifests(self, digests: Iterable[Digest]) -> None:
-        """Forgets manifests, of a branch that is no more; `prune` takes their chunks."""
+        """Deletes manifests (of an abandoned branch); `prune` deletes their chunks."""
         for digest in digests:
             with self._exclusive():
                 (self._manifests / digest.hex()).unlink(missing_ok=True)
@@ -178,10 +178,10 @@ class WeightStore:
     # --- room ------------------------------------------------------------------------------------
 
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
-        """Deletes what the budget or the number of versions leaves no room for; returns the bytes of it.
+        """Deletes what exceeds the disk budget or the number of kept versions; returns the bytes deleted.
 
-        Kept in any case: a patch chain to the newest version of each lineage `in_force`, and chunks younger than
-        `grace_s` that no manifest names; with 0 nobody may be writing. See `swarm.weights.retention`.
+        Always kept: a patch chain to the newest version of each lineage `in_force`, and chunks younger than `grace_s`
+        that no manifest names (with 0 no process may be writing). See `swarm.weights.retention`.
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
@@ -189,19 +189,19 @@ class WeightStore:
         patches = [Patch(manifest=manifest, sealed=sealed) for manifest, sealed in opened.values()]
         kept = choose_kept(patches, in_force, lambda digest: sizes.get(digest.hex(), 0), self.max_bytes)
         self.drop_manifests(patch.digest for patch in patches if patch.digest not in kept)
-        done_with_s: dict[str, float] = {}  # when the newest dropped manifest that names a chunk was written
+        dropped_s: dict[str, float] = {}  # chunk -> when the newest dropped manifest that names it was written
         for name, (manifest, _) in opened.items():
             if bytes.fromhex(name) not in kept:
                 for chunk in manifest.chunks:
-                    done_with_s[chunk.hex()] = max(written_s.get(name, 0.0), done_with_s.get(chunk.hex(), 0.0))
-        num_bytes = self._delete_unnamed(done_with_s, grace_s)
+                    dropped_s[chunk.hex()] = max(written_s.get(name, 0.0), dropped_s.get(chunk.hex(), 0.0))
+        num_bytes = self._delete_unnamed(dropped_s, grace_s)
         self._count()
         return num_bytes
 
-    def _delete_unnamed(self, done_with_s: dict[str, float], grace_s: float) -> int:
-        """Removes chunks that were there when a dropped manifest was written, and what has been lying here unnamed.
+    def _delete_unnamed(self, dropped_s: dict[str, float], grace_s: float) -> int:
+        """Deletes chunks that only dropped manifests name, and those that none has named for `grace_s`.
 
-        While a manifest cannot be read nobody knows what is unnamed.
+        While a manifest cannot be read it is unknown what it names, so the second kind stays.
         """
         opened = self._all()
         kept = {chunk.hex() for manifest, _ in opened.values() for chunk in manifest.chunks}
@@ -209,9 +209,9 @@ class WeightStore:
         oldest_s = self._clock.now_s() - grace_s if is_known else -math.inf
         num_bytes = 0
         for name, _, changed_s in list(_files(self._chunks)):
-            if name not in kept and (changed_s <= done_with_s.get(name, 0.0) or changed_s <= oldest_s):
+            if name not in kept and (changed_s <= dropped_s.get(name, 0.0) or changed_s <= oldest_s):
                 num_bytes += self._delete(self._chunks / name, changed_s)
-        for directory in (self._chunks, self._manifests):  # of a process that was killed
+        for directory in (self._chunks, self._manifests):  # drafts of a process that was killed
             for name, _, changed_s in list(_files(directory, drafts=True)):
                 if changed_s < self._clock.now_s() - GRACE_S:
                     num_bytes += self._delete(directory / name, changed_s)
@@ -223,23 +223,23 @@ class WeightStore:
             self._num_bytes = held
         if held > self.max_bytes:
             bounds = {"bytes": held, "max_bytes": self.max_bytes}
-            logger.warning("what must be kept exceeds weights.store_bytes", extra=bounds)
+            logger.warning("weights that must be kept exceed weights.store_bytes; raise it", extra=bounds)
 
     def _delete(self, path: Path, changed_s: float) -> int:
-        """Removes a file unless somebody made it young meanwhile."""
+        """Deletes a file unless its age was renewed meanwhile; returns its size, else 0."""
         with self._exclusive(), contextlib.suppress(FileNotFoundError):
-            found = path.stat()
-            if found.st_mtime == changed_s:
+            status = path.stat()
+            if status.st_mtime == changed_s:
                 path.unlink()
-                return found.st_size
+                return status.st_size
         return 0
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _all(self) -> dict[str, tuple[Manifest, SealedManifest]]:
-        """Every manifest on disk, by name of its file; one that does not open is removed.
+        """Every manifest on disk, by file name; one that does not open is deleted.
 
-        One that cannot be read now (no file handle is left, the disk does not answer) stays, and is missing here.
+        One that cannot be read now (no file handle left, the disk does not answer) stays, and is missing here.
         """
         names = {name for name, _, _ in _files(self._manifests)}
         for name in names - self._opened.keys():
@@ -248,50 +248,52 @@ class WeightStore:
             except FileNotFoundError:
                 continue  # dropped meanwhile
             except OSError as error:
-                logger.error("a manifest cannot be read", extra={"manifest": name[:8], "error": str(error)})
+                logger.error("cannot read a weights manifest", extra={"manifest": name[:8], "error": str(error)})
                 continue
             manifest = None if sealed is None or sealed.digest.hex() != name else self.open(sealed)
             if sealed is not None and isinstance(manifest, Manifest):
                 with self._lock:
                     self._opened[name] = (manifest, sealed)
                 continue
-            logger.error("a manifest is damaged on disk or too large now, and is dropped", extra={"manifest": name[:8]})
+            logger.error(
+                "deleted a weights manifest: damaged on disk, or over the limits", extra={"manifest": name[:8]}
+            )
             (self._manifests / name).unlink(missing_ok=True)
         with self._lock:
             self._opened = {name: pair for name, pair in self._opened.items() if name in names}
             return dict(self._opened)
 
     def _draft(self, directory: Path, data: bytes | memoryview) -> Path:
-        """Writes data under a name that nobody looks for, down to the disk. Raises StorageFull."""
+        """Writes data durably under a draft name. Raises StorageFull."""
         draft = directory / f"{_DRAFT}{os.getpid()}-{next(self._numbers)}"
-        with _undone(draft), draft.open("wb") as file:
+        with _remove_on_error(draft), draft.open("wb") as file:
             if self._before_write is not None:
                 self._before_write(len(data))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self._make_young(draft)
+        self._renew_age(draft)
         return draft
 
     def _put_in_place(self, draft: Path, path: Path) -> None:
-        with _undone(draft):
+        with _remove_on_error(draft):
             draft.replace(path)
 
-    def _make_young(self, path: Path) -> None:
+    def _renew_age(self, path: Path) -> None:
         now_s = self._clock.now_s()
         os.utime(path, (now_s, now_s))
 
     @contextlib.contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Nobody else renames, rejuvenates or deletes meanwhile, in any thread of either process."""
+        """Excludes renaming, renewing and deleting in every other thread and process."""
         with self._lock, self._lock_path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 @contextlib.contextmanager
-def _undone(draft: Path) -> Generator[None]:
-    """Removes the draft when what is inside fails. Raises StorageFull for a full disk."""
+def _remove_on_error(draft: Path) -> Generator[None]:
+    """Removes the draft when the body fails. Raises StorageFull for a full disk."""
     try:
         yield
     except BaseException as error:
@@ -303,17 +305,17 @@ def _undone(draft: Path) -> Generator[None]:
 
 
 def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, float]]:
-    """Name, bytes and time of change of each file, or of each draft."""
+    """Name, size [bytes] and modification time [s] of each file, or of each draft."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(_DRAFT) is drafts:
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat()
-                    yield entry.name, found.st_size, found.st_mtime
+                    status = entry.stat()
+                    yield entry.name, status.st_size, status.st_mtime
 
 
 def _read_sealed(path: Path) -> SealedManifest | None:
-    """None for a file that is no manifest. Raises OSError."""
+    """A manifest file; None where it is too short to be one. Raises OSError."""
     data = path.read_bytes()
     key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
     if len(signature) < _SIGNATURE_BYTES:

@@ -1,7 +1,7 @@
-"""Tensors as the weight chain sees them: a name, a dtype, a shape, and the bits as unsigned integers.
+"""Host tensors for the weights codec: name, dtype, shape, and the bits as unsigned integers.
 
 Invariant: bits are never read as numbers, so NaN payloads and -0.0 survive. torch appears at the two edges only:
-`TorchWeights` on the way in, `to_torch` on the way out.
+`TorchWeights` in, `to_torch` out.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DtypeInfo:
-    """What the codecs know of a dtype."""
+    """What the codec needs to know of a dtype."""
 
     size: int  # bytes of an element: 1, 2, 4 or 8
-    mantissa_bits: int | None  # None: no floating-point number
+    mantissa_bits: int | None  # None: an integer or bool
     is_signed: bool
     safetensors: str  # its name in a safetensors header
 
@@ -68,7 +68,7 @@ DTYPES: Final[Mapping[str, DtypeInfo]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """Everything of a tensor but its content.
+    """Name, dtype and shape of a tensor.
 
     Example:
         TensorSpec(name="model.norm.weight", dtype="bfloat16", shape=(576,))
@@ -81,7 +81,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         """Raises ValueError where a bound is broken: a spec that exists can be trusted."""
         if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_BYTES:
-            raise ValueError(f"tensor name {self.name[:40]!r} is not one")
+            raise ValueError(f"tensor name {self.name[:40]!r}: expected 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -")
         if self.dtype not in DTYPES:
             raise ValueError(f"tensor {self.name}: dtype {self.dtype[:20]!r} is unknown")
         if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
@@ -91,7 +91,6 @@ class TensorSpec:
 
     @property
     def info(self) -> DtypeInfo:
-        """Of its dtype."""
         return DTYPES[self.dtype]
 
     @property
@@ -101,7 +100,6 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of its content."""
         return self.num_elements * self.info.size
 
 
@@ -137,7 +135,7 @@ def specs_of(weights: Weights) -> tuple[TensorSpec, ...]:
 
 
 def part_of(weights: Weights, name: str, part: slice) -> Bits:
-    """Some patterns of a tensor; of one that is on a device, only these are brought to the host."""
+    """A slice of a tensor's bit patterns; only this slice is copied from a device."""
     if isinstance(weights, TorchWeights):
         return weights.part(name, part)
     return weights[name].bits[part]
@@ -157,7 +155,7 @@ class PublishedDigest:
         self._sha256 = hashlib.sha256(b"swarm published tensors 1\0")
 
     def update(self, tensor: HostTensor) -> None:
-        """Adds the next tensor."""
+        """Hashes the next tensor."""
         spec = tensor.spec
         for text in (spec.name, spec.dtype):
             encoded = text.encode()
@@ -166,7 +164,7 @@ class PublishedDigest:
         self._sha256.update(tensor.bytes)
 
     def digest(self) -> Digest:
-        """Of all tensors so far."""
+        """SHA-256 of all tensors so far."""
         return self._sha256.digest()
 
 
@@ -181,7 +179,7 @@ def published_digest(weights: Weights) -> Digest:
 class TorchWeights(Mapping[str, HostTensor]):
     """Published torch tensors on any device.
 
-    Each is brought to the host when it is asked for; one that is there and contiguous is not copied.
+    Each is copied to the host on access; one that is there already and contiguous is not copied.
     """
 
     def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
@@ -195,7 +193,7 @@ class TorchWeights(Mapping[str, HostTensor]):
         return HostTensor(spec=self._specs[name], bits=self.part(name, slice(None)))
 
     def part(self, name: str, part: slice) -> Bits:
-        """[part] patterns of a tensor, in the memory of the tensor where that is possible."""
+        """A slice of a tensor's bit patterns, sharing its memory where it is contiguous on the CPU."""
         import torch
 
         host = self._on_host.get(name)

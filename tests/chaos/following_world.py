@@ -39,12 +39,11 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.weights.anchors import keep_anchor
 from swarm.weights.apply import Applier
-from swarm.weights.publish import Held
-from swarm.weights.publisher import Publisher
+from swarm.weights.publish import Publisher, keep_anchor
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+from swarm.weights.verify import VerifiedVersion
 
 NUM_ELEMENTS = 1_300_000  # 2.6 MB of bf16: three chunks in full
 FULL_BYTES = 2 * NUM_ELEMENTS
@@ -263,7 +262,9 @@ class Generator(Node):
 
     def start_applier(self) -> Applier:
         """As a worker does when it starts: the engine has the base model."""
-        start = Held(version=PolicyVersion(policy_id="", step=0, digest=published_digest(initial())), weights=initial())
+        start = VerifiedVersion(
+            version=PolicyVersion(policy_id="", step=0, digest=published_digest(initial())), weights=initial()
+        )
         keep = partial(keep_anchor, self.store)
         return Applier(self.engine, start, self.store.chunk, keep=keep)  # type: ignore[arg-type]
 

@@ -13,9 +13,10 @@ from swarm.types import PolicyVersion
 from swarm.weights import delta, segment
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
-from swarm.weights.publish import Held, publish, stage
-from swarm.weights.refuse import Malformed, Unusable
+from swarm.weights.publish import publish
 from swarm.weights.tensors import DTYPES, HostTensor, TensorSpec, Weights, published_digest, specs_of
+from swarm.weights.unusable import Malformed, Unusable
+from swarm.weights.verify import VerifiedVersion, stage
 
 SHAPES = [(), (0,), (1,), (3, 0), (7,), (64,), (65,), (3, 5), (40, 33), (300,)]
 
@@ -133,12 +134,12 @@ def trained(rng: np.random.Generator, num: int = 2000) -> dict[str, HostTensor]:
 # --- whole versions ----------------------------------------------------------------------------
 
 
-def held(weights: Weights, step: int) -> Held:
+def held(weights: Weights, step: int) -> VerifiedVersion:
     version = PolicyVersion(policy_id="a" * 64, step=step, digest=published_digest(weights))
-    return Held(version=version, weights=weights)
+    return VerifiedVersion(version=version, weights=weights)
 
 
-def published(target: Held, base: Held | None, **options: Any) -> tuple[Any, list[bytes]]:
+def published(target: VerifiedVersion, base: VerifiedVersion | None, **options: Any) -> tuple[Any, list[bytes]]:
     chunks: dict[bytes, bytes] = {}
     manifest = publish(target, base, chunks.__setitem__, **options)
     return manifest, [chunks[digest] for digest in manifest.chunks]
@@ -198,9 +199,9 @@ def test_one_patch_from_end_to_end_equals_replaying_each(data: st.DataObject, nu
     replayed = versions[0]
     for base, target in pairwise(versions):
         found = stage(*published(target, base), base=replayed)
-        assert isinstance(found, Held)
+        assert isinstance(found, VerifiedVersion)
         replayed = found
     direct = stage(*published(versions[-1], versions[0], delta_at_most=2.0), base=versions[0])
-    assert isinstance(direct, Held)
+    assert isinstance(direct, VerifiedVersion)
     assert direct.version == replayed.version == versions[-1].version
     assert equal(direct.weights, replayed.weights)

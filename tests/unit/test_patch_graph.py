@@ -12,7 +12,7 @@ from swarm.weights.chunks import chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest
 from swarm.weights.patch_graph import Patch, PatchGraph
-from swarm.weights.publisher import is_anchor
+from swarm.weights.publish import is_anchor
 
 OWNER = make_identity(1)
 LAYOUT = layout_digest(())

@@ -13,12 +13,12 @@ from swarm.model import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
 from swarm.weights import apply
 from swarm.weights.apply import Applier
-from swarm.weights.full import full_bytes
+from swarm.weights.codec import full_bytes
 from swarm.weights.manifest import Limits, layout_digest, open_manifest, seal_body, seal_manifest
-from swarm.weights.publish import Held
-from swarm.weights.publisher import Publisher
-from swarm.weights.refuse import Unusable
+from swarm.weights.publish import Publisher
 from swarm.weights.tensors import TensorSpec, TorchWeights
+from swarm.weights.unusable import Unusable
+from swarm.weights.verify import VerifiedVersion
 
 TRAINER = Identity.from_seed(b"t" * 32)
 STRANGER = Identity.from_seed(b"s" * 32)
@@ -85,8 +85,8 @@ class Chain:
 
     def applier(self, engine: TableEngine | None = None) -> Applier:
         version = PolicyVersion(policy_id="", step=0, digest=weights_digest(self.first))
-        start = Held.of(TorchWeights(self.first), version)
-        assert isinstance(start, Held)
+        start = VerifiedVersion.of(TorchWeights(self.first), version)
+        assert isinstance(start, VerifiedVersion)
         return Applier(engine or TableEngine(self.first), start, self.chunks.get)
 
     def bases(self, step: int) -> list[int | None]:

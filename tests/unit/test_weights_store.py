@@ -16,13 +16,12 @@ from swarm.errors import StorageFull
 from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
-from swarm.weights.codec import Codec
-from swarm.weights.full import full_bytes
+from swarm.weights.codec import Codec, full_bytes
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
-from swarm.weights.publisher import least_store_bytes
-from swarm.weights.refuse import Unusable, UnusableReason
+from swarm.weights.publish import least_store_bytes
 from swarm.weights.store import GRACE_S, WeightStore
 from swarm.weights.tensors import TensorSpec
+from swarm.weights.unusable import Unusable, UnusableReason
 
 OWNER = make_identity(1)
 MIB = 2**20

@@ -15,23 +15,24 @@ from swarm.identity import Identity
 from swarm.model import weights_digest
 from swarm.types import Canary, PolicyVersion, SealedManifest
 from swarm.weights import delta
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, chunked
+from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, split_chunks
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest, seal_manifest
-from swarm.weights.publish import Held, publish, stage
-from swarm.weights.refuse import Malformed, Unusable, UnusableReason
+from swarm.weights.publish import publish
 from swarm.weights.streams import StreamReader, pack
 from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, part_of, published_digest, specs_of, to_torch
+from swarm.weights.unusable import Malformed, Unusable, UnusableReason
+from swarm.weights.verify import VerifiedVersion, stage
 
 OWNER = Identity.from_seed(b"o" * 32)
 LIMITS = Limits()
 
 
-def held(state: dict[str, torch.Tensor], step: int) -> Held:
+def held(state: dict[str, torch.Tensor], step: int) -> VerifiedVersion:
     version = PolicyVersion(policy_id=OWNER.node_id, step=step, digest=weights_digest(state))
-    found = Held.of(TorchWeights(state), version)
-    assert isinstance(found, Held)
+    found = VerifiedVersion.of(TorchWeights(state), version)
+    assert isinstance(found, VerifiedVersion)
     return found
 
 
@@ -51,7 +52,7 @@ def stepped(state: dict[str, torch.Tensor], seed: int = 1) -> dict[str, torch.Te
     }
 
 
-def published(target: Held, base: Held | None, **options: Any) -> tuple[Manifest, list[bytes]]:
+def published(target: VerifiedVersion, base: VerifiedVersion | None, **options: Any) -> tuple[Manifest, list[bytes]]:
     chunks: dict[bytes, bytes] = {}
     manifest = publish(target, base, chunks.__setitem__, **options)
     return manifest, [chunks[digest] for digest in manifest.chunks]
@@ -100,11 +101,11 @@ def test_adapters_travel_alone_in_full_or_as_a_patch() -> None:
     second = stepped(first)
     old, new = held(first, 1), held(second, 2)
     whole, chunks = published(old, None)
-    assert whole.codec is Codec.LORA and whole.base is None and isinstance(stage(whole, chunks, None), Held)
+    assert whole.codec is Codec.LORA and whole.base is None and isinstance(stage(whole, chunks, None), VerifiedVersion)
     patch, chunks = published(new, old, delta_at_most=2.0)
     assert patch.codec is Codec.LORA and patch.base == old.version
     found = stage(patch, chunks, old)
-    assert isinstance(found, Held) and found.version == new.version
+    assert isinstance(found, VerifiedVersion) and found.version == new.version
     with pytest.raises(ValueError, match="adapter factors and nothing else"):
         list(encode(Codec.LORA, TorchWeights(bf16()), None))
 
@@ -129,10 +130,10 @@ def test_a_staged_version_is_the_published_one_and_a_base_for_the_next() -> None
     manifest, chunks = published(new, old)
     assert manifest.codec is Codec.DELTA and manifest.base == old.version and not manifest.tensors
     found = stage(manifest, chunks, old)
-    assert isinstance(found, Held)
+    assert isinstance(found, VerifiedVersion)
     assert weights_digest({n: to_torch(found.weights[n]) for n in found.weights}) == new.version.digest
     again = stage(*published(held(stepped(bf16(), 2), 3), found), base=found)
-    assert isinstance(again, Held) and again.version.step == 3
+    assert isinstance(again, VerifiedVersion) and again.version.step == 3
 
 
 @pytest.mark.parametrize(("share", "codec"), [(0.01, Codec.DELTA), (0.2, Codec.DELTA), (1.0, Codec.FULL)])
@@ -143,7 +144,7 @@ def test_a_version_is_published_in_full_where_much_of_it_changed(share: float, c
     manifest, chunks = published(new, old)
     assert manifest.codec is codec and (manifest.base is None) == (codec is Codec.FULL)
     assert manifest.payload_bytes == sum(map(len, chunks))
-    assert isinstance(stage(manifest, chunks, old), Held)
+    assert isinstance(stage(manifest, chunks, old), VerifiedVersion)
 
 
 @pytest.mark.parametrize("is_seen_by_the_sample", [True, False])
@@ -151,7 +152,7 @@ def test_no_chunk_of_a_patch_that_is_given_up_is_handed_on(
     is_seen_by_the_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_seen_by_the_sample:  # two slices, one at the start and one in the middle
-        monkeypatch.setattr(delta, "_SAMPLE", 1 << 10)
+        monkeypatch.setattr(delta, "_SLICE", 1 << 10)
         monkeypatch.setattr(delta, "_SAMPLED", 1 << 11)
     size = 1 << 21
     first, noise = torch.randn(size), torch.randn(size)
@@ -201,7 +202,7 @@ def test_a_patch_is_refused_on_another_base() -> None:
 
 def test_weights_that_are_not_the_version_are_not_held() -> None:
     version = replace(held(bf16(), 1).version, digest=bytes(32))
-    assert refusal(Held.of(TorchWeights(bf16()), version)) is UnusableReason.WRONG_TARGET
+    assert refusal(VerifiedVersion.of(TorchWeights(bf16()), version)) is UnusableReason.WRONG_TARGET
 
 
 def test_a_manifest_that_lies_about_its_content_is_found_out() -> None:
@@ -224,13 +225,13 @@ def test_chunks_in_another_order_missing_or_repeated_are_refused() -> None:
     for wrong in (chunks[::-1], chunks[:-1], [*chunks, chunks[-1]], [chunks[0]] * 3, [chunks[0][:-1], *chunks[1:]], []):
         found = stage(manifest, wrong, None)
         assert refusal(found) is UnusableReason.WRONG_CHUNK
-    assert isinstance(stage(manifest, chunks, None), Held)
+    assert isinstance(stage(manifest, chunks, None), VerifiedVersion)
 
 
 def test_chunks_do_not_depend_on_how_the_payload_was_cut() -> None:
     data = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5)
-    whole = list(chunked([data]))
-    parts = list(chunked(data[start : start + 300_001] for start in range(0, len(data), 300_001)))
+    whole = list(split_chunks([data]))
+    parts = list(split_chunks(data[start : start + 300_001] for start in range(0, len(data), 300_001)))
     assert whole == parts and b"".join(whole) == data
     assert chunk_digest(whole[0]) == chunk_digest(memoryview(data)[:CHUNK_BYTES])
 

@@ -1,7 +1,7 @@
-"""Why a version from a peer is not used.
+"""Reasons why a version from a peer is not used, as a value and as an exception.
 
-Invariant: inside this package hostile bytes raise `Malformed`; nothing else of them does, and callers of the public
-functions get an `Unusable` value.
+Invariant: inside this package hostile bytes raise `Malformed` and nothing else; callers of the public functions get an
+`Unusable` value.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from enum import StrEnum
 
 
 class UnusableReason(StrEnum):
-    """What was wrong. Each one is counted."""
+    """What was wrong; counted by reason."""
 
     TOO_LARGE = "too_large"  # a size over its bound, before anything was allocated for it
     MALFORMED = "malformed"  # structure of a manifest or of a payload
     WRONG_SIGNATURE = "wrong_signature"
-    WRONG_OWNER = "wrong_owner"  # signed by somebody else than the owner of the lineage
+    WRONG_OWNER = "wrong_owner"  # not signed by the owner of the lineage
     WRONG_CHUNK = "wrong_chunk"  # a chunk is not what its digest says
     WRONG_BASE = "wrong_base"  # what we hold is not what the patch starts from
     WRONG_LAYOUT = "wrong_layout"  # names, dtypes or shapes differ from the base
@@ -24,7 +24,7 @@ class UnusableReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unusable:
-    """Part of a version that will not be used: counted data, not an exception."""
+    """Refusal of a manifest, chunk or version: counted data, not an exception."""
 
     reason: UnusableReason
     detail: str  # values and bounds, for the log
@@ -39,10 +39,10 @@ class Malformed(Exception):
         self.detail = detail
 
     def unusable(self) -> Unusable:
-        """The value that callers see."""
+        """The same as a value, for callers outside this package."""
         return Unusable(reason=self.reason, detail=self.detail)
 
 
 def malformed(detail: str) -> Malformed:
-    """The usual reason."""
+    """`Malformed` for the commonest reason, MALFORMED."""
     return Malformed(UnusableReason.MALFORMED, detail)
