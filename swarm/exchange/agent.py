@@ -283,7 +283,7 @@ class Agent:
     async def applied(self, report: ApplyReport) -> None:
         """An engine took a version, or refused it."""
         assert self.weight_follower is not None, "next_update gave no way"
-        await self.weight_follower.applied(report)
+        await self.weight_follower.on_applied(report)
 
     async def report(self, report: StepReport) -> None:
         """One step was made: its draw is settled, its figures are kept."""

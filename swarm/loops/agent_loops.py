@@ -43,15 +43,15 @@ async def run_agent(
             start("repair", lambda: repair_loop(agent, directory, rng))
         if coordinator is not None:
             start("heartbeat", lambda: heartbeat_loop(agent, coordinator, rng))
-        following = agent.weight_follower
-        if following is not None:
+        follower = agent.weight_follower
+        if follower is not None:
             if directory is None:
                 raise ConfigError(
                     'directory.kind: a node without a trainer of its own finds one there; set it to "dht"'
                 )
-            start("follow", lambda: follow_loop(agent, following, transport, directory, rng))
-        if following is not None and coordinator is not None:
-            start("ledger", lambda: watch_ledger_loop(following, coordinator))
+            start("follow", lambda: follow_loop(agent, follower, transport, directory, rng))
+        if follower is not None and coordinator is not None:
+            start("ledger", lambda: watch_ledger_loop(follower, coordinator))
         if agent.config.weights.publish:
             start("credit", lambda: credit_loop(agent))
         start("tidy", lambda: tidy_loop(agent))

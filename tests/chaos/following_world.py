@@ -323,7 +323,7 @@ def report_of(version: PolicyVersion, draw_step: int) -> StepReport:
     )
 
 
-def following_of(node: Node) -> Any:
+def follower_of(node: Node) -> Any:
     """What a node knows of the trainer it follows."""
     assert node.agent.weight_follower is not None
     return node.agent.weight_follower

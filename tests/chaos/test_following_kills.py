@@ -19,7 +19,7 @@ from .following_world import (
     Generator,
     Trainer,
     World,
-    following_of,
+    follower_of,
     initial,
     play,
     serves,
@@ -40,15 +40,15 @@ def test_a_generator_killed_in_the_middle_of_a_download_goes_on_with_what_it_has
         await trainer.learn(1, from_groups=False)
         generator = Generator(world, 1, makes_groups=False)
         await generator.start()
-        await until(lambda: following_of(generator).bytes_fetched >= CHUNK_BYTES, "the first chunk comes")
+        await until(lambda: follower_of(generator).bytes_fetched >= CHUNK_BYTES, "the first chunk comes")
         assert generator.engine.steps == []
-        fetched = following_of(generator).bytes_fetched
+        fetched = follower_of(generator).bytes_fetched
         await generator.kill()
         again = Generator(world, 1, makes_groups=False)
         await again.start()
         await serves(again, trainer)
         assert again.engine.steps == [1]
-        assert fetched + following_of(again).bytes_fetched < 1.05 * FULL_BYTES + CHUNK_BYTES
+        assert fetched + follower_of(again).bytes_fetched < 1.05 * FULL_BYTES + CHUNK_BYTES
 
     play(tmp_path, scene, FaultPlan(bytes_per_s=0.5e6))
 
@@ -69,7 +69,7 @@ def test_a_generator_that_starts_again_from_the_base_model_downloads_no_version_
             await serves(generator, trainer)
         await trainer.agent.tidy(2**30)
         await generator.agent.tidy(2**30)
-        fetched = following_of(generator).bytes_fetched
+        fetched = follower_of(generator).bytes_fetched
         assert fetched < FULL_BYTES / 10, "it followed by patches"
         if is_agent_killed:
             await generator.kill()
@@ -80,7 +80,7 @@ def test_a_generator_that_starts_again_from_the_base_model_downloads_no_version_
             generator.applier = generator.start_applier()
             await trainer.learn(1, from_groups=False)
         await serves(generator, trainer)
-        assert following_of(generator).bytes_fetched - fetched < FULL_BYTES / 10
+        assert follower_of(generator).bytes_fetched - fetched < FULL_BYTES / 10
 
     play(tmp_path, scene)
 
@@ -135,7 +135,7 @@ def test_a_trainer_that_is_away_stops_generation_and_its_return_starts_it_again(
         await trainer.kill()
         await asyncio.sleep(1.0)
         assert await generator.agent.capacity() == 0
-        status = following_of(generator).status()
+        status = follower_of(generator).status()
         assert not status["is_trainer_connected"] and status["credit"] == 0
         num_made = generator.num_made
         await asyncio.sleep(10.0)
@@ -158,7 +158,7 @@ def test_a_trainer_killed_in_the_middle_of_publishing_shows_nothing_of_it(tmp_pa
         await trainer.kill()  # before the agent heard of the manifests
         await trainer.restart()
         await asyncio.sleep(5.0)
-        assert generator.engine.version == served and following_of(generator).status()["newest_step"] == 0
+        assert generator.engine.version == served and follower_of(generator).status()["newest_step"] == 0
         await trainer.learn(1, from_groups=False)
         await serves(generator, trainer)
         assert not generator.emitted(ApplyFailed)

@@ -8,8 +8,10 @@ import pytest
 from node.status import _following_problems
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.events import GroupsDrawn
+from swarm.interfaces import PeerClient
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.types import NodeId
+from swarm.weight_sync.follower import FollowerState
 
 from .following_world import (
     TRAINER,
@@ -17,7 +19,7 @@ from .following_world import (
     Node,
     Trainer,
     World,
-    following_of,
+    follower_of,
     play,
     serves,
     stepped_far,
@@ -41,7 +43,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         await named.start()
         await serves(named, second)
         await asyncio.sleep(20.0)
-        status = following_of(torn).status()
+        status = follower_of(torn).status()
         assert set(status["candidates"]) == {first.node_id, second.node_id} and not status["policy"]
         assert torn.engine.steps == [] and await torn.agent.capacity() == 0
         assert [record.message for record in caplog.records if "follow.policy" in record.message]
@@ -49,7 +51,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]
         world.directory.adverts = {key: a for key, a in world.directory.adverts.items() if key[1] != second.node_id}
         await asyncio.sleep(3.0)  # a look-up or some that miss it
-        assert not following_of(torn).is_found
+        assert follower_of(torn).state is FollowerState.SEARCHING
         await second.kill()
         await serves(torn, first)
 
@@ -68,10 +70,10 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
         for generator in (waiting, named):
             await generator.start()
         await asyncio.sleep(20.0)
-        (problem,) = _following_problems(following_of(waiting).status())
+        (problem,) = _following_problems(follower_of(waiting).status())
         assert "no trainer publishes" in problem and "weights.publish=true" in problem
         assert plain[0].node_id[:8] in problem and plain[1].node_id[:8] in problem
-        (problem,) = _following_problems(following_of(named).status())
+        (problem,) = _following_problems(follower_of(named).status())
         assert f"{plain[0].node_id[:8]} publishes no weights" in problem and "weights.publish=true" in problem
         trainer = Trainer(world)
         await trainer.start()
@@ -80,7 +82,7 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
         await trainer.publish()
         await serves(waiting, trainer)
         assert world.clock.now_s() - at_s < 2.0, "its first version is told at once"
-        assert not following_of(waiting).status()["candidates"]
+        assert not follower_of(waiting).status()["candidates"]
 
     play(tmp_path, scene)
 
@@ -97,7 +99,7 @@ def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_
         again = Generator(world, 1, makes_groups=False)
         await again.start()
         await serves(again, trainer)
-        assert following_of(again).policy_id == trainer.node_id and not following_of(again).status()["candidates"]
+        assert follower_of(again).policy_id == trainer.node_id and not follower_of(again).status()["candidates"]
 
     play(tmp_path, scene)
 
@@ -118,7 +120,7 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
         world.directory.adverts = {k: advert for k, advert in world.directory.adverts.items() if k[1] == other.node_id}
         world.directory.put = lambda run_id, advert: None  # type: ignore[method-assign]
         await asyncio.sleep(5.0)
-        assert ended == [] and following_of(generator).credit.num_left > 0
+        assert ended == [] and follower_of(generator).credit.num_left > 0
 
     play(tmp_path, scene)
 
@@ -126,13 +128,13 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
 def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
-        await until(lambda: following_of(generator).credit.num_left > 0, "it has leave")
+        await until(lambda: follower_of(generator).credit.num_left > 0, "it has leave")
         ended = list[str]()
         watch_ends(generator, ended)
         trainer.weights = stepped_far(trainer.weights)
         await trainer.learn(1, from_groups=False)
         await until(lambda: generator.engine.version.step == 1, "it comes", 1800.0)
-        assert ended == [] and following_of(generator).holders.scores[trainer.node_id].num_failures > 0
+        assert ended == [] and follower_of(generator).sources.scores[trainer.node_id].num_failures > 0
 
     play(tmp_path, scene, FaultPlan(bytes_per_s=15e3))  # 70 s for a chunk
 
@@ -147,13 +149,13 @@ def watch_ends(node: Node, ended: list[str]) -> None:
 
     node.agent.set_connected = noted  # type: ignore[method-assign]
     if node.agent.weight_follower is not None:
-        disconnected = node.agent.weight_follower.disconnected
+        on_disconnected = node.agent.weight_follower.on_disconnected
 
-        def noted_end(peer: NodeId) -> None:
+        def noted_end(peer: NodeId, client: PeerClient) -> None:
             ended.extend(["watch"] if peer == TRAINER.node_id else [])
-            disconnected(peer)
+            on_disconnected(peer, client)
 
-        node.agent.weight_follower.disconnected = noted_end  # type: ignore[method-assign]
+        node.agent.weight_follower.on_disconnected = noted_end  # type: ignore[method-assign]
 
 
 def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_path: Path) -> None:
@@ -164,13 +166,13 @@ def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_pa
         await trainer.publish()
         await generator.start()
         await serves(generator, trainer)
-        await until(lambda: following_of(generator).capacity() > 0, "it may begin")
+        await until(lambda: follower_of(generator).capacity() > 0, "it may begin")
         trainer.weights = stepped_far(trainer.weights)
         await trainer.learn(1, from_groups=False)
-        await until(lambda: following_of(generator).credit.head_step == 1, "it heard of it")
-        assert following_of(generator).capacity() == 0 and following_of(generator).credit.num_left > 0
+        await until(lambda: follower_of(generator).credit.head_step == 1, "it heard of it")
+        assert follower_of(generator).capacity() == 0 and follower_of(generator).credit.num_left > 0
         await serves(generator, trainer)
-        assert following_of(generator).capacity() > 0
+        assert follower_of(generator).capacity() > 0
 
     play(tmp_path, scene, FaultPlan(bytes_per_s=1e6))
 

@@ -1,4 +1,4 @@
-"""ChunkSources that lie or stall: nothing of theirs is loaded, and the version comes from others."""
+"""Sources that lie or stall: nothing of theirs is loaded, and the version comes from others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.interfaces import StreamItem
-from swarm.loops.fetch_weights import whom_to_watch
+from swarm.loops.fetch_weights import choose_sources
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import TOY_RUN_ID, make_advert, make_identity
 from swarm.types import (
@@ -22,9 +22,9 @@ from swarm.types import (
     SealedManifest,
     StreamFilter,
 )
-from swarm.weight_sync.chunk_sources import MAX_FAILURES
+from swarm.weight_sync.chunk_fetch import MAX_FAILURES, ChunkRequest, Outcome
 
-from .following_world import TRAINER, Generator, Trainer, World, following_of, play, serves, stepped_far, until
+from .following_world import TRAINER, Generator, Trainer, World, follower_of, play, serves, stepped_far, until
 
 
 class Liar:
@@ -95,12 +95,13 @@ def test_holders_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path:
         await generator.start()
         await serves(generator, trainer, 10.0)
         assert sum(staller.num_asked for staller in stallers) > 0
-        holders = following_of(generator).holders
+        sources = follower_of(generator).sources
         for staller in stallers:  # each new version gives it another chance until it is banned
             for _ in range(MAX_FAILURES):
-                holders.failed(staller.identity.node_id, world.clock.monotonic_s())
+                request = ChunkRequest(staller.identity.node_id, b"", world.clock.monotonic_s())
+                sources.end(request, Outcome.FAILED)
         adverts = await world.directory.view(generator.identity, TOY_RUN_ID, world.clock).lookup()
-        watched = whom_to_watch(generator.agent, following_of(generator), adverts)
+        watched = choose_sources(generator.agent, follower_of(generator), adverts)
         assert {address.node_id for address in watched} == {trainer.node_id}
 
     play(tmp_path, scene)
@@ -124,13 +125,13 @@ def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(
         await liar.start(step=1)
         await generator.start()
         await serves(generator, trainer)
-        await until(lambda: following_of(generator).holders.is_banned(liar.identity.node_id), "it is dropped")
+        await until(lambda: follower_of(generator).sources.is_banned(liar.identity.node_id), "it is dropped")
         asked, watched = liar.num_asked, liar.num_watched
         await trainer.learn(3, from_groups=False)
         await serves(generator, trainer)
         await asyncio.sleep(60.0)
         assert (liar.num_asked, liar.num_watched) == (asked, watched)
-        assert following_of(generator).credit.head_step == trainer.version.step
+        assert follower_of(generator).credit.head_step == trainer.version.step
         assert generator.agent.num_failures == 0
 
     play(tmp_path, scene)

@@ -19,7 +19,7 @@ from .following_world import (
     Node,
     Trainer,
     World,
-    following_of,
+    follower_of,
     play,
     serves,
     stepped,
@@ -46,7 +46,7 @@ def test_a_damaged_chunk_on_the_disk_is_fetched_again_and_never_loaded(tmp_path:
         await serves(generator, trainer)
         [failed] = generator.emitted(ApplyFailed)
         assert failed.step == 1 and "wrong_chunk" in failed.error
-        assert following_of(generator).status()["last_error"] == ""
+        assert follower_of(generator).status()["last_error"] == ""
 
     play(tmp_path, scene)
 
@@ -146,11 +146,11 @@ def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newe
         await trainer.learn(1, from_groups=False)
         await until(lambda: bool(generator.emitted(DiskFull)), "it is told")
         await generator.agent.tidy(2**30)
-        assert following_of(generator).status()["newest_step"] == 1
+        assert follower_of(generator).status()["newest_step"] == 1
         generator.is_disk_full = False
         await serves(generator, trainer)
         await generator.agent.tidy(2**30)
-        assert following_of(generator).capacity() > 0
+        assert follower_of(generator).capacity() > 0
         assert max(m.version.step for m, _ in generator.store.manifests(trainer.node_id)) == 1
 
     play(tmp_path, scene)
@@ -193,13 +193,13 @@ def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp
         await until(lambda: len(generator.emitted(ApplyFailed)) == 2, "it is tried twice")
         await asyncio.sleep(5.0)
         assert len(generator.emitted(ApplyFailed)) == 2 and generator.engine.version.step == 1
-        status = following_of(generator).status()
+        status = follower_of(generator).status()
         assert status["last_error"] == "step 2: as scripted" and status["num_apply_failed"] == 2
         await trainer.learn(3)
         await serves(generator, trainer)
-        assert 2 not in generator.engine.steps and following_of(generator).status()["last_error"] == ""
+        assert 2 not in generator.engine.steps and follower_of(generator).status()["last_error"] == ""
         assert len(generator.emitted(ApplyFailed)) == 2, "not a third time"
-        assert following_of(generator).bytes_fetched < FULL_BYTES / 50, "what was refused is staged on the way"
+        assert follower_of(generator).bytes_fetched < FULL_BYTES / 50, "what was refused is staged on the way"
 
     play(tmp_path, scene)
 
@@ -218,7 +218,7 @@ def test_an_engine_that_fails_with_an_unforeseen_error_is_told_and_follows_on(tm
         await generator.start()
         await trainer.learn(2)
         await until(lambda: len(generator.emitted(ApplyFailed)) == 2, "it is tried twice")
-        assert following_of(generator).status()["last_error"] == "step 2: RuntimeError: out of memory"
+        assert follower_of(generator).status()["last_error"] == "step 2: RuntimeError: out of memory"
         assert generator.engine.version.step == 1
         await trainer.learn(3)
         await serves(generator, trainer)

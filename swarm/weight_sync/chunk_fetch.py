@@ -1,0 +1,385 @@
+"""Fetching chunks of weights: which source is asked, how fast each was, and which one is not asked again soon.
+
+Invariant: every table is bounded; a source that forges or keeps stalling is not asked for a while, and one of which
+nothing is known gets one chunk, after an origin that is known to deliver. The origin, the trainer itself, is the last
+resort that is never given up.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.errors import Forged, NotHeld, StorageFull, Unavailable
+from swarm.flow import BoundedTable, RunningMean, Signal
+from swarm.interfaces import PeerClient
+from swarm.types import Digest, JsonDict, NodeId, short
+from swarm.weight_sync.update_planner import ChunkQueue
+from swarm.weights.chunks import CHUNK_BYTES
+
+logger = logging.getLogger(__name__)
+
+BANNED_S: Final = 1800.0  # after something forged
+RESTING_S: Final = 120.0  # after MAX_FAILURES in a row
+MAX_FAILURES: Final = 3
+TIMEOUT_S: Final = 30.0  # of a chunk, from a source that did not fail
+HEDGE_S: Final = 3.0  # after which the origin is asked as well
+MAX_PER_SOURCE: Final = 3  # chunks asked of one source at a time
+ORIGIN_SHARE: Final = 0.5  # a source half as fast as the origin is asked first: the origin has everybody to serve
+MAX_SCORES: Final = 256
+RETRY_S: Final = 1.0  # between two attempts at the origin
+STORAGE_RETRY_S: Final = 5.0  # between two attempts on a full disk
+_MEMORY: Final = 0.7  # share of the old figure in the running mean of the rate
+_FAILED: Final = 0.25  # of the rate that is left after a failure
+_UNKNOWN_BYTES_PER_S: Final = 1e8  # of a source that was never asked, while nothing is known of the origin either
+_UNKNOWN_SHARE: Final = 0.8 * ORIGIN_SHARE  # of the origin's rate: asked when the origin has a chunk to send already
+_LONGEST_PATIENCE: Final = 16.0
+_TIMELY: Final = 0.25  # of its timeout; a chunk that came within it needs less patience
+
+
+class Outcome(StrEnum):
+    """How a request for one chunk ended."""
+
+    SERVED = "served"  # a whole and true chunk came
+    LACKED = "lacked"  # the source does not have it (any more)
+    FAILED = "failed"  # nothing whole came in time
+    FORGED = "forged"  # something else came
+    CANCELLED = "cancelled"  # not wanted any more, or could not be kept: nothing against the source
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """One chunk that a source was asked for."""
+
+    peer: NodeId
+    digest: Digest
+    at_s: float  # monotonic
+
+
+@dataclass(slots=True)
+class SourceScore:
+    """What is known of one source, over all its connections."""
+
+    bytes_per_s: RunningMean = field(default_factory=lambda: RunningMean(_MEMORY))
+    num_chunks: int = 0
+    num_bytes: int = 0
+    num_failures: int = 0
+    num_in_row: int = 0  # failures since it last served
+    failed_at_s: float = -math.inf
+    patience: float = 1.0  # timeouts are so much longer
+
+
+@dataclass(slots=True)
+class _Connection:
+    is_origin: bool
+    held: set[Digest] = field(default_factory=set[Digest])  # of chunks that its manifests name; the origin has them all
+    lacking: set[Digest] = field(default_factory=set[Digest])  # that it answered it lacks
+    num_asked: int = 0  # under way
+
+
+class ChunkSources:
+    """The connected sources of one lineage, ranked by their measured rates. Pure bookkeeping, single-threaded.
+
+    Example:
+        sources.connect(peer, is_origin=False)
+        sources.add_held(peer, manifest.chunks)
+        request = sources.begin(peer, digest)
+        sources.end(request, Outcome.SERVED, num_bytes=len(data), seconds=0.2)
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._connections: dict[NodeId, _Connection] = {}
+        self._banned_until_s = BoundedTable[NodeId, float](MAX_SCORES)
+        self.scores = BoundedTable[NodeId, SourceScore](MAX_SCORES)
+
+    # --- who is there ------------------------------------------------------------------------------
+
+    def connect(self, peer: NodeId, *, is_origin: bool) -> None:
+        """A connection to a source was opened."""
+        self._connections[peer] = _Connection(is_origin)
+
+    def disconnect(self, peer: NodeId) -> None:
+        """It was closed."""
+        self._connections.pop(peer, None)
+
+    def add_held(self, peer: NodeId, chunks: Iterable[Digest]) -> None:
+        """A source named a manifest: it holds these chunks."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            connection.held.update(chunks)
+            connection.lacking.difference_update(chunks)
+
+    def keep_only(self, chunks: set[Digest]) -> None:
+        """Forgets who holds what nobody needs any more."""
+        for connection in self._connections.values():
+            connection.held &= chunks
+            connection.lacking &= chunks
+
+    def is_banned(self, peer: NodeId) -> bool:
+        """Whether it forged something, or kept failing, not long ago."""
+        return self._banned_until_s.get(peer, 0.0) > self._clock.monotonic_s()
+
+    def has_served(self, peer: NodeId) -> bool:
+        """Whether something came of it, and nothing failed since."""
+        score = self.scores.get(peer)
+        return score is not None and score.num_chunks > 0 and score.num_in_row == 0
+
+    @property
+    def connected(self) -> frozenset[NodeId]:
+        """Sources that can be asked now."""
+        return frozenset(self._connections)
+
+    def status(self) -> JsonDict:
+        """Bytes, failures and rate of each connected source."""
+        scores = {peer: self.scores.get(peer) or SourceScore() for peer in sorted(self._connections)}
+        return {
+            peer: {"bytes": s.num_bytes, "failures": s.num_failures, "bytes_per_s": s.bytes_per_s.value or 0.0}
+            for peer, s in scores.items()
+        }
+
+    # --- which one to ask --------------------------------------------------------------------------
+
+    @property
+    def free(self) -> list[NodeId]:
+        """Connected sources that can be asked for one more chunk now, the best first."""
+        ranks: list[tuple[float, NodeId]] = []
+        for peer, connection in self._connections.items():
+            rate = self._score(peer).bytes_per_s.value
+            is_unknown = rate is None and not connection.is_origin
+            if connection.num_asked < (1 if is_unknown else MAX_PER_SOURCE):
+                share = ORIGIN_SHARE if connection.is_origin else 1.0
+                rank = (self._guess() if rate is None else rate) * share / (1 + connection.num_asked)
+                ranks.append((rank, peer))
+        return [peer for _, peer in sorted(ranks, reverse=True)]
+
+    def can_have(self, peer: NodeId, digest: Digest) -> bool:
+        """Whether a connected source may have a chunk."""
+        connection = self._connections[peer]
+        return digest not in connection.lacking and (connection.is_origin or digest in connection.held)
+
+    def is_obtainable(self, digest: Digest) -> bool:
+        """Whether any connected source may have a chunk, busy or not."""
+        return any(self.can_have(peer, digest) for peer in self._connections)
+
+    def timeout_s(self, peer: NodeId) -> float:
+        """How long to wait for a chunk: longer after each one that did not come in time, for slow links."""
+        return TIMEOUT_S * self._score(peer).patience
+
+    def hedge_after_s(self, origin: NodeId) -> float:
+        """How long a source may take before the origin is asked as well; no less than the origin takes itself."""
+        rate = self._score(origin).bytes_per_s.value
+        return HEDGE_S if not rate else min(max(HEDGE_S, 3 * CHUNK_BYTES / rate), TIMEOUT_S)
+
+    def _guess(self) -> float:
+        """Rate of a source that was never asked."""
+        rates = [self._score(peer).bytes_per_s.value for peer, one in self._connections.items() if one.is_origin]
+        return _UNKNOWN_BYTES_PER_S if not rates or rates[0] is None else _UNKNOWN_SHARE * rates[0]
+
+    # --- how it went ---------------------------------------------------------------------------------
+
+    def begin(self, peer: NodeId, digest: Digest) -> ChunkRequest:
+        """A connected source is asked for a chunk."""
+        self._connections[peer].num_asked += 1
+        return ChunkRequest(peer, digest, self._clock.monotonic_s())
+
+    def end(self, request: ChunkRequest, outcome: Outcome, *, num_bytes: int = 0, seconds: float = 0.0) -> None:
+        """A request has ended; the one place where an outcome changes what is known of its source."""
+        peer, score, connection = request.peer, self._score(request.peer), self._connections.get(request.peer)
+        if connection is not None:
+            connection.num_asked = max(0, connection.num_asked - 1)
+        if outcome is Outcome.SERVED:
+            score.num_chunks, score.num_bytes, score.num_in_row = score.num_chunks + 1, score.num_bytes + num_bytes, 0
+            if seconds < _TIMELY * TIMEOUT_S * score.patience:
+                score.patience = max(1.0, score.patience / 2)
+            score.bytes_per_s.add(num_bytes / max(seconds, 1e-6))
+        elif outcome is Outcome.LACKED and connection is not None:
+            connection.held.discard(request.digest)
+            connection.lacking.add(request.digest)
+        elif outcome in (Outcome.FAILED, Outcome.FORGED):
+            score.num_failures += 1
+            if outcome is Outcome.FORGED:
+                self._ban(peer, BANNED_S)
+            if request.at_s >= score.failed_at_s:  # what was under way when it failed before is the same failure
+                rate = score.bytes_per_s.value
+                score.bytes_per_s.value = _FAILED * (self._guess() if rate is None else rate)
+                score.patience = min(2 * score.patience, _LONGEST_PATIENCE)
+                self._add_failure(peer, score)
+
+    def record_unreachable(self, peer: NodeId) -> None:
+        """A connection could not be opened, or nothing came over it."""
+        self._add_failure(peer, self._score(peer))
+
+    def record_forgery(self, peer: NodeId) -> None:
+        """It sent a manifest that is not what it should be, or nothing of use: it is not asked again for long."""
+        self._score(peer).num_failures += 1
+        self._ban(peer, BANNED_S)
+
+    def _add_failure(self, peer: NodeId, score: SourceScore) -> None:
+        score.failed_at_s = self._clock.monotonic_s()
+        score.num_in_row += 1
+        if score.num_in_row >= MAX_FAILURES:
+            self._ban(peer, RESTING_S)
+
+    def _ban(self, peer: NodeId, seconds: float) -> None:
+        until_s = max(self._clock.monotonic_s() + seconds, self._banned_until_s.get(peer, 0.0))
+        self._banned_until_s[peer] = until_s
+
+    def _score(self, peer: NodeId) -> SourceScore:
+        score = self.scores.get(peer) or SourceScore()
+        self.scores[peer] = score
+        return score
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Pending:
+    request: ChunkRequest
+    client: PeerClient
+    answer: asyncio.Future[bytes]
+
+
+class ChunkFetcher:
+    """Fetches the missing chunks of a plan, each from the best source that can give it, hedged by the origin.
+
+    Args:
+        sources: the connected ones.
+        origin: the trainer.
+        queue: missing chunks of the plan.
+        is_planned: whether the plan is final enough to fetch for it.
+        store_chunk: puts a chunk on the disk. Raises ValueError for what is not that chunk, StorageFull.
+        on_lacked: a source lacks a chunk.
+        changed: fires when there may be more to fetch.
+        clock: of the measured rates.
+
+    Example:
+        tasks.create_task(fetcher.run())  # several of them share the queue
+    """
+
+    def __init__(
+        self,
+        sources: ChunkSources,
+        *,
+        origin: Callable[[], NodeId],
+        queue: Callable[[], ChunkQueue],
+        is_planned: Callable[[], bool],
+        store_chunk: Callable[[Digest, bytes], Awaitable[None]],
+        on_lacked: Callable[[Digest], None],
+        changed: Signal,
+        clock: Clock,
+    ) -> None:
+        self._sources = sources
+        self._origin = origin
+        self._queue = queue
+        self._is_planned = is_planned
+        self._store_chunk = store_chunk
+        self._on_lacked = on_lacked
+        self._changed = changed
+        self._clock = clock
+        self._in_flight: set[Digest] = set()
+        self.clients: dict[NodeId, PeerClient] = {}  # of the connected sources
+
+    async def run(self) -> None:
+        """Fetches one chunk after the other until cancelled."""
+        while True:
+            await self._changed.until(lambda: self.next_chunk() is not None)
+            wanted = self.next_chunk()
+            if wanted is not None:
+                await self._fetch(*wanted)
+
+    def next_chunk(self) -> tuple[Digest, NodeId] | None:
+        """A chunk to be fetched now, and the source to ask."""
+        if not self._is_planned():
+            return None
+        queue, first = self._queue(), dict[int, NodeId]()
+        for peer in self._sources.free:  # of those that can give the chunk that is needed first, the best
+            at = queue.first(peer, partial(self._can_ask, peer))
+            if at is not None:
+                first.setdefault(at, peer)
+        return (queue[min(first)], first[min(first)]) if first else None
+
+    def _can_ask(self, peer: NodeId, digest: Digest) -> bool:
+        return digest not in self._in_flight and self._sources.can_have(peer, digest)
+
+    async def _fetch(self, digest: Digest, peer: NodeId) -> None:
+        """Asks a source, and where it takes long the origin as well; the first whole answer wins."""
+        origin = self._origin()
+        self._in_flight.add(digest)
+        pending = [self._ask(peer, digest)]
+        hedge_s: float | None = self._sources.hedge_after_s(origin)
+        try:
+            while pending:
+                answers = [one.answer for one in pending]
+                done, _ = await asyncio.wait(answers, timeout=hedge_s, return_when=asyncio.FIRST_COMPLETED)
+                hedge_s = None
+                if done:
+                    await self._settle(next(one for one in pending if one.answer in done), pending)
+                elif peer != origin and origin in self._sources.connected:
+                    pending.append(self._ask(origin, digest))
+        finally:
+            for one in pending:
+                one.answer.cancel()
+                self._sources.end(one.request, Outcome.CANCELLED)
+            self._in_flight.discard(digest)
+            if digest in self._queue():
+                self._queue().rescan()  # it did not come
+            self._changed.fire()
+
+    def _ask(self, peer: NodeId, digest: Digest) -> _Pending:
+        client = self.clients[peer]
+        answer = asyncio.ensure_future(client.fetch_chunk(digest, self._sources.timeout_s(peer)))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether anybody reads it or not
+        return _Pending(self._sources.begin(peer, digest), client, answer)
+
+    async def _settle(self, one: _Pending, pending: list[_Pending]) -> None:
+        """Stores an answer, and takes it from `pending`; all others too where nobody is to be waited for any more."""
+        request, num_bytes = one.request, 0
+        seconds = self._clock.monotonic_s() - request.at_s
+        try:
+            data = one.answer.result()
+            await self._store_chunk(request.digest, data)
+            outcome, num_bytes = Outcome.SERVED, len(data)
+        except NotHeld:
+            outcome = Outcome.LACKED
+        except (Forged, ValueError) as error:
+            logger.error("a source sent a forged chunk", extra={"peer": short(request.peer), "error": str(error)})
+            outcome = Outcome.FORGED
+        except Unavailable as error:
+            logger.info("a source did not send a chunk", extra={"peer": short(request.peer), "error": str(error)})
+            outcome = Outcome.FAILED
+        except StorageFull:
+            outcome = Outcome.CANCELLED
+        pending.remove(one)
+        self._sources.end(request, outcome, num_bytes=num_bytes, seconds=seconds)
+        if outcome is Outcome.LACKED:
+            self._on_lacked(request.digest)
+        elif outcome is Outcome.FAILED and request.peer == self._origin():
+            await asyncio.sleep(RETRY_S)  # not disconnected: credit comes over the same connection
+        elif outcome in (Outcome.FAILED, Outcome.FORGED):
+            await self._disconnect(one)
+        else:
+            if outcome is Outcome.CANCELLED:
+                await asyncio.sleep(STORAGE_RETRY_S)
+            await self._cancel_late(pending)
+
+    async def _cancel_late(self, pending: list[_Pending]) -> None:
+        """Cancels what another source was faster at. It counts against a source; the origin was only helping."""
+        while pending:
+            late = pending.pop()
+            late.answer.cancel()
+            if late.request.peer == self._origin():
+                self._sources.end(late.request, Outcome.CANCELLED)
+            else:
+                logger.info("the trainer was faster than a source", extra={"peer": short(late.request.peer)})
+                self._sources.end(late.request, Outcome.FAILED)
+                await self._disconnect(late)
+
+    async def _disconnect(self, one: _Pending) -> None:
+        """Closes a connection, and asks no more on it; its watcher connects again after a while."""
+        if self.clients.get(one.request.peer) is one.client:
+            self._sources.disconnect(one.request.peer)
+        await one.client.close()
