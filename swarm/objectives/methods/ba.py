@@ -1,0 +1,59 @@
+"""BA, balanced aggregation: tokens are averaged apart in the positive and the negative rollouts of a group.
+
+    L = (1/M) sum_g [ n+/G mean_{t in +} L_t + n-/G mean_{t in -} L_t ]
+
+A token mean over the whole group couples sign with length (long wrong answers own the step); a mean of rollout
+means makes a token of a long answer count less. The sign is that of the advantage. Secondary: the formula as public
+readings of the paper agree on it, no released code. Ours: PPO's bounds and the unbiased group deviation.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.part import AggregatePart, Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.group_statistics import group_sum
+from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalancedMean(AggregatePart):
+    """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has.
+
+    Rollouts without an advantage are in neither, and in the group size G.
+
+    Source: BA, arXiv:2605.04077.
+    """
+
+    equation: ClassVar[str] = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"
+    scope: ClassVar[Scope] = Scope.GROUP
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        batch, sign = scored.batch, scored.advantages.sum(dim=1).sign()  # [N]
+        size = group_sum(torch.ones_like(sign), batch.group_index)  # G
+        total = losses.new_zeros(())
+        for side in (1, -1):
+            is_there = (sign == side).to(losses.dtype)
+            tokens = group_sum(is_there * batch.length, batch.group_index).clamp(min=1)
+            share = group_sum(is_there, batch.group_index) / size  # n_s / G
+            total = total + (is_there * losses.sum(dim=1) * (share / tokens).to(losses.dtype)).sum()
+        return total / max(1, batch.step_groups)
+
+
+RECIPE = Recipe(
+    name="ba",
+    title="Balanced Aggregation: Understanding and Fixing Aggregation Bias in GRPO",
+    acronym="BA",
+    arxiv="2605.04077",
+    row="S199",
+    verification="secondary",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2),
+    aggregate=BalancedMean(),
+)
