@@ -6,6 +6,7 @@ Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from swarm.clock import Clock
 from swarm.learn.fused_head import Head, Scores, Upstream, pull
+from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
@@ -98,12 +100,14 @@ def score_batch(
     plan: Sequence[PackedRows],
     probes: Mapping[str, Probe] | None = None,
     ranks: Ranks | None = None,
+    noise: LayerNoise | None = None,
 ) -> Measured:
-    """Log-probs, entropies and probes of every trained token, without gradient."""
+    """Log-probs, entropies and probes of every trained token, without gradient; under `noise` where there is some."""
     ranks = ranks or OneProcess()
     found = Measured.empty(batch, network, probes or ())
     for place, counts in ranks.turns(len(plan)):
-        scores = ranks.run(network, partial(score_tokens, network, plan[place], probes))
+        with noise.drawn(place) if noise else nullcontext():
+            scores = ranks.run(network, partial(score_tokens, network, plan[place], probes))
         if counts:
             found.write(plan[place].rollouts, plan[place].positions, scores)
         found.num_passes += 1
@@ -127,6 +131,7 @@ class Gradient:
     optimizer: MasterAdamW
     clock: Clock
     ranks: Ranks = field(default_factory=OneProcess)
+    noise: LayerNoise | None = None  # of the recipe's ratio
 
     def of(self, batch: Batch, plan: Sequence[PackedRows]) -> tuple[float, Measured]:
         """Loss and measurements; the gradient of the whole batch is accumulated in the optimizer.
@@ -138,7 +143,7 @@ class Gradient:
         parts = parts_of(batch, plan, self.recipe.scope)
         if parts is None:
             start = self.clock.monotonic_s()
-            found = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks)
+            found = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks, self.noise)
             rule: _Rule = _Known.of(self.recipe, batch, found)
             found.add_seconds("score", self.clock.monotonic_s() - start)
         else:
@@ -146,7 +151,8 @@ class Gradient:
             rule = _Asked(recipe=self.recipe, batch=batch, found=found)
         for place, counts in self.ranks.turns(len(plan)):
             members = () if parts is None else parts[place]
-            self._pass(plan[place], rule if counts else _Nothing(), members, found)
+            with self.noise.drawn(place) if self.noise else nullcontext():
+                self._pass(plan[place], rule if counts else _Nothing(), members, found)
         loss = rule.loss
         if parts is not None:
             found.exchange(self.ranks, parts)

@@ -1,7 +1,8 @@
 """One policy in training: a draw in, a new policy version out.
 
 Invariant: a step either makes exactly one new version or leaves weights, optimizer, memory and version as
-they were. A step uses no random numbers, so checkpoint and draws reproduce the learner bit for bit.
+they were. A step's only random numbers are a method's layer noise, seeded by the update: checkpoint and draws
+reproduce the learner bit for bit.
 """
 
 import json
@@ -23,6 +24,7 @@ from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, 
 from swarm.learn.diagnostics import OffPolicyStats, off_policy_by_source
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
+from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference import ReferencePolicy
@@ -80,6 +82,8 @@ class PolicyLearner:
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
         self._ranks.adopt(self._network)
         self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
+        noise = self._recipes.main.ratio.noise
+        self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
         self.offness: tuple[OffPolicyStats, ...] = ()
@@ -104,6 +108,8 @@ class PolicyLearner:
         self._check_reference(checkpoint.state.get("reference", ""))
         try:
             self._optimizer.load_state(checkpoint.tensors)
+            if self._noise:
+                self._noise.load_state(checkpoint.tensors)
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self._dir}: checkpoint of another model: {error}") from error
         self._published = self._publish(own, checkpoint.step)
@@ -157,6 +163,8 @@ class PolicyLearner:
             "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
         }
+        if self._noise:
+            tensors |= self._noise.state()
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=tensors, state=state))
 
     def stop(self) -> None:
@@ -278,8 +286,12 @@ class PolicyLearner:
             norm, was_skipped = self._optimize(loss), False
         except NonFiniteStep as error:
             norm, was_skipped = float("nan"), True
+            if self._noise:
+                self._noise.discard()
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": str(error)})
         else:
+            if self._noise:
+                self._noise.step()
             for share, part in parts:
                 self._observe(share, part, "update")
         found.add_seconds("optimizer", self._clock.monotonic_s() - start)
@@ -289,7 +301,12 @@ class PolicyLearner:
 
     def _gradient(self, recipe: Recipe) -> Gradient:
         return Gradient(
-            network=self._network, recipe=recipe, optimizer=self._optimizer, clock=self._clock, ranks=self._ranks
+            network=self._network,
+            recipe=recipe,
+            optimizer=self._optimizer,
+            clock=self._clock,
+            ranks=self._ranks,
+            noise=self._noise if recipe.ratio.noise else None,
         )
 
     def _optimize(self, loss: float) -> float:

@@ -51,6 +51,15 @@ class Requirement(StrEnum):
     REWARD_PARTS = "reward_parts"  # several named rewards for each rollout
     SEGMENT_LOGPROBS = "segment_logprobs"  # nodes of another tokenizer say what their tokens stand for
     VARIED_GROUPS = "varied_groups"  # groups of more or fewer rollouts than the group size
+    PERTURBED_LOGPROBS = "perturbed_logprobs"  # of the policy that is optimised, with noise in its layers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """Gaussian noise on the input of every layer while the learner scores an update; nobody else sees it."""
+
+    std: float  # of each layer's noise before the first update, in units of a hidden state
+    rate: float  # learning rate of Adam on log(std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +186,11 @@ class RatioPart(Part):
     """The importance ratio."""
 
     __slots__ = ()
+
+    @property
+    def noise(self) -> Noise | None:
+        """Noise under which the numerator is scored; a part that returns some needs `PERTURBED_LOGPROBS`."""
+        return None
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:

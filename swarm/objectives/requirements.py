@@ -18,6 +18,7 @@ _ALWAYS = frozenset(
         Requirement.PROXIMAL_LOGPROBS,
         Requirement.REFERENCE_LOGPROBS,
         Requirement.BASELINE_ROLLOUT,
+        Requirement.PERTURBED_LOGPROBS,
     }
 )
 NOT_YET = frozenset(
@@ -52,6 +53,7 @@ _FIXES = {
     Requirement.PREVIOUS_DRAW: f"the draw before, once more: {_NOT_BUILT}",
     Requirement.SEGMENT_LOGPROBS: "nodes of another tokenizer must say what their tokens stand for: "
     "set generator.byte_lengths = true on every node",
+    Requirement.PERTURBED_LOGPROBS: "the learner perturbs its layers itself",
     Requirement.BUDGETS: f"prompts that ask for a number of tokens: {_NOT_BUILT}",
     Requirement.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
     "or an environment that names its rewards",
@@ -100,7 +102,12 @@ def check_safe(safe: Recipe, needs: frozenset[Requirement], supplied: frozenset[
         ConfigError: names what is missing.
     """
     check_supply(safe, supplied)
-    missing = safe.needs & {Requirement.REFERENCE_LOGPROBS, Requirement.BASELINE_ROLLOUT} - needs
+    from_the_start = {
+        Requirement.REFERENCE_LOGPROBS,
+        Requirement.BASELINE_ROLLOUT,
+        Requirement.PERTURBED_LOGPROBS,
+    }
+    missing = safe.needs & from_the_start - needs
     if missing:
         names = ", ".join(sorted(missing))
         raise ConfigError(

@@ -1,0 +1,70 @@
+"""ALP: the policy on top of the ratio is perturbed in every layer, the one below is the generator as it was.
+
+    r_t = pi_{theta,delta}(o) / mu(o),    h_l <- h_l + sigma_l eps, eps ~ N(0, I), at the input of layer l
+
+One ratio corrects staleness and numerical mismatch alike: noise flattens the policy, so the ratio's tail stays short.
+The sigma_l are learned with the policy, on a logarithmic scale; gradient flows through the perturbed pass. As in the
+authors' single-turn script: product over the response, bounds .5 and 4, dual clip 10, sigma .02 at first; the rate of
+the sigmas is that of its multi-turn script, whose own sigma begins at 1e-6. Left out, as with GRPO here: its KL term
+of .001. Ours: noise follows the packing of rows, so responses that share a prompt share the prompt's noise.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.objectives.part import Noise, RatioPart, Requirement, Scope, Scored
+from swarm.objectives.parts.advantage import GroupZScore
+from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.clip import Clip
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio, on_tokens, rollout_sum
+from swarm.objectives.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerturbedRatio(RatioPart):
+    """The ratio of a whole response, of a policy with noise in its layers to the generator.
+
+    Source: ALP, arXiv:2603.19470; amazon-science/adaptive-layerwise-perturbation `compute_policy_loss_perturbed`,
+    `patch_llama.py`.
+    """
+
+    equation: ClassVar[str] = (
+        "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t = log pi_{theta,delta} - log mu"
+    )
+    scope: ClassVar[Scope] = Scope.ROLLOUT
+    std: float = 0.02  # of each layer's noise before the first update
+    rate: float = 5e-4  # of Adam on log(std)
+
+    def __post_init__(self) -> None:
+        if self.std <= 0 or self.rate < 0:
+            raise ConfigError(f"std {self.std} must be above 0 (its logarithm is learned), rate {self.rate} not below")
+
+    @property
+    def needs(self) -> frozenset[Requirement]:
+        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PERTURBED_LOGPROBS})
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(std=self.std, rate=self.rate)
+
+    def __call__(self, scored: Scored) -> Tensor:
+        ratios = log_ratio(scored.logprobs.detach(), scored.behavior, scored.mask)
+        whole = rollout_sum(ratios, scored.mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return on_tokens(whole, scored.logprobs, scored.mask)
+
+
+RECIPE = Recipe(
+    name="alp",
+    title="Adaptive Layerwise Perturbation: Unifying Off-Policy Corrections for LLM RL",
+    acronym="ALP",
+    arxiv="2603.19470",
+    row="S197",
+    verification="code",
+    advantage=GroupZScore(),
+    ratio=PerturbedRatio(),
+    weight=Clip(low=0.5, high=3.0, dual=10.0),
+    aggregate=TokenMean(),
+)
