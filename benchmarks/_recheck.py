@@ -13,17 +13,16 @@ import numpy as np
 
 from benchmarks._groups import GROUP_SIZE, RUN_ID
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.exchange.admission import Admission, AdmissionLimits
+from swarm.exchange.admission import Admission
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
-from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ToyTokenizer, make_rollout
+from swarm.testing.builders import ToyTokenizer, make_admission, make_context, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
-from swarm.types import PolicyVersion, Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
+from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 
 _ENVIRONMENT: Final = EnvironmentConfig(name="reverse", kind="char", dataset="reverse", seed=1)
@@ -80,20 +79,14 @@ async def _admit(admission: Admission, sealed: SealedGroup) -> None:
 
 
 def _admission(verifier: Verifier) -> Admission:
-    clock = SystemClock()
-    return Admission(
+    config = NodeConfig(
         run_id=RUN_ID,
-        node_id=Identity.create().node_id,
-        tokenizer=ToyTokenizer(),
-        verifier=verifier,
-        store=MemoryGroupStore(clock, max_bytes=2**30),
-        clock=clock,
-        limits=AdmissionLimits(group_size=GROUP_SIZE, max_new_tokens=16),
-        head_of=lambda policy_id: PolicyVersion(policy_id=policy_id, step=1),
-        environments=frozenset({_ENVIRONMENT.name}),
-        reputation=Reputation(clock, groups_per_minute=_MANY),
-        offload=asyncio.to_thread,
+        generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=16),
+        exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
+    context = make_context(config, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread)
+    store = MemoryGroupStore(context.clock, max_bytes=2**30)
+    return make_admission(context, store, verifier=verifier, environments=frozenset({_ENVIRONMENT.name}))
 
 
 def _make_groups(identity: Identity, count: int) -> list[SealedGroup]:

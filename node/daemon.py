@@ -21,18 +21,15 @@ from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import Event, NodeFinished, NodeStarted, WorkerDied
-from swarm.exchange.admission import Admission
-from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import Backoff
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
-from swarm.peers.reputation import Reputation
+from swarm.node_context import NodeContext
 from swarm.process import (
     Service,
     defer_gc,
@@ -107,9 +104,11 @@ class Daemon(Service):
         await self.agent.restore()
         others_dial = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": others_dial})
-        self.transport = GrpcTransport(identity, config.run_id, exchange, self.clock, is_welcome=self.agent.is_welcome)
+        self.transport = GrpcTransport(
+            identity, config.run_id, exchange, self.clock, is_welcome=self.agent.reputation.is_allowed
+        )
         self._exit.push_async_callback(self.transport.stop)
-        self.agent.endpoints = await self.transport.serve(self.agent.serving)
+        self.agent.endpoints = await self.transport.serve(self.agent.streams)
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
@@ -125,38 +124,21 @@ class Daemon(Service):
             self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
 
     async def _build_agent(self, identity: Identity) -> Agent:
-        """Opens the store and the sandbox, and puts the door and the buffer between them."""
+        """Opens the store and the sandbox, and builds the agent on them."""
         config = self.config
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
         self._exit.push_async_callback(store.close)
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self._verifier.close)
-        admission = Admission(
-            run_id=config.run_id,
-            node_id=identity.node_id,
+        context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
+        return Agent(
+            context,
+            store=store,
             tokenizer=tokenizer,
             verifier=self._verifier,
-            store=store,
-            clock=self.clock,
-            limits=AdmissionLimits.from_config(config),
-            head_of=lambda policy_id: self.agent.head_of(policy_id),
-            environments=frozenset(env.name for env in config.environments),
-            reputation=Reputation(self.clock, groups_per_minute=config.exchange.groups_per_minute),
-            offload=asyncio.to_thread,
-            usable=await asyncio.to_thread(_usable_corrections, config),
-        )
-        return Agent(
-            config=config,
-            identity=identity,
-            store=store,
-            replay=ReplayBuffer(config.replay, identity.node_id, config.seed, self.clock),
-            admission=admission,
-            verifier=self._verifier,
-            tokenizer_digest=tokenizer.digest,
-            clock=self.clock,
-            emit=self._emit,
             weights=await asyncio.to_thread(_open_weights, config),
+            usable=await asyncio.to_thread(_usable_corrections, config),
         )
 
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
@@ -255,7 +237,7 @@ class Daemon(Service):
         agent, tokens = self.agent, 0
         while not self._is_finished:
             await asyncio.sleep(PROGRESS_EVERY_S)
-            made, tokens = agent.counters.tokens_generated - tokens, agent.counters.tokens_generated
+            made, tokens = agent.own_groups.tokens_generated - tokens, agent.own_groups.tokens_generated
             report = agent.node_report(made / PROGRESS_EVERY_S)
             num_groups = sum(edge.num_groups for edge in report.edges)
             fields = {
@@ -285,15 +267,15 @@ class Daemon(Service):
             "endpoints": list(agent.endpoints),
             "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
             "peers": sorted(agent.peers.connected),
-            "num_put": agent.counters.num_put,
-            "num_admitted": agent.intake.num_admitted,
-            "num_local_used": agent.drawing.num_local,
-            "num_external_used": agent.drawing.num_external,
-            "tokens_generated": agent.counters.tokens_generated,
-            "bytes_sent": agent.serving.bytes_sent,
-            "bytes_received": agent.intake.bytes_received,
-            "refusals": {str(reason): count for reason, count in agent.intake.refusals.items()},
-            "evaluations": agent.coordination.evaluations,
+            "num_put": agent.own_groups.num_put,
+            "num_admitted": agent.ingest.num_admitted,
+            "num_local_used": agent.journal.num_local,
+            "num_external_used": agent.journal.num_external,
+            "tokens_generated": agent.own_groups.tokens_generated,
+            "bytes_sent": agent.streams.bytes_sent,
+            "bytes_received": agent.ingest.bytes_received,
+            "refusals": {str(reason): count for reason, count in agent.ingest.refusals.items()},
+            "evaluations": agent.coordinator_view.evaluations,
             "replay_groups": replay.num_groups,
             "replay_bytes": replay.num_bytes,
             "num_failures": agent.num_failures,
@@ -303,7 +285,7 @@ class Daemon(Service):
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": max(0, self._verifier.num_started - 1),
             },
-            "guard": agent.coordination.advice.guard,
+            "guard": agent.coordinator_view.advice.guard,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
         }

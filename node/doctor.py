@@ -22,7 +22,7 @@ from swarm.clock import SystemClock
 from swarm.config import NodeConfig, load_config
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.admission_checks import CLOCK_SKEW_S
+from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.identity import Identity
 from swarm.process import is_running
 from swarm.types import JsonDict

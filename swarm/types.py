@@ -61,10 +61,6 @@ class PolicyVersion:
     step: int  # optimizer steps since the lineage began, >= 0
     digest: Digest = b""  # of the published tensors; empty where not (yet) known
 
-    def age_at(self, head: "PolicyVersion") -> int | None:
-        """Steps from this version to `head`, or None across lineages, where no age exists."""
-        return head.step - self.step if head.policy_id == self.policy_id else None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSpan:

@@ -1,6 +1,6 @@
-"""The one door for foreign data: a sealed group becomes a scored and stored one, or a counted refusal.
+"""Admission: a sealed group from a peer becomes a scored and stored one, or a counted refusal.
 
-Invariant: nothing a peer sent reaches buffer, learner or relay but through `Door.admit`, whose result
+Invariant: nothing that a peer sent reaches buffer, learner or relay except through `Admission.admit`, whose result
 carries rewards computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
 """
 
@@ -8,32 +8,24 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.clock import Clock
 from swarm.errors import RolloutFailed, StorageFull
-from swarm.exchange.admission_checks import (
-    AdmissionLimits,
-    Finding,
-    check_form,
-    check_freshness,
-    check_verdict,
-    clamp_logprobs,
-    correction_of,
-)
+from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form, check_verdict, to_scored_group
 from swarm.exchange.known_versions import KnownVersions
-from swarm.identity import Identity
-from swarm.interfaces import GroupStore, Offload, Tokenizer, Verdict, Verifier
-from swarm.peers.reputation import UNPROVEN, Reputation
+from swarm.exchange.staleness import check_freshness
+from swarm.interfaces import GroupStore, Tokenizer, Verifier
+from swarm.node_context import NodeContext
+from swarm.peers.peer_table import Peers
+from swarm.peers.reputation import Reputation
 from swarm.types import (
     Correction,
     Digest,
     FloatArray,
     NodeId,
-    PolicyVersion,
     RefusalReason,
     Refused,
     RolloutGroup,
@@ -42,224 +34,248 @@ from swarm.types import (
     short,
 )
 from swarm.weight_sync.credit import CreditLedger
-from swarm.wire.envelopes import open_group, seal_group
-
-__all__ = ["Admission", "AdmissionLimits"]
+from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
 _MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
+class Arrival:
+    """One group on its way through the checks, with what they have established so far."""
+
+    sealed: SealedGroup  # as it travelled; hostile
+    via: NodeId  # the authenticated peer that sent it
+    group: RolloutGroup | None = None  # once digest, signature and structure hold
+    rewards: FloatArray = field(init=False)  # [G], from the sandbox
+    scored: ScoredGroup = field(init=False)  # once it is stored
+
+
 class Admission:
-    """Admission of groups; one per node.
+    """Admission of groups from peers; one per node.
 
     Args:
-        run_id: groups of other runs are refused.
-        node_id: our own; our groups coming back are duplicates. Also the name of our lineage.
+        context: of the node. Our own groups coming back are duplicates; groups of other runs are refused.
+        store: admitted groups are in it before `admit` returns.
         tokenizer: of this node's model.
         verifier: scores answers in the sandbox and rebuilds tasks.
-        store: admitted groups are in it before `admit` returns.
-        clock: wall clock and monotonic time.
-        limits: bounds.
-        head_of: newest signed head known of a lineage, our own included.
-        environments: names this node can rebuild.
-        standing: what is known of each peer.
-        offload: runs a blocking function off the event loop.
+        peers: the newest head known of each lineage, our own included.
+        versions: that existed, as far as this node knows.
+        reputation: of each peer, charged for what it sends.
+        credit_ledger: who may send groups of our own lineage; None admits them from everybody.
+        environments: names this node can rebuild; those of the configuration when left out.
         usable: what this node's recipe may learn from; a group of another correction is refused.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        run_id: str,
-        node_id: NodeId,
+        store: GroupStore,
         tokenizer: Tokenizer,
         verifier: Verifier,
-        store: GroupStore,
-        clock: Clock,
-        limits: AdmissionLimits,
-        head_of: Callable[[NodeId], PolicyVersion | None],
-        environments: frozenset[str],
+        peers: Peers,
+        versions: KnownVersions,
         reputation: Reputation,
-        offload: Offload,
+        credit_ledger: CreditLedger | None = None,
+        environments: frozenset[str] | None = None,
         usable: frozenset[Correction] = frozenset(Correction),
     ) -> None:
-        self._run_id = run_id
-        self._node_id = node_id
+        self._context = context
+        self._run_id = context.config.run_id
+        self._limits = AdmissionLimits.from_config(context.config)
+        self._store = store
         self._tokenizer = tokenizer
         self._verifier = verifier
-        self._store = store
-        self._clock = clock
-        self._limits = limits
-        self._head_of = head_of
-        self._environments = environments
+        self._peers = peers
+        self._versions = versions
         self._reputation = reputation
-        self._offload = offload
+        self._credit_ledger = credit_ledger
+        configured = frozenset(env.name for env in context.config.environments)
+        self._environments = configured if environments is None else environments
         self._usable = usable
-        self.versions = KnownVersions(node_id, clock)  # recorded by the agent
-        self.credit_ledger: CreditLedger | None = None  # who may send groups of our own lineage; set by the agent
-        self._judged: Counter[NodeId] = Counter()  # such groups between that check and their end
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
-        self._in_flight: set[Digest] = set()
+        self._in_flight: set[Digest] = set()  # genuine groups under admission now
+        self._num_judged: Counter[NodeId] = Counter()  # of our lineage, from the check of credit to their end
         self.num_admitted = 0
         self.refusals: Counter[RefusalReason] = Counter()
 
-    def is_open_to(self, peer: NodeId) -> bool:
-        """False while the peer's standing is below the floor: nothing from it is worth any work."""
-        return not self._reputation.is_low(peer)
-
     async def admit(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Judges, scores and stores one foreign group.
+        """Checks, scores and stores one group of another node.
 
         Args:
             sealed: as it travelled; hostile.
             via: the authenticated peer that sent it.
         """
-        refused = self._refuse_at_the_step(sealed, via)
-        if refused is not None:
-            return refused
-        async with self._slots:
-            opened = await self._open(sealed)
-            if isinstance(opened, Refused):
-                self._count(opened, via, is_signed=opened.reason not in UNPROVEN)
-                return opened
-            result = await self._admit_once(opened, sealed, via)
-        if isinstance(result, Refused):
-            self._count(result, via, is_signed=True)
-        else:
-            self.num_admitted += 1
-            self._reputation.record_good(result.group.producer)
-        return result
+        arrival = Arrival(sealed=sealed, via=via)
+        finding = self._check_unread(arrival)
+        if finding is None:
+            async with self._slots:
+                finding = await self._check_sealed(arrival) or await self._check_opened(arrival)
+        if finding is not None:
+            reason, detail = finding
+            refused = Refused(
+                reason=reason,
+                detail=detail,
+                producer=sealed.producer,
+                digest=sealed.digest,
+                created_at_s=None if arrival.group is None else arrival.group.created_at_s,
+            )
+            return self._count(refused, via)
+        self.num_admitted += 1
+        self._reputation.record_good(sealed.producer)
+        return arrival.scored
 
     def refuse_items(self, via: NodeId) -> Refused:
-        """A neighbour said more than anybody has to say; it is charged."""
-        refused = Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=f"{short(via)} said too much in a minute")
-        self._count(refused, via, is_signed=False)
-        return refused
-
-    async def score_own(self, group: RolloutGroup) -> tuple[RolloutGroup, FloatArray]:
-        """One of our groups with its rewards claimed: rewards ([G]) and verifier come from the sandbox.
-
-        Raises:
-            LookupError: unknown environment or task.
-            RolloutFailed: the verifier failed on these answers.
-        """
-        verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
-        rollouts = tuple(
-            replace(rollout, claimed_reward=float(reward))
-            for rollout, reward in zip(group.rollouts, verdict.rewards, strict=True)
+        """A neighbour's stream exceeds its quota of items; it is charged."""
+        return self._count(
+            Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=f"{short(via)} sent too many items in a minute"), via
         )
-        return replace(group, rollouts=rollouts, verifier=verdict.verifier), verdict.rewards
 
-    async def own(self, group: RolloutGroup, identity: Identity) -> tuple[ScoredGroup, SealedGroup]:
-        """Scores, seals and stores one of our groups; nothing is refused. Raises also StorageFull."""
-        claimed, rewards = await self.score_own(group)
-        sealed = await self._offload(seal_group, claimed, identity)
-        scored = self._scored(clamp_logprobs(claimed), sealed, rewards, is_made_here=True)
-        await self._store.put(scored, sealed)
-        return scored, sealed
+    # --- the order of checks -------------------------------------------------------------------------
+    # Cheap to expensive. Each check returns what is wrong, or None.
 
-    # --- steps of admission ----------------------------------------------------------------------
+    def _check_unread(self, arrival: Arrival) -> Finding:
+        """What is decided by the sender and a length."""
+        return self._sender_reputation(arrival) or self._sender_quota(arrival) or self._size(arrival)
 
-    def _refuse_at_the_step(self, sealed: SealedGroup, via: NodeId) -> Refused | None:
-        """What can be said without looking at more than a length."""
-        finding: Finding = None
-        if self._reputation.is_low(via):
-            finding = RefusalReason.LOW_REPUTATION, f"sender {short(via)} is below the floor"
-        elif not self._reputation.take(via):
-            finding = RefusalReason.OVER_QUOTA, f"sender {short(via)} used up its quota"
-        elif sealed.size_bytes > self._limits.max_group_bytes:
-            bound = self._limits.max_group_bytes
-            finding = RefusalReason.TOO_LARGE, f"{sealed.size_bytes} bytes exceed {bound}"
-        if finding is None:
-            return None
-        refused = _refused(finding, sealed)
-        self._count(refused, via, is_signed=False)
-        return refused
+    async def _check_sealed(self, arrival: Arrival) -> Finding:
+        """What is decided by the bytes; afterwards the group is its producer's."""
+        return (
+            await self._digest(arrival)
+            or await self._duplicate(arrival)
+            or await self._signature_and_structure(arrival)
+        )
 
-    async def _open(self, sealed: SealedGroup) -> RolloutGroup | Refused:
-        """The group inside: digest, duplicate, signature, structure, and what its values alone decide."""
-        digest = await self._offload(_digest_of, sealed.body)
-        if digest != sealed.digest:
-            return _refused((RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"), sealed)
-        if await self._store.contains(digest):
-            return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
-        opened = await self._offload(open_group, sealed, self._limits.max_group_bytes)
-        if isinstance(opened, Refused):
-            return replace(opened, producer=sealed.producer, digest=sealed.digest)
-        return opened
-
-    async def _admit_once(self, group: RolloutGroup, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """The rest for a group whose signature holds, unless the same one is on its way already."""
+    async def _check_opened(self, arrival: Arrival) -> Finding:
+        """What is decided by origin, content and answers; afterwards the group is stored."""
+        group, digest = arrival.group, arrival.sealed.digest
+        assert group is not None
         # Only a genuine group enters the set: a forged copy must not hold the place of the real one.
-        if sealed.digest in self._in_flight:
-            return _refused((RefusalReason.DUPLICATE, "on its way already"), sealed)
-        self._in_flight.add(sealed.digest)
+        if digest in self._in_flight:
+            return RefusalReason.DUPLICATE, "under admission already"
+        self._in_flight.add(digest)
         try:
-            # Again: another copy may have come all the way through while this one was opened.
-            if await self._store.contains(sealed.digest):
-                return _refused((RefusalReason.DUPLICATE, "seen before"), sealed)
-            finding = self._check_origin(group, via)
+            finding = (
+                await self._duplicate(arrival)  # again: another copy may have been stored while this one was opened
+                or self._producer_is_not_us(group)
+                or self._producer_reputation(group)
+                or self._producer_quota(group, arrival.via)
+                or self._run(group)
+                or self._environment(group)
+                or self._own_policy_has_followers(group)
+                or self._freshness(group)
+                or self._versions.check(group)
+                or self._credit(group)
+            )
             if finding is not None:
-                return replace(_refused(finding, sealed), created_at_s=group.created_at_s)
-            if group.policy_id != self._node_id:
-                return await self._judge(group, sealed)
-            with self._judging(group.producer):
-                return await self._judge(group, sealed)
+                return finding
+            with self._counting_against_credit(group):
+                return (
+                    await self._form(group)
+                    or await self._task_prompt_and_rewards(group, arrival)
+                    or self._correction(group, arrival)
+                    or await self._storage(arrival)
+                )
         finally:
-            self._in_flight.discard(sealed.digest)
+            self._in_flight.discard(digest)
+
+    # --- unread --------------------------------------------------------------------------------------
+
+    def _sender_reputation(self, arrival: Arrival) -> Finding:
+        if self._reputation.is_low(arrival.via):
+            return RefusalReason.LOW_REPUTATION, f"sender {short(arrival.via)} is below the floor"
+        return None
+
+    def _sender_quota(self, arrival: Arrival) -> Finding:
+        if not self._reputation.take(arrival.via):
+            return RefusalReason.OVER_QUOTA, f"sender {short(arrival.via)} used up its quota"
+        return None
+
+    def _size(self, arrival: Arrival) -> Finding:
+        size_bytes, bound = arrival.sealed.size_bytes, self._limits.max_group_bytes
+        return (RefusalReason.TOO_LARGE, f"{size_bytes} bytes exceed {bound}") if size_bytes > bound else None
+
+    # --- sealed --------------------------------------------------------------------------------------
+
+    async def _digest(self, arrival: Arrival) -> Finding:
+        if await self._context.offload(_digest_of, arrival.sealed.body) != arrival.sealed.digest:
+            return RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"
+        return None
+
+    async def _duplicate(self, arrival: Arrival) -> Finding:
+        if await self._store.contains(arrival.sealed.digest):
+            return RefusalReason.DUPLICATE, "seen before"
+        return None
+
+    async def _signature_and_structure(self, arrival: Arrival) -> Finding:
+        opened = await self._context.offload(open_group, arrival.sealed, self._limits.max_group_bytes)
+        if isinstance(opened, Refused):
+            return opened.reason, opened.detail
+        arrival.group = opened
+        return None
+
+    # --- opened: origin ------------------------------------------------------------------------------
+
+    def _producer_is_not_us(self, group: RolloutGroup) -> Finding:
+        return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._context.node_id else None
+
+    def _producer_reputation(self, group: RolloutGroup) -> Finding:
+        if self._reputation.is_low(group.producer):
+            return RefusalReason.LOW_REPUTATION, f"producer {short(group.producer)} is below the floor"
+        return None
+
+    def _producer_quota(self, group: RolloutGroup, via: NodeId) -> Finding:
+        """Groups that others relay count against their producer, too."""
+        if group.producer != via and not self._reputation.take(group.producer):
+            return RefusalReason.OVER_QUOTA, f"producer {short(group.producer)} used up its quota"
+        return None
+
+    def _run(self, group: RolloutGroup) -> Finding:
+        return (RefusalReason.WRONG_RUN, "a group of another run") if group.run_id != self._run_id else None
+
+    def _environment(self, group: RolloutGroup) -> Finding:
+        if group.env not in self._environments:
+            return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have"
+        return None
+
+    def _own_policy_has_followers(self, group: RolloutGroup) -> Finding:
+        if group.policy_id == self._context.node_id and not self._limits.has_followers:
+            return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
+        return None
+
+    def _freshness(self, group: RolloutGroup) -> Finding:
+        head = self._peers.head_of(group.policy_id)
+        return check_freshness(group, head, self._context.clock.now_s(), self._limits)
+
+    def _credit(self, group: RolloutGroup) -> Finding:
+        """Of our own lineage only as much as was granted, so that no follower crowds out the others."""
+        if self._credit_ledger is None or group.policy_id != self._context.node_id:
+            return None
+        if self._credit_ledger.is_expected(group.producer, self._num_judged[group.producer]):
+            return None
+        return RefusalReason.NO_CREDIT, "more than its producer was given credit for"
 
     @contextmanager
-    def _judging(self, producer: NodeId) -> Generator[None, None, None]:
-        """Counts a group of our lineage while it is judged, so that many at a time cannot pass on leave for one."""
-        self._judged[producer] += 1
+    def _counting_against_credit(self, group: RolloutGroup) -> Generator[None, None, None]:
+        """Counts a group of our lineage until its end, so that many at a time cannot pass on credit for one."""
+        producer, is_own_policy = group.producer, group.policy_id == self._context.node_id
+        self._num_judged[producer] += is_own_policy
         try:
             yield
         finally:
-            self._judged[producer] -= 1
-            if not self._judged[producer]:
-                del self._judged[producer]
+            self._num_judged[producer] -= is_own_policy
+            if not self._num_judged[producer]:
+                del self._num_judged[producer]
 
-    async def _judge(self, group: RolloutGroup, sealed: SealedGroup) -> ScoredGroup | Refused:
-        """Its values and its answers."""
-        finding = await self._offload(check_form, group, self._tokenizer, self._limits)
-        if finding is not None:
-            return _refused(finding, sealed)
-        verdict = await self._verdict(group)
-        if not isinstance(verdict, Verdict):
-            return _refused(verdict, sealed)
-        return await self._keep(group, sealed, verdict)
+    # --- opened: content and answers -----------------------------------------------------------------
 
-    def _check_origin(self, group: RolloutGroup, via: NodeId) -> Finding:
-        """Who made it, when, for which run and environment."""
-        producer = group.producer
-        if producer == self._node_id:
-            return RefusalReason.DUPLICATE, "our own group"
-        if self._reputation.is_low(producer):
-            return RefusalReason.LOW_REPUTATION, f"producer {short(producer)} is below the floor"
-        if producer != via and not self._reputation.take(producer):
-            return RefusalReason.OVER_QUOTA, f"producer {short(producer)} used up its quota"
-        if group.run_id != self._run_id:
-            return RefusalReason.WRONG_RUN, "a group of another run"
-        if group.env not in self._environments:
-            return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have"
-        if group.policy_id == self._node_id and not self._limits.has_followers:
-            return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
-        head = self._head_of(group.policy_id)
-        finding = check_freshness(group, head, self._clock.now_s(), self._limits)
-        return finding or self.versions.check(group) or self._check_credit(group)
+    async def _form(self, group: RolloutGroup) -> Finding:
+        return await self._context.offload(check_form, group, self._tokenizer, self._limits)
 
-    def _check_credit(self, group: RolloutGroup) -> Finding:
-        """Of our own lineage only what we gave leave for: nobody crowds out the others with it."""
-        if self.credit_ledger is None or group.policy_id != self._node_id:
-            return None
-        if self.credit_ledger.is_expected(group.producer, self._judged[group.producer]):
-            return None
-        return RefusalReason.NO_CREDIT, "more than its producer was given leave for"
-
-    async def _verdict(self, group: RolloutGroup) -> Verdict | tuple[RefusalReason, str]:
-        """The sandbox's rewards, checked against the group; a crash is the producer's."""
+    async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
+        """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
         try:
             verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
         except LookupError:
@@ -267,42 +283,35 @@ class Admission:
         except RolloutFailed as error:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
-        return check_verdict(group, verdict, self._tokenizer, self._limits) or verdict
+        arrival.rewards = verdict.rewards
+        return check_verdict(group, verdict, self._tokenizer, self._limits)
 
-    async def _keep(self, group: RolloutGroup, sealed: SealedGroup, verdict: Verdict) -> ScoredGroup | Refused:
-        scored = self._scored(clamp_logprobs(group), sealed, verdict.rewards, is_made_here=False)
-        if scored.correction not in self._usable:
-            detail = f"correction {scored.correction}, usable: {', '.join(sorted(self._usable))}"
-            return _refused((RefusalReason.UNUSABLE_CORRECTION, detail), sealed)
-        try:
-            await self._store.put(scored, sealed)
-        except StorageFull as error:
-            logger.warning("store is full, foreign group refused", extra={"error": str(error)})
-            return _refused((RefusalReason.NO_ROOM, "the store is full"), sealed)
-        return scored
-
-    # --- inside ------------------------------------------------------------------------------------
-
-    def _scored(self, group: RolloutGroup, sealed: SealedGroup, rewards: FloatArray, is_made_here: bool) -> ScoredGroup:
-        return ScoredGroup(
-            digest=sealed.digest,
-            group=group,
-            rewards=rewards,
-            correction=correction_of(group, self._tokenizer),
-            is_made_here=is_made_here,
-            first_seen_s=self._clock.now_s(),
-            size_bytes=sealed.size_bytes,
+    def _correction(self, group: RolloutGroup, arrival: Arrival) -> Finding:
+        now_s = self._context.clock.now_s()
+        scored = to_scored_group(
+            group, arrival.sealed, arrival.rewards, self._tokenizer, is_made_here=False, now_s=now_s
         )
+        arrival.scored = scored
+        if scored.correction not in self._usable:
+            usable = ", ".join(sorted(self._usable))
+            return RefusalReason.UNUSABLE_CORRECTION, f"correction {scored.correction}, usable: {usable}"
+        return None
 
-    def _count(self, refused: Refused, via: NodeId, is_signed: bool) -> None:
+    async def _storage(self, arrival: Arrival) -> Finding:
+        try:
+            await self._store.put(arrival.scored, arrival.sealed)
+        except StorageFull as error:
+            logger.warning("store is full, a peer's group was refused", extra={"error": str(error)})
+            return RefusalReason.NO_ROOM, "the store is full"
+        return None
+
+    # --- counting ------------------------------------------------------------------------------------
+
+    def _count(self, refused: Refused, via: NodeId) -> Refused:
         self.refusals[refused.reason] += 1
-        self._reputation.record_refused(refused.reason, via, refused.producer if is_signed else None)
+        self._reputation.record_refused(refused.reason, via, refused.producer)
+        return refused
 
 
 def _digest_of(body: bytes) -> Digest:
     return hashlib.sha256(body).digest()
-
-
-def _refused(finding: tuple[RefusalReason, str], sealed: SealedGroup) -> Refused:
-    reason, detail = finding
-    return Refused(reason=reason, detail=detail, producer=sealed.producer, digest=sealed.digest)

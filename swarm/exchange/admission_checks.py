@@ -1,4 +1,4 @@
-"""The checks of the door that are pure: one function per rule, each returning what is wrong or None.
+"""The pure checks of admission: one function per rule, each returning what is wrong or None.
 
 Invariant: no check trusts a length, a number or a name of a group beyond what `open_group` established,
 and none reveals prompt or answer text in its detail.
@@ -17,11 +17,13 @@ from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import (
     Correction,
     FinishReason,
+    FloatArray,
     IntArray,
-    PolicyVersion,
     RefusalReason,
     Rollout,
     RolloutGroup,
+    ScoredGroup,
+    SealedGroup,
     TokenTrace,
 )
 
@@ -31,7 +33,6 @@ _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is c
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 _TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that is re-encoded here
-CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +47,7 @@ class AdmissionLimits:
     max_new_tokens: int = 8  # trained tokens of one rollout, and what its generator was allowed
     temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
-    clock_skew_s: float = CLOCK_SKEW_S
     has_followers: bool = False  # others have our weights, and make groups with them
-    head_slack_steps: int = 1024  # steps a group may be ahead of the newest advert, which is refreshed every 30 s
 
     @classmethod
     def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
@@ -191,35 +190,6 @@ def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
     return None
 
 
-def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: AdmissionLimits) -> Finding:
-    """Age in steps and seconds, against the newest signed head known of the group's lineage, or its own newest token.
-
-    Args:
-        group: the group.
-        head: newest signed head of its lineage; None when none is known.
-        now_s: wall clock.
-        limits: bounds.
-    """
-    if head is None and group.policy_id != group.producer:
-        return RefusalReason.BAD_VERSION, "a lineage that is neither the producer's own nor known"
-    newest_step = group.newest_step
-    if head is not None and newest_step - head.step > limits.head_slack_steps:
-        ahead = newest_step - head.step
-        return RefusalReason.BAD_VERSION, f"{ahead} steps ahead of the signed head exceed {limits.head_slack_steps}"
-    head_step = max(newest_step, 0 if head is None else head.step)
-    age_steps = head_step - group.oldest_step
-    if age_steps > limits.max_age_steps:
-        return RefusalReason.TOO_OLD, f"age {age_steps} steps exceeds {limits.max_age_steps}"
-    age_s = now_s - group.created_at_s
-    if not math.isfinite(age_s):
-        return RefusalReason.MALFORMED, "created_at is not finite"
-    if -age_s > limits.clock_skew_s:
-        return RefusalReason.FROM_THE_FUTURE, f"created {-age_s:.0f} s ahead of now, at most {limits.clock_skew_s:.0f}"
-    if age_s > limits.max_age_s + limits.clock_skew_s:
-        return RefusalReason.TOO_OLD, f"age {age_s:.0f} s exceeds {limits.max_age_s:.0f}"
-    return None
-
-
 def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says."""
     rewards: list[float] = verdict.rewards.tolist()
@@ -236,6 +206,36 @@ def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, l
             if not error <= limits.reward_tolerance:  # catches NaN
                 return RefusalReason.FALSE_REWARD, f"claim off by {error:.4f}, at most {limits.reward_tolerance}"
     return None
+
+
+def to_scored_group(
+    group: RolloutGroup,
+    sealed: SealedGroup,
+    rewards: FloatArray,
+    tokenizer: Tokenizer,
+    *,
+    is_made_here: bool,
+    now_s: float,
+) -> ScoredGroup:
+    """The value that store, learner and relay work with.
+
+    Args:
+        group: inside `sealed`.
+        sealed: as it travels.
+        rewards: [G], computed on this node.
+        tokenizer: of this node's model.
+        is_made_here: whether this node generated it.
+        now_s: wall clock.
+    """
+    return ScoredGroup(
+        digest=sealed.digest,
+        group=clamp_logprobs(group),
+        rewards=rewards,
+        correction=correction_of(group, tokenizer),
+        is_made_here=is_made_here,
+        first_seen_s=now_s,
+        size_bytes=sealed.size_bytes,
+    )
 
 
 def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:

@@ -1,14 +1,13 @@
-"""How many groups of the own lineage may be begun, here and by those who follow it, so that none becomes too old.
+"""Admission capacity: how many groups of the own policy may be started here and by followers.
 
-Invariant: what is being made here, what followers have leave for and what waits for a draw never exceed together what
-the draws of one group's life can use, but for leave that was written off and for the trials of newcomers.
+Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, apart from expired credit and from the
+one-group trials of new followers. So no group is too old by the time a draw can take it.
 """
-
-from collections.abc import Callable
 
 from swarm.config import NodeConfig
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.peers.peer_table import Peers
 from swarm.types import Role
 from swarm.weight_sync.credit import CreditLedger
 
@@ -19,39 +18,40 @@ class GenerationCapacity:
     Args:
         config: of the node.
         replay: what waits already.
-        drawing: whether a step is under way.
-        leaves: what followers may still bring.
-        head_step: newest step of the own lineage.
+        journal: whether a step is under way.
+        credit_ledger: what followers may still bring.
+        peers: the newest step of the own lineage.
     """
 
     def __init__(
         self,
         config: NodeConfig,
+        *,
         replay: ReplayBuffer,
-        drawing: DrawJournal,
+        journal: DrawJournal,
         credit_ledger: CreditLedger,
-        head_step: Callable[[], int],
+        peers: Peers,
     ) -> None:
         self._config = config
         self._replay = replay
-        self._drawing = drawing
+        self._journal = journal
         self._credit_ledger = credit_ledger
-        self._head_step = head_step
+        self._peers = peers
         self._num_running = 0  # of the own generator, which asks anew when its batch is made
 
     def for_own(self) -> int:
         """Groups that the own generator may begin now."""
-        if self._config.learner.deterministic and self._drawing.comes_first:
+        if self._config.learner.deterministic and self._journal.comes_first:
             return 0  # strictly in turn: the step comes first
-        return self._replay.capacity(self._head_step(), running=self._credit_ledger.num_outstanding)
+        return self._replay.capacity(self._peers.own_head.step, running=self._credit_ledger.num_outstanding)
 
     def own_begins(self, count: int) -> int:
-        """The own generator was told that it may begin so many; returns them."""
+        """The own generator may begin `count` groups and starts one batch of them; returns `count`."""
         self._num_running = min(count, self._config.generator.groups_per_batch)
         return count
 
     def own_made(self) -> None:
-        """One of them is made, or failed."""
+        """One group of the own batch is made, or failed."""
         self._num_running = max(0, self._num_running - 1)
 
     def for_followers(self) -> int:
@@ -62,8 +62,8 @@ class GenerationCapacity:
         """
         if self._config.replay.barrier:
             waiting = self._replay.num_local + self._num_running
-            return 0 if self._drawing.comes_first else max(0, self._config.replay.local_groups - waiting)
-        capacity = self._replay.capacity(self._head_step(), running=self._num_running)
+            return 0 if self._journal.comes_first else max(0, self._config.replay.local_groups - waiting)
+        capacity = self._replay.capacity(self._peers.own_head.step, running=self._num_running)
         if Role.GENERATOR not in self._config.roles:
             return capacity
         share = (capacity + self._num_running) // (len(self._credit_ledger.followers) + 1)

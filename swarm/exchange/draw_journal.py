@@ -9,12 +9,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from swarm.config import NodeConfig
 from swarm.errors import StorageFull
-from swarm.events import DiskFull, DrawsAbandoned, Emit, GroupsDrawn
+from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.flow import Signal
 from swarm.interfaces import GroupStore
+from swarm.node_context import NodeContext
 from swarm.peers.coordinator_view import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
@@ -29,34 +28,30 @@ class DrawJournal:
     """The draws of one node, in order.
 
     Args:
-        config: of the node.
+        context: of the node; `changed` fires when groups, versions or connections came, and here when a draw made room.
         store: holds the journal.
         replay: what is drawn from.
-        peers: their heads decide how old a foreign group is.
-        coordination: advised bounds and weights.
-        emit: takes events.
-        changed: fires when groups, versions or connections came; fired here when there is room for more groups.
-        appetite: told of each draw.
+        peers: their heads decide how old an external group is.
+        coordinator_view: advised bounds and weights.
+        intake_quota: grows with each draw.
     """
 
     def __init__(
         self,
-        config: NodeConfig,
+        context: NodeContext,
+        *,
         store: GroupStore,
         replay: ReplayBuffer,
         peers: Peers,
-        coordination: CoordinatorView,
-        emit: Emit,
-        changed: Signal,
+        coordinator_view: CoordinatorView,
         intake_quota: IntakeQuota,
     ) -> None:
-        self._config = config
+        self._context = context
+        self._config = context.config
         self._store = store
         self._replay = replay
         self._peers = peers
-        self._coordination = coordination
-        self._emit = emit
-        self._changed = changed
+        self._coordinator_view = coordinator_view
         self._intake_quota = intake_quota
         self._lock = asyncio.Lock()
         self._next = 1
@@ -102,22 +97,22 @@ class DrawJournal:
             return self._pending
 
     async def _draw(self, head: PolicyVersion) -> Draw:
-        await self._changed.until(lambda: self._round_is_complete(head))
+        await self._context.changed.until(lambda: self._round_is_complete(head))
         draw: Draw | None = None
         while draw is None:
             self._replay.limit_age(self._lag_bound())
-            draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordination.source_weights())
+            draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordinator_view.source_weights())
             if draw is None:
-                self._changed.fire()  # what was used up or too old makes room for the generator
-                await self._changed.wait()
+                self._context.changed.fire()  # what was used up or too old makes room for the generator
+                await self._context.changed.wait()
         self._has_drawn = True
         await self._journal(draw)
         self._next = draw.step + 1
         num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
         self.num_local += num_local + draw.num_zero_variance
         self.num_external += len(draw.groups) - num_local
-        self._emit(GroupsDrawn.of(draw, self._config.replay, head.policy_id))
-        self._changed.fire()  # room for the generator
+        self._context.emit(GroupsDrawn.of(draw, self._config.replay, head.policy_id))
+        self._context.changed.fire()  # room for the generator
         self._intake_quota.record_draw()
         return draw
 
@@ -125,20 +120,20 @@ class DrawJournal:
         """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
         self._in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
         try:
-            await self._when_there_is_room(lambda: self._store.record_draw(draw))
+            await self._write_once_there_is_room(lambda: self._store.record_draw(draw))
         finally:
             self._in_hand = frozenset()
 
-    async def _when_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
-        is_told = False
+    async def _write_once_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
+        is_logged = False
         while True:
             try:
                 return await write()
             except StorageFull as error:
-                if not is_told:
+                if not is_logged:
                     logger.error("store is full; learning waits until there is room", extra={"error": str(error)})
-                    self._emit(DiskFull(error=str(error)))
-                is_told = True
+                    self._context.emit(DiskFull(error=str(error)))
+                is_logged = True
             await asyncio.sleep(STORAGE_RETRY_S)
 
     async def redraw(self, from_step: int) -> list[Draw]:
@@ -153,12 +148,12 @@ class DrawJournal:
         whole = [draw for i, draw in enumerate(draws) if draw.step == from_step + i and draw.step < self._next]
         first_lost, last = from_step + len(whole), self._next - 1
         if first_lost <= last:
-            await self._when_there_is_room(lambda: self._store.abandon(first_lost, last))
+            await self._write_once_there_is_room(lambda: self._store.abandon(first_lost, last))
             if self._pending is not None and self._pending.step >= first_lost:
                 self._pending, self._has_drawn = None, False
             lost = {"from": from_step, "first": first_lost, "last": last}
             logger.error("draws since the checkpoint lost their groups; new ones are made instead", extra=lost)
-            self._emit(DrawsAbandoned(from_step=from_step, first=first_lost, last=last))
+            self._context.emit(DrawsAbandoned(from_step=from_step, first=first_lost, last=last))
         return [draw for draw in whole if draw.groups]
 
     def settle(self, report: StepReport) -> None:
@@ -176,5 +171,5 @@ class DrawJournal:
 
     def _lag_bound(self) -> int | None:
         """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""
-        known = (self._coordination.advice.max_age_steps, self._guard_max_age_steps)
+        known = (self._coordinator_view.advice.max_age_steps, self._guard_max_age_steps)
         return min((int(bound) for bound in known if bound is not None), default=None)

@@ -8,17 +8,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.errors import Unavailable
-from swarm.events import Emit, GroupAdmitted, GroupRefused
+from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.flow import BoundedTable, Signal
+from swarm.flow import BoundedTable
+from swarm.node_context import NodeContext
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
-from swarm.peers.reputation import UNPROVEN
+from swarm.peers.reputation import UNPROVEN, Reputation
 from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 from swarm.weight_sync.credit import CreditLedger
 
@@ -33,50 +32,41 @@ STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineag
 
 
 class GroupIngest:
-    """The receiving half of an agent, as `Serving` is its giving half.
+    """Intake of groups from peers, as `GroupStreams` is the way out.
 
     Args:
-        node_id: our own.
-        config: of the node.
-        door: judges, scores and stores.
-        appetite: how much of what neighbours offer our draws have use for.
+        context: of the node.
+        admission: checks, scores and stores.
+        intake_quota: how much of what neighbours offer our draws have use for.
         peers: learns heads from admitted groups.
-        leaves: who may make groups for our own lineage, and how many of them are waited for.
-        replay: takes admitted groups, where this node learns.
-        serving: hands them on.
-        changed: fires when anything that others wait for may have changed.
-        emit: events.
-        clock: of the node.
+        reputation: a peer that falls below the floor loses its streams at once.
+        credit_ledger: who may make groups for our own lineage, and how many of them are waited for.
+        replay: takes admitted groups for the learner of this node.
+        streams: hands them on to peers.
         learns: False on a node that follows the versions of another one: nothing here uses up groups.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        node_id: NodeId,
-        config: NodeConfig,
         admission: Admission,
         intake_quota: IntakeQuota,
         peers: Peers,
+        reputation: Reputation,
         credit_ledger: CreditLedger,
         replay: ReplayBuffer,
-        serving: GroupStreams,
-        changed: Signal,
-        emit: Emit,
-        clock: Clock,
+        streams: GroupStreams,
         learns: bool,
     ) -> None:
-        self._node_id = node_id
-        self._config = config
+        self._context = context
         self._admission = admission
         self._intake_quota = intake_quota
         self._peers = peers
+        self._reputation = reputation
         self._credit_ledger = credit_ledger
         self._replay = replay
-        self._serving = serving
-        self._changed = changed
-        self._emit = emit
-        self._clock = clock
+        self._streams = streams
         self._learns = learns
         # notices being fetched from some neighbour, and who else announced them: no second copy, but another try
         self.fetching: dict[Digest, deque[Callable[[Digest], bool]]] = {}
@@ -84,11 +74,11 @@ class GroupIngest:
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
-        self._stream_quota = stream_quota(config.exchange.groups_per_minute)
+        self._stream_quota = stream_quota(context.config.exchange.groups_per_minute)
 
     def hear(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
-        if not self._stream_quota.try_take(peer, self._clock.monotonic_s()):
+        if not self._stream_quota.try_take(peer, self._context.clock.monotonic_s()):
             refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)
             raise Unavailable(refused.detail)
@@ -100,34 +90,22 @@ class GroupIngest:
         """
         if self._may_bring_ours(peer):
             return True
-        if not self._learns and Role.RELAY not in self._config.roles:
+        if not self._learns and Role.RELAY not in self._context.config.roles:
             return False
         return self._intake_quota.try_take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
         self.bytes_received += sealed.size_bytes
-        with self._serving.arriving(sealed.digest):
+        with self._streams.admitting(sealed.digest):
             result = await self._admission.admit(sealed, via)
             if isinstance(result, ScoredGroup):
-                await self._serving.read_head()
+                await self._streams.read_head()
         if isinstance(result, Refused):
             self._note_refused(result, via)
         else:
             self._note_admitted(result, via)
         return result
-
-    def add(self, scored: ScoredGroup, via: NodeId) -> None:
-        """A stored group goes to the learner, and to peers.
-
-        Args:
-            scored: ours or another node's.
-            via: who sent it to us; ourselves for our own.
-        """
-        if self._learns:
-            self._replay.add(scored)
-        self._serving.offer(scored, via)
-        self._changed.fire()
 
     # --- inside --------------------------------------------------------------------------------------
 
@@ -136,24 +114,27 @@ class GroupIngest:
         if peer not in self._credit_ledger.followers or not self._credit_ledger.is_expected(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
-        return strayed_s is None or self._clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
+        return strayed_s is None or self._context.clock.monotonic_s() >= strayed_s + STRAY_PAUSE_S
 
     def _note_admitted(self, scored: ScoredGroup, via: NodeId) -> None:
         self.num_admitted += 1
         self._peers.learn_head(scored.group)
-        self.add(scored, via)
-        if scored.is_own_policy(self._node_id):
+        if self._learns:
+            self._replay.add(scored)
+        self._streams.offer(scored, via)
+        self._context.changed.fire()
+        if scored.is_own_policy(self._context.node_id):
             # after it was added: room that it takes up is not given away
             self._arrived(scored.group.producer, is_admitted=True)
         elif via in self._credit_ledger.followers:
-            self._strayed_s[via] = self._clock.monotonic_s()
-        self._emit(GroupAdmitted.of(scored, via, self._clock.now_s()))
+            self._strayed_s[via] = self._context.clock.monotonic_s()
+        self._context.emit(GroupAdmitted.of(scored, via, self._context.clock.now_s()))
 
     def _note_refused(self, refused: Refused, via: NodeId) -> None:
         reason = refused.reason
         producer = via if reason in _UNSIGNED else refused.producer or via
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        self._emit(GroupRefused(reason=str(reason), producer=producer, via=via))
+        self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via))
         logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
         if reason is not RefusalReason.LOW_REPUTATION:
             self._drop_unwelcome(via, producer)
@@ -162,9 +143,9 @@ class GroupIngest:
 
     def _drop_unwelcome(self, *peers: NodeId) -> None:
         """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
-        if not all(map(self._admission.is_open_to, peers)):
-            self._serving.wake()
-            self._changed.fire()
+        if not all(map(self._reputation.is_allowed, peers)):
+            self._streams.wake()
+            self._context.changed.fire()
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
         """Whether a group that was refused is one that its producer had leave for."""
@@ -176,4 +157,4 @@ class GroupIngest:
     def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
         """A group that this follower had leave for came, and was admitted or refused."""
         self._credit_ledger.delivered(producer, is_admitted=is_admitted)
-        self._changed.fire()
+        self._context.changed.fire()

@@ -15,6 +15,7 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.exchange.external_sampler import sample
+from swarm.exchange.staleness import age_steps
 from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, ScoredGroup
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]
@@ -61,7 +62,7 @@ class _Entry:
     has_signal: bool = field(init=False)
     policy_id: str = field(init=False)
     oldest_step: int = field(init=False)
-    num_steps: int = field(init=False)  # from the oldest token to the newest, signed evidence of a head
+    newest_step: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.digest = self.scored.digest
@@ -70,7 +71,7 @@ class _Entry:
         self.has_signal = self.scored.has_signal
         self.policy_id = self.scored.group.policy_id
         self.oldest_step = self.scored.group.oldest_step
-        self.num_steps = self.scored.group.newest_step - self.oldest_step
+        self.newest_step = self.scored.group.newest_step
 
 
 class ReplayBuffer:
@@ -258,11 +259,11 @@ class ReplayBuffer:
         return (max_age_steps + 1) * self._config.local_groups
 
     def _age(self, entry: _Entry, head: PolicyVersion, head_of: HeadOf) -> int | None:
-        """Steps from the oldest token to the newest known head of its lineage; None without a lineage."""
+        """See `staleness.age_steps`; None for what this node made with a policy of which nothing is known any more."""
         lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
-        if lineage_head is None:
-            return None if entry.scored.is_made_here else entry.num_steps
-        return max(entry.num_steps, lineage_head.step - entry.oldest_step)
+        if lineage_head is None and entry.scored.is_made_here:
+            return None
+        return age_steps(entry, lineage_head)
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
         oldest_s = self._clock.now_s() - self._config.max_age_s

@@ -89,7 +89,8 @@ async def credit_loop(agent: Agent) -> None:
     """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
     while True:
         await asyncio.sleep(max(CREDIT_PAUSE_S, agent.credit_ledger.next_expiry_in_s))
-        agent.expire_credit()
+        if agent.credit_ledger.expire():
+            agent.context.changed.fire()  # what was not delivered is for other followers, and for our own generator
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
@@ -97,14 +98,14 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
 
     A coordinator that is away is told once, and once when it is back.
     """
-    tokens, at_s = agent.counters.tokens_generated, agent.clock.monotonic_s()
+    tokens, at_s = agent.own_groups.tokens_generated, agent.clock.monotonic_s()
     backoff, is_away = Backoff(rng), False
     while True:
         now_s = agent.clock.monotonic_s()
-        rate = (agent.counters.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
-        tokens, at_s = agent.counters.tokens_generated, now_s
+        rate = (agent.own_groups.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
+        tokens, at_s = agent.own_groups.tokens_generated, now_s
         try:
-            agent.coordination.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+            agent.coordinator_view.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
             await hand_in_versions(agent, coordinator)
         except Unavailable as error:
             if not is_away:
@@ -122,7 +123,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
 
 async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
     """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
-    pending = agent.coordination.pending_versions
+    pending = agent.coordinator_view.pending_versions
     while pending:
         await coordinator.record_version(pending[0])
         del pending[0]

@@ -78,7 +78,7 @@ def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Adv
         advert
         for advert in adverts
         if advert.head.policy_id == policy_id and advert.node_id not in (policy_id, agent.node_id)
-        if agent.is_welcome(advert.node_id) and not follower.sources.is_banned(advert.node_id)
+        if agent.reputation.is_allowed(advert.node_id) and not follower.sources.is_banned(advert.node_id)
     ]
     served = follower.sources.has_served
     others.sort(key=lambda a: (not served(a.node_id), hashlib.sha256((agent.node_id + a.node_id).encode()).digest()))
@@ -134,7 +134,7 @@ class SourceWatcher:
     async def _session(self) -> None:
         peer, policy_id = self._address.node_id, self._follower.policy_id
         self._came = False
-        self._agent.require_welcome(peer)
+        self._agent.reputation.require_allowed(peer)
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         self._follower.on_connected(peer, client)
         num_idle = 0

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 
+from swarm.exchange.staleness import is_hopeless
 from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate
 from swarm.loops.worker import Worker
@@ -117,8 +118,8 @@ class Following:
     def _give_up_what_is_hopeless(self, target: PolicyVersion) -> None:
         """Cancels a batch whose oldest tokens would be too old for anyone by the time it arrives, or whose version is
         no more: the trainer went back to an earlier one."""
-        began, max_age = self._began, self._worker.config.replay.max_age_steps
-        age = None if began is None else began.age_at(target)
-        if began is not None and age is not None and not 0 <= age <= max_age:
-            logger.info("a batch is given up", extra={"began": began.step, "head": target.step})
+        began, max_age_steps = self._began, self._worker.config.replay.max_age_steps
+        if began is not None and is_hopeless(began, target, max_age_steps):
+            steps = {"began": began.step, "head": target.step, "max_age_steps": max_age_steps}
+            logger.info("cancelled a batch that nobody could use on arrival", extra=steps)
             self._worker.generator.cancel()

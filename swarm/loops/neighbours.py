@@ -58,7 +58,7 @@ def whom_to_follow(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAdd
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
         return set()
     limit = agent.config.exchange.max_neighbours
-    welcome = [advert for advert in adverts if agent.is_welcome(advert.node_id)]
+    welcome = [advert for advert in adverts if agent.reputation.is_allowed(advert.node_id)]
     relay = len(adverts) - 1 > limit
     others = [a for a in welcome if a.node_id not in agent.credit_ledger.followers]
     stations = [a for a in others if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else others
@@ -92,7 +92,7 @@ def missed(
     return {
         (address, relay)
         for address, relay in followed
-        if address.node_id in agent.credit_ledger.followers - found and agent.is_welcome(address.node_id)
+        if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
     }
 
 
@@ -161,16 +161,17 @@ class Follow:
 
     async def _session(self) -> None:
         peer = self._address.node_id
-        self._agent.require_welcome(peer)
+        self._agent.reputation.require_allowed(peer)
         client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         cursor = self._cursors.get(peer, Cursor())
         try:
             self._client = client
-            await self._agent.set_connected(peer, True)
+            self._agent.peers.set_connected(peer, True)
+            self._agent.context.changed.fire()
             async for item in client.subscribe(cursor, self._wanted):
-                self._agent.intake.hear(peer)
+                self._agent.ingest.hear(peer)
                 await self._take(client, item)
-                self._agent.require_welcome(peer)
+                self._agent.reputation.require_allowed(peer)
                 cursor = item.cursor
                 self._backoff.reset()
         finally:
@@ -178,7 +179,8 @@ class Follow:
             while not self._owed.empty():
                 self._hand_on(self._owed.get_nowait())
             self._cursors[peer] = cursor
-            await self._agent.set_connected(peer, False)
+            self._agent.peers.set_connected(peer, False)
+            self._agent.context.changed.fire()
             await client.close()
 
     async def _take(self, client: PeerClient, item: StreamItem) -> None:
@@ -186,7 +188,7 @@ class Follow:
         latency_ms = self._agent.config.faults.latency_ms
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
-        intake = self._agent.intake
+        intake = self._agent.ingest
         if item.sealed is not None:
             if intake.takes_from(self._address.node_id):
                 await self._receive(item.sealed)
@@ -218,7 +220,7 @@ class Follow:
             logger.debug("notice not followed", extra={"peer": short(self._address.node_id), "error": str(error)})
         finally:
             if is_settled:
-                del self._agent.intake.fetching[digest]
+                del self._agent.ingest.fetching[digest]
             else:
                 self._hand_on(digest)
 
@@ -237,7 +239,7 @@ class Follow:
 
     def _hand_on(self, digest: Digest) -> None:
         """The next neighbour that announced it is to fetch it, or whoever announces it from now on."""
-        fetching = self._agent.intake.fetching
+        fetching = self._agent.ingest.fetching
         others = fetching[digest]
         while others:
             if others.popleft()(digest):
@@ -248,7 +250,7 @@ class Follow:
         task = asyncio.current_task()
         self._receiving.add(task)
         try:
-            result = await self._agent.intake.receive(sealed, via=self._address.node_id)
+            result = await self._agent.ingest.receive(sealed, via=self._address.node_id)
         finally:
             self._receiving.discard(task)
         if self._is_over:

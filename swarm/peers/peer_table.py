@@ -3,6 +3,7 @@
 Invariant: every table is bounded, and a head never goes back.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from swarm.flow import BoundedTable
@@ -21,10 +22,25 @@ class Peers:
 
     def __init__(self, node_id: NodeId) -> None:
         self._node_id = node_id
-        self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS)  # newest signed head of each
+        self.own_head = PolicyVersion(policy_id=node_id, step=0)  # newest version of our own lineage
+        self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS)  # newest signed head of each other node
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
+        self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
+
+    def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
+        """Newest known head of a lineage, ours included."""
+        return self.own_head if policy_id == self._node_id else self.heads.get(policy_id)
+
+    def set_connected(self, peer: NodeId, is_connected: bool) -> None:
+        """A stream from `peer` was opened or has ended."""
+        self._num_streams[peer] += 1 if is_connected else -1
+        if self._num_streams[peer] > 0:
+            self.connected.add(peer)
+        else:
+            del self._num_streams[peer]
+            self.connected.discard(peer)
 
     def hear(self, adverts: Sequence[Advert]) -> None:
         """Takes the newest signed head of each peer from the directory.

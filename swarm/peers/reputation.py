@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from swarm.clock import Clock
+from swarm.errors import Unavailable
 from swarm.flow import TokenBucket
-from swarm.types import NodeId, RefusalReason
+from swarm.types import NodeId, RefusalReason, short
 
 FLOOR: Final = -10.0  # below it a peer is refused without any work
 _WORST: Final = -20.0  # one half-life of good behaviour leads back to the floor
@@ -105,6 +106,15 @@ class Reputation:
         return (
             known is not None and known.score < FLOOR and self.score(peer) < FLOOR
         )  # a low score only rises by itself
+
+    def is_allowed(self, peer: NodeId) -> bool:
+        """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
+        return not self.is_low(peer)
+
+    def require_allowed(self, peer: NodeId) -> None:
+        """Raises Unavailable while the peer's score is below the floor."""
+        if self.is_low(peer):
+            raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
 
     def take(self, peer: NodeId) -> bool:
         """Takes one group out of the peer's quota; False when it is used up."""

@@ -15,20 +15,21 @@ from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import WeightsRefused
 from swarm.events import Event, Kind, events_of
-from swarm.exchange.admission import Admission
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.agent import Agent
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
 from swarm.model import weights_digest
-from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
+from swarm.testing.builders import (
+    TOY_RUN_ID,
+    make_agent,
+    make_context,
+    make_group,
+    make_identity,
+)
 from swarm.types import (
     LoadReport,
     NodeId,
@@ -144,36 +145,16 @@ class Node:
     async def start(self) -> None:
         world, config = self.world, self.config
         groups = world.disks.setdefault(self.node_id, MemoryGroupStore(world.clock, 2**26))
-        verifier = ScriptedVerifier()
-        admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=self.node_id,
-            tokenizer=ToyTokenizer(),
-            verifier=verifier,
-            store=groups,
-            clock=world.clock,
-            limits=AdmissionLimits.from_config(config),
-            head_of=lambda policy_id: self.agent.head_of(policy_id),
-            environments=frozenset({TOY_ENV}),
-            reputation=Reputation(world.clock, groups_per_minute=6000),
-            offload=inline,
-        )
-        self.agent = Agent(
-            config=config,
-            identity=self.identity,
-            store=groups,
-            replay=ReplayBuffer(config.replay, self.node_id, 0, world.clock),
-            admission=admission,
-            verifier=verifier,
-            tokenizer_digest=ToyTokenizer().digest,
+        context = make_context(
+            config,
+            self.identity,
             clock=world.clock,
             emit=self.events.append,
-            weights=self.store,
-            offload=inline,
         )
+        self.agent = make_agent(context, groups, weights=self.store)
         await self.agent.restore()
         self.transport = MemoryTransport(world.network, self.node_id)
-        self.agent.endpoints = await self.transport.serve(self.agent.serving)
+        self.agent.endpoints = await self.transport.serve(self.agent.streams)
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:

@@ -18,13 +18,10 @@ from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, L
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, StepMade, events_of
-from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import Worker, run_worker
-from swarm.peers.reputation import Reputation
-from swarm.testing.builders import ToyTokenizer, make_identity, make_rollout
+from swarm.testing.builders import ToyTokenizer, make_agent, make_context, make_identity, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
@@ -181,30 +178,8 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
     clock = ManualClock()
     store = await SqliteGroupStore.open(machine.path, clock, 2**24, before_write=machine.write)
     verifier = InlineVerifier(ENVIRONMENTS)
-    admission = Admission(
-        run_id="local",
-        node_id=IDENTITY.node_id,
-        tokenizer=ToyTokenizer(),
-        verifier=verifier,
-        store=store,
-        clock=clock,
-        limits=AdmissionLimits.from_config(CONFIG),
-        head_of=lambda _: None,
-        environments=frozenset(ENVIRONMENTS),
-        reputation=Reputation(clock, 6000),
-        offload=inline,
-    )
-    agent = Agent(
-        config=CONFIG,
-        identity=IDENTITY,
-        store=store,
-        replay=ReplayBuffer(CONFIG.replay, IDENTITY.node_id, 0, clock),
-        admission=admission,
-        verifier=verifier,
-        tokenizer_digest=ToyTokenizer().digest,
-        clock=clock,
-        emit=machine.emit,
-    )
+    context = make_context(CONFIG, IDENTITY, clock=clock, emit=machine.emit)
+    agent = make_agent(context, store, verifier=verifier, environments=frozenset(ENVIRONMENTS))
     working = asyncio.create_task(live(agent, machine, clock))
     dying = asyncio.create_task(machine.is_dead.wait())
     await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)

@@ -112,15 +112,15 @@ def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tm
         given = credit_ledger.status()[generator.node_id]["granted"]
         stranger = make_identity(300)
         forged = seal_group(made_by(generator, trainer.version, task_id=5), generator.identity)
-        await trainer.agent.intake.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
+        await trainer.agent.ingest.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
         assert credit_ledger.status()[generator.node_id]["delivered"] == 0
         old = replace(trainer.version, digest=bytes(32))  # never existed
-        refused = await trainer.agent.intake.receive(
+        refused = await trainer.agent.ingest.receive(
             seal_group(made_by(generator, old, task_id=6), generator.identity), via=generator.node_id
         )
         assert isinstance(refused, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 1
-        await trainer.agent.intake.receive(forged, via=stranger.node_id)  # the true one, handed on
-        again = await trainer.agent.intake.receive(forged, via=generator.node_id)
+        await trainer.agent.ingest.receive(forged, via=stranger.node_id)  # the true one, handed on
+        again = await trainer.agent.ingest.receive(forged, via=generator.node_id)
         assert isinstance(again, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 2
         await until(lambda: credit_ledger.status()[generator.node_id]["granted"] > given, "it gets more")
 

@@ -141,13 +141,13 @@ def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_
 
 def watch_ends(node: Node, ended: list[str]) -> None:
     """Notes it when a node loses its trainer, or ceases to follow a neighbour."""
-    set_connected = node.agent.set_connected
+    set_connected = node.agent.peers.set_connected
 
-    async def noted(peer: NodeId, is_connected: bool) -> None:
+    def noted(peer: NodeId, is_connected: bool) -> None:
         ended.extend([] if is_connected else ["neighbour"])
-        await set_connected(peer, is_connected)
+        set_connected(peer, is_connected)
 
-    node.agent.set_connected = noted  # type: ignore[method-assign]
+    node.agent.peers.set_connected = noted  # type: ignore[method-assign]
     if node.agent.weight_follower is not None:
         on_disconnected = node.agent.weight_follower.on_disconnected
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -14,16 +13,16 @@ from rich.console import Console
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.admission import Admission
+from swarm.exchange.admission import Admission, Arrival
+from swarm.exchange.admission_checks import Finding
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.interfaces import Verdict
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import run_seed, run_virtual_command
 from swarm.simulate.virtual.scale import LARGE, LARGE_SWARM
-from swarm.types import Draw, NodeId, RefusalReason, Refused, RolloutGroup, SealedGroup
+from swarm.types import Draw, RefusalReason
 from swarm.wire.rollout_groups import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
 
@@ -118,23 +117,29 @@ def test_a_large_swarm_with_a_node_that_cannot_finish_says_so() -> None:
 # --- the invariants can fail: each broken part turns its own red --------------------------------------
 
 
-class CarelessDoor(Admission):
+class CarelessAdmission(Admission):
     """Lets in whatever can be parsed."""
 
-    async def _open(self, sealed: SealedGroup) -> RolloutGroup | Refused:
+    async def _check_sealed(self, arrival: Arrival) -> Finding:
+        sealed = arrival.sealed
         try:
             plain = zstandard.ZstdDecompressor().decompress(sealed.body) if sealed.is_compressed else sealed.body
-            return body_to_group(rollout_pb2.GroupBody.FromString(plain), sealed.producer)
+            arrival.group = body_to_group(rollout_pb2.GroupBody.FromString(plain), sealed.producer)
         except (Malformed, DecodeError, zstandard.ZstdError):
-            return Refused(reason=RefusalReason.MALFORMED)
-
-    def _check_origin(self, group: RolloutGroup, via: NodeId) -> None:
+            return RefusalReason.MALFORMED, ""
         return None
 
-    async def _verdict(self, group: RolloutGroup) -> Verdict:
-        rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
-        verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
-        return replace(verdict, rewards=rewards)
+    async def _check_opened(self, arrival: Arrival) -> Finding:
+        group = arrival.group
+        assert group is not None
+        await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+        arrival.rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
+        return (
+            await self._duplicate(arrival)
+            or await self._form(group)
+            or self._correction(group, arrival)
+            or await self._storage(arrival)
+        )
 
 
 class ForgetfulStore(MemoryGroupStore):
@@ -168,7 +173,7 @@ PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozens
     [
         (Parts(replay=_ignoring(max_reuse=1000)), FaultPlan(), REUSE),
         (Parts(replay=_ignoring(max_age_steps=1000)), PARTED, AGE),
-        (Parts(admission=CarelessDoor), FaultPlan(num_hostile=1), ADMITTED),
+        (Parts(admission=CarelessAdmission), FaultPlan(num_hostile=1), ADMITTED),
         (Parts(store=ForgetfulStore), CRASH, ONCE),
         (Parts(store=ForgetfulStore), CRASH, REUSE),
         (Parts(store=ForgetfulStore), CRASH, REPEAT),

@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig, SandboxConfig
+from swarm.config import (
+    EnvironmentConfig,
+    GeneratorConfig,
+    LearnerConfig,
+    ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+    SandboxConfig,
+)
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
-from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -27,8 +34,7 @@ from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import scored as scored_by
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, load_recipes
-from swarm.peers.reputation import Reputation
-from swarm.testing.builders import make_identity
+from swarm.testing.builders import make_admission, make_context, make_identity
 from swarm.types import (
     Correction,
     Draw,
@@ -108,18 +114,13 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteGroupStore]:
 
 async def admit(store: SqliteGroupStore, group: RolloutGroup, recipes: RecipeSet) -> ScoredGroup | Refused:
     verifier = SandboxVerifier((ENVIRONMENT,), SandboxConfig())
-    admission = Admission(
-        run_id=RUN,
-        node_id=US.node_id,
+    config = NodeConfig(run_id=RUN, generator=GeneratorConfig(group_size=len(group.rollouts)))
+    admission = make_admission(
+        make_context(config, US, clock=SystemClock(), offload=asyncio.to_thread),
+        store,
         tokenizer=CharTokenizer(),
         verifier=verifier,
-        store=store,
-        clock=SystemClock(),
-        limits=AdmissionLimits(group_size=len(group.rollouts)),
-        head_of=lambda _: None,
         environments=frozenset({"reverse"}),
-        reputation=Reputation(SystemClock(), groups_per_minute=100),
-        offload=asyncio.to_thread,
         usable=recipes.usable,
     )
     try:

@@ -122,7 +122,7 @@ async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothin
         await until(lambda: daemon.agent.head.step > reached + 2, task)
         after = ranks()
         assert sorted(after) == [0, 1] and {p.pid for p in after.values()}.isdisjoint(p.pid for p in before.values())
-        evaluations = daemon.agent.coordination.evaluations
+        evaluations = daemon.agent.coordinator_view.evaluations
         assert set(evaluations) >= {"reverse/all", "reverse/held_out"}
     _, alive = psutil.wait_procs(list(after.values()), timeout=10)
     assert not alive

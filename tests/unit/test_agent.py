@@ -3,24 +3,26 @@
 import asyncio
 import errno
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import Unavailable
 from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
-from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import KEPT_AGES, Agent
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import run_agent
 from swarm.loops.supervise import supervise
-from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, ScriptedVerifier, ToyTokenizer, make_group, make_identity
+from swarm.testing.builders import (
+    ScriptedVerifier,
+    make_agent,
+    make_context,
+    make_group,
+    make_identity,
+)
 from swarm.types import Advice, EdgeReport, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
@@ -44,31 +46,8 @@ class Bench:
 
     def start(self) -> Agent:
         """A new agent over the same disk."""
-        verifier = ScriptedVerifier(crashes_on="CRASH")
-        admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=IDENTITY.node_id,
-            tokenizer=ToyTokenizer(),
-            verifier=verifier,
-            store=self.store,
-            clock=self.clock,
-            limits=AdmissionLimits(),
-            head_of=lambda _: None,
-            environments=frozenset({TOY_ENV}),
-            reputation=Reputation(self.clock, 6000),
-            offload=inline,
-        )
-        return Agent(
-            config=self.config,
-            identity=IDENTITY,
-            store=self.store,
-            replay=ReplayBuffer(self.config.replay, IDENTITY.node_id, 0, self.clock),
-            admission=admission,
-            verifier=verifier,
-            tokenizer_digest=ToyTokenizer().digest,
-            clock=self.clock,
-            emit=self.events.append,
-        )
+        context = make_context(self.config, IDENTITY, clock=self.clock, emit=self.events.append)
+        return make_agent(context, self.store, verifier=ScriptedVerifier(crashes_on="CRASH"))
 
     def count(self, kind: type[Event]) -> int:
         return len(events_of(kind, self.events))
@@ -79,10 +58,6 @@ class Bench:
     def _before_write(self, _: int) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, "no space left")
-
-
-async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    return function(*arguments)
 
 
 class FlakyCoordinator:

@@ -1,25 +1,18 @@
 """Groups of our own lineage that another node made: through the door, into a draw, over a restart, and as told."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
 from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
-from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops.agent_loops import credit_loop
-from swarm.peers.reputation import Reputation
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import (
-    TOY_ENV,
-    TOY_RUN_ID,
-    ScriptedVerifier,
-    ToyTokenizer,
+    make_agent,
+    make_context,
     make_group,
     make_identity,
     make_sealed,
@@ -40,10 +33,6 @@ MAX_WINDOW = 4  # two steps of two groups
 CONFIG = NodeConfig(
     replay=ReplayConfig(local_groups=2, external_groups=2, max_age_steps=3), weights=WeightsConfig(publish=True)
 )
-
-
-async def inline(function: Callable[..., Any], *arguments: object) -> Any:
-    return function(*arguments)
 
 
 def version(step: int) -> PolicyVersion:
@@ -68,35 +57,11 @@ class Bench:
         self.agent = self.start()
 
     def start(self) -> Agent:
-        verifier = ScriptedVerifier()
-        admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=TRAINER.node_id,
-            tokenizer=ToyTokenizer(),
-            verifier=verifier,
-            store=self.store,
-            clock=self.clock,
-            limits=AdmissionLimits.from_config(CONFIG),
-            head_of=lambda policy_id: self.agent.head_of(policy_id),
-            environments=frozenset({TOY_ENV}),
-            reputation=Reputation(self.clock, 6000),
-            offload=inline,
-        )
-        return Agent(
-            config=CONFIG,
-            identity=TRAINER,
-            store=self.store,
-            replay=ReplayBuffer(CONFIG.replay, TRAINER.node_id, 0, self.clock),
-            admission=admission,
-            verifier=verifier,
-            tokenizer_digest=ToyTokenizer().digest,
-            clock=self.clock,
-            emit=self.events.append,
-        )
+        return make_agent(make_context(CONFIG, TRAINER, clock=self.clock, emit=self.events.append), self.store)
 
     async def receive(self, group: RolloutGroup) -> ScoredGroup | Refused:
         now = replace(group, created_at_s=self.clock.now_s())
-        return await self.agent.intake.receive(make_sealed(now, FOLLOWER), via=FOLLOWER.node_id)
+        return await self.agent.ingest.receive(make_sealed(now, FOLLOWER), via=FOLLOWER.node_id)
 
     async def draw_two(self) -> Draw:
         """Of versions 0 to 2 that were published: one group in flight over two of them, one of the newest."""
@@ -115,7 +80,7 @@ def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> Non
         bench = Bench()
         draw = await bench.draw_two()
         assert [(d.age_steps, d.in_flight_steps, d.in_queue_steps) for d in draw.groups] == [(2, 1, 1), (0, 0, 0)]
-        assert (bench.agent.drawing.num_local, bench.agent.drawing.num_external) == (2, 0)
+        assert (bench.agent.journal.num_local, bench.agent.journal.num_external) == (2, 0)
         drawn = bench.emitted(GroupsDrawn)[0].groups
         assert [(g.is_own_policy, g.producer, g.in_flight_steps) for g in drawn] == [
             (True, FOLLOWER.node_id, 1),
@@ -163,7 +128,7 @@ def test_a_follower_cannot_make_the_groups_of_others_look_old() -> None:
         await bench.agent.publish(version(0))
         refused = await bench.receive(by_follower(7, 200))
         assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
-        assert bench.agent.head_of(TRAINER.node_id) == version(0) and bench.agent.peers.heads == {}
+        assert bench.agent.peers.head_of(TRAINER.node_id) == version(0) and bench.agent.peers.heads == {}
 
     run_virtual(run())
 
@@ -201,7 +166,9 @@ def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_tr
         assert bench.agent.replay.num_local == 1
         credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 2, "it delivered"
-        assert bench.agent.is_welcome(FOLLOWER.node_id) and bench.agent.intake.refusals == {RefusalReason.NO_CREDIT: 8}
+        assert bench.agent.reputation.is_allowed(FOLLOWER.node_id) and bench.agent.ingest.refusals == {
+            RefusalReason.NO_CREDIT: 8
+        }
 
     run_virtual(run())
 
@@ -228,7 +195,7 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leav
         line = credit_ledger.open(FOLLOWER.node_id, window=4)
         credit_ledger.grant(8)
         for group, num_delivered in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
-            refused = await bench.agent.intake.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
+            refused = await bench.agent.ingest.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
             assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
             assert line.delivered == num_delivered
 

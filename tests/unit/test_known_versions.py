@@ -5,16 +5,14 @@ from dataclasses import replace
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.exchange.admission import Admission, AdmissionLimits
+from swarm.config import NodeConfig, WeightsConfig
 from swarm.exchange.known_versions import MAX_LINEAGES, KnownVersions
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import COSTS, Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import (
-    TOY_ENV,
-    TOY_RUN_ID,
-    ScriptedVerifier,
-    ToyTokenizer,
+    make_admission,
+    make_context,
     make_group,
     make_identity,
     make_sealed,
@@ -139,22 +137,17 @@ class Gate:
     def __init__(self, has_followers: bool = True) -> None:
         clock = ManualClock()
         self.reputation = Reputation(clock, 6000)
-        self.head = version(3)
-        self.admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=TRAINER.node_id,
-            tokenizer=ToyTokenizer(),
-            verifier=ScriptedVerifier(),
-            store=MemoryGroupStore(clock, 2**24),
-            clock=clock,
-            limits=AdmissionLimits(has_followers=has_followers),
-            head_of={TRAINER.node_id: self.head}.get,
-            environments=frozenset({TOY_ENV}),
+        versions, peers = KnownVersions(TRAINER.node_id, clock), Peers(TRAINER.node_id)
+        self.admission = make_admission(
+            make_context(NodeConfig(weights=WeightsConfig(publish=has_followers)), TRAINER, clock=clock),
+            MemoryGroupStore(clock, 2**24),
+            versions=versions,
+            peers=peers,
             reputation=self.reputation,
-            offload=inline,
         )
         for step in range(4):
-            self.admission.versions.publish(version(step))
+            versions.publish(version(step))
+        peers.own_head = version(3)
 
     async def admit(self, *named: PolicyVersion) -> ScoredGroup | Refused:
         return await self.admission.admit(make_sealed(made_by(*named), FOLLOWER), FOLLOWER.node_id)

@@ -11,24 +11,18 @@ import pytest
 from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
 from swarm.events import Event, GroupRefused, events_of
-from swarm.exchange.admission import Admission
-from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.loops.neighbours import missed, whom_to_follow
 from swarm.peers.quotas import ITEMS_PER_GROUP
-from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import (
-    TOY_ENV,
-    TOY_RUN_ID,
-    ScriptedVerifier,
-    ToyTokenizer,
     make_advert,
+    make_agent,
+    make_context,
     make_group,
     make_identity,
     make_sealed,
@@ -50,48 +44,19 @@ from swarm.types import (
 OURS, FIRST, SECOND, PRODUCER = (make_identity(number) for number in range(1, 5))
 
 
-async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    return function(*arguments)
-
-
 class Bench:
     """One node, and neighbours that do as they are told: transport and directory in one."""
 
     def __init__(self, **sections: Any) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
-        self.reputation = Reputation(self.clock, 6000)
         self.events: list[Event] = []
         self.agent = self.node(OURS, NodeConfig(**sections))
         self.neighbours: dict[NodeId, Neighbour] = {}
         self.adverts: list[Advert] = []
 
     def node(self, identity: Identity, config: NodeConfig) -> Agent:
-        store, verifier = MemoryGroupStore(self.clock, 2**26), ScriptedVerifier()
-        admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=identity.node_id,
-            tokenizer=ToyTokenizer(),
-            verifier=verifier,
-            store=store,
-            clock=self.clock,
-            limits=AdmissionLimits.from_config(config),
-            head_of=lambda policy_id: agent.head_of(policy_id),
-            environments=frozenset({TOY_ENV}),
-            reputation=self.reputation,
-            offload=inline,
-        )
-        agent = Agent(
-            config=config,
-            identity=identity,
-            store=store,
-            replay=ReplayBuffer(config.replay, identity.node_id, 0, self.clock),
-            admission=admission,
-            verifier=verifier,
-            tokenizer_digest=ToyTokenizer().digest,
-            clock=self.clock,
-            emit=self.events.append,
-        )
-        return agent
+        context = make_context(config, identity, clock=self.clock, emit=self.events.append)
+        return make_agent(context, MemoryGroupStore(self.clock, 2**26))
 
     def add(self, neighbour: "Neighbour") -> None:
         self.neighbours[neighbour.node_id] = neighbour
@@ -165,13 +130,13 @@ def test_a_neighbour_that_announces_without_end_is_let_go_and_told_of(size_bytes
     async def scene(bench: Bench) -> None:
         nonlocal known
         known = bench.made(1)
-        await bench.agent.intake.receive(known, via=SECOND.node_id)
+        await bench.agent.ingest.receive(known, via=SECOND.node_id)
         endless = Endless(FIRST.node_id, [])
         bench.add(endless)
         await asyncio.sleep(10.0)
-        assert not bench.agent.is_welcome(FIRST.node_id)
+        assert not bench.agent.reputation.is_allowed(FIRST.node_id)
         assert endless.num_said <= 10 * ITEMS_PER_GROUP + 5
-        assert bench.agent.intake.refusals == {RefusalReason.TOO_MANY_ITEMS: 3}
+        assert bench.agent.ingest.refusals == {RefusalReason.TOO_MANY_ITEMS: 3}
         assert [refused.producer for refused in events_of(GroupRefused, bench.events)] == [FIRST.node_id] * 3
 
     known: Any = None
@@ -182,7 +147,7 @@ def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:
     async def scene(bench: Bench) -> None:
         backlog = bench.agent.config.replay.max_groups
         known = bench.made(1)
-        await bench.agent.intake.receive(known, via=SECOND.node_id)
+        await bench.agent.ingest.receive(known, via=SECOND.node_id)
 
         class Honest(Neighbour):
             async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
@@ -194,7 +159,7 @@ def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:
         honest = Honest(FIRST.node_id, [])
         bench.add(honest)
         await asyncio.sleep(120.0)
-        assert bench.agent.is_welcome(FIRST.node_id) and not bench.agent.intake.refusals
+        assert bench.agent.reputation.is_allowed(FIRST.node_id) and not bench.agent.ingest.refusals
         assert honest.num_said > 60_000
 
     play(scene)
@@ -203,13 +168,13 @@ def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:
 def test_groups_that_are_not_taken_count_as_received_bytes() -> None:
     async def scene(bench: Bench) -> None:
         sealed = bench.made(1)
-        bench.agent.intake.takes_from = lambda peer: False  # type: ignore[method-assign]
+        bench.agent.ingest.takes_from = lambda peer: False  # type: ignore[method-assign]
         item = StreamItem(
             cursor=Cursor(epoch="e", sequence=1), digest=sealed.digest, size_bytes=sealed.size_bytes, sealed=sealed
         )
         bench.add(Neighbour(FIRST.node_id, [item]))
         await asyncio.sleep(5.0)
-        assert bench.agent.intake.bytes_received == sealed.size_bytes
+        assert bench.agent.ingest.bytes_received == sealed.size_bytes
 
     play(scene)
 
@@ -222,7 +187,7 @@ def test_a_refusal_names_the_sender_where_its_group_may_be_in_anybodys_name() ->
         genuine = bench.made(1)
         forged = replace(bench.made(2), signature=bytes(64))
         for sealed in (genuine, replace(genuine, producer=SECOND.node_id), forged):
-            await bench.agent.intake.receive(sealed, via=FIRST.node_id)
+            await bench.agent.ingest.receive(sealed, via=FIRST.node_id)
         told = [(refused.reason, refused.producer, refused.via) for refused in events_of(GroupRefused, bench.events)]
         assert told == [(reason, FIRST.node_id, FIRST.node_id) for reason in ("duplicate", "wrong_signature")]
 
@@ -233,7 +198,7 @@ def test_a_refusal_names_the_producer_where_it_signed_what_another_hands_on() ->
     async def scene(bench: Bench) -> None:
         lie = make_group(PRODUCER.node_id, created_at_s=bench.clock.now_s())
         lie = replace(lie, rollouts=(replace(lie.rollouts[0], claimed_reward=0.3), *lie.rollouts[1:]))
-        await bench.agent.intake.receive(make_sealed(lie, PRODUCER), via=FIRST.node_id)
+        await bench.agent.ingest.receive(make_sealed(lie, PRODUCER), via=FIRST.node_id)
         told = [(refused.reason, refused.producer, refused.via) for refused in events_of(GroupRefused, bench.events)]
         assert told == [("false_reward", PRODUCER.node_id, FIRST.node_id)]
 
@@ -251,7 +216,7 @@ class Real(Neighbour):
         self.agent = agent
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        return self.agent.serving.subscribe(OURS.node_id, cursor, wanted)
+        return self.agent.streams.subscribe(OURS.node_id, cursor, wanted)
 
 
 def test_a_step_that_waits_for_everybody_gets_what_a_neighbour_made_without_signal() -> None:
@@ -264,7 +229,7 @@ def test_a_step_that_waits_for_everybody_gets_what_a_neighbour_made_without_sign
         async with asyncio.timeout(60.0):
             draw = await bench.agent.draw(bench.agent.head)
         assert [drawn.scored.group.producer for drawn in draw.groups] == [OURS.node_id]
-        assert bench.agent.intake.num_admitted == 1, "it waited for what nobody can learn from"
+        assert bench.agent.ingest.num_admitted == 1, "it waited for what nobody can learn from"
 
     rounds = ReplayConfig(local_groups=1, external_groups=1, barrier=True)
     play(scene, replay=rounds)
@@ -310,7 +275,7 @@ def test_what_the_first_to_announce_it_does_not_deliver_comes_from_another(how: 
         await asyncio.sleep(33.0)
         assert await bench.agent.store.contains(withheld.digest)
         await asyncio.sleep(60.0)
-        assert not bench.agent.intake.fetching
+        assert not bench.agent.ingest.fetching
 
     play(scene)
 
@@ -323,7 +288,7 @@ def test_a_chain_of_neighbours_that_do_not_deliver_ends_at_the_one_that_does() -
         honest = Honest(SECOND.node_id, [withheld], after_s=1.0)
         bench.add(honest)
         await asyncio.sleep(60.0)
-        assert honest.fetched == [withheld.digest] and bench.agent.intake.num_admitted == 1
+        assert honest.fetched == [withheld.digest] and bench.agent.ingest.num_admitted == 1
 
     play(scene)
 
@@ -336,7 +301,7 @@ def test_a_neighbour_that_goes_leaves_what_it_was_to_deliver_to_the_next() -> No
         await asyncio.sleep(2.0)
         del bench.adverts[0]
         await asyncio.sleep(3.0)
-        assert await bench.agent.store.contains(withheld.digest) and not bench.agent.intake.fetching
+        assert await bench.agent.store.contains(withheld.digest) and not bench.agent.ingest.fetching
 
     play(scene)
 
@@ -358,9 +323,9 @@ def test_what_several_announce_is_fetched_once(lookup_s: float) -> None:
         for neighbour in neighbours:
             bench.add(neighbour)
         await asyncio.sleep(5.0)
-        assert bench.agent.intake.num_admitted == 20 and not bench.agent.intake.refusals
+        assert bench.agent.ingest.num_admitted == 20 and not bench.agent.ingest.refusals
         assert sum(len(neighbour.fetched) for neighbour in neighbours) == 20
-        assert not bench.agent.num_failures and not bench.agent.intake.fetching
+        assert not bench.agent.num_failures and not bench.agent.ingest.fetching
 
     play(scene)
 
@@ -393,8 +358,8 @@ def test_a_group_on_its_way_into_the_store_reaches_the_learner_though_its_neighb
         assert await bench.agent.store.contains(sealed.digest)
         bench.adverts.clear()
         await asyncio.sleep(3.0)
-        assert sealed.digest in bench.agent.replay.digests and bench.agent.intake.num_admitted == 1
-        assert not bench.agent.peers.connected and not bench.agent.intake.fetching
+        assert sealed.digest in bench.agent.replay.digests and bench.agent.ingest.num_admitted == 1
+        assert not bench.agent.peers.connected and not bench.agent.ingest.fetching
 
     play(scene)
 
@@ -419,12 +384,12 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
 
 async def make_full(bench: Bench) -> None:
     """The time between draws is known, and more external groups wait than a draw takes."""
-    intake_quota: Any = bench.agent.intake._intake_quota  # pyright: ignore[reportPrivateUsage]
+    intake_quota: Any = bench.agent.ingest._intake_quota  # pyright: ignore[reportPrivateUsage]
     intake_quota.record_draw()
     await asyncio.sleep(10.0)
     intake_quota.record_draw()
     for number in range(5):
-        await bench.agent.intake.receive(bench.made(number), via=PRODUCER.node_id)
+        await bench.agent.ingest.receive(bench.made(number), via=PRODUCER.node_id)
 
 
 async def num_taken(bench: Bench, identity: Identity, count: int, version: PolicyVersion, first_task: int = 0) -> int:
@@ -435,9 +400,9 @@ async def num_taken(bench: Bench, identity: Identity, count: int, version: Polic
         spans = (VersionSpan(start=0, version=version),)
         rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
         sealed = make_sealed(replace(group, policy_id=version.policy_id, rollouts=rollouts), identity)
-        if bench.agent.intake.takes_from(identity.node_id):
+        if bench.agent.ingest.takes_from(identity.node_id):
             taken += 1
-            assert isinstance(await bench.agent.intake.receive(sealed, via=identity.node_id), ScoredGroup)
+            assert isinstance(await bench.agent.ingest.receive(sealed, via=identity.node_id), ScoredGroup)
     return taken
 
 
@@ -456,7 +421,7 @@ def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None
     async def scene(bench: Bench) -> None:
         await asyncio.sleep(601.0)  # what was given before the start is long forgotten
         await make_full(bench)
-        while bench.agent.intake.takes_from(FIRST.node_id):
+        while bench.agent.ingest.takes_from(FIRST.node_id):
             pass
         version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
         await bench.agent.publish(version)

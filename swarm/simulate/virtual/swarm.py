@@ -14,15 +14,14 @@ from functools import partial
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
-from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.loops.neighbours import MAX_OWED
+from swarm.node_context import NodeContext
 from swarm.peers.coordinator_view import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_PEERS
-from swarm.peers.reputation import Reputation
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
@@ -185,10 +184,10 @@ class VirtualSwarm:
             "replay fill": (agent.replay.fill, 1.0),
             "known heads": (len(agent.peers.heads), MAX_PEERS),
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
-            "edges": (len(agent.coordination.edges), MAX_EDGES),
+            "edges": (len(agent.coordinator_view.edges), MAX_EDGES),
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
-            "fetches": (len(agent.intake.fetching), (2 + MAX_OWED) * agent.config.exchange.max_neighbours),
-            "versions kept": (len(agent.coordination.pending_versions), MAX_PENDING_VERSIONS),
+            "fetches": (len(agent.ingest.fetching), (2 + MAX_OWED) * agent.config.exchange.max_neighbours),
+            "versions kept": (len(agent.coordinator_view.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():
             self.invariants.bound(agent.node_id, what, value, limit)
@@ -199,7 +198,7 @@ class VirtualSwarm:
         agent = self._agent(index, identity, disk, config)
         await agent.restore()
         transport = MemoryTransport(self.network, identity.node_id)
-        agent.endpoints = await transport.serve(agent.serving)
+        agent.endpoints = await transport.serve(agent.streams)
         directory = self.directory.view(identity, config.run_id, self.clock)
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         incarnation = f"{self.seed} {index} {self.log.num_events}"
@@ -232,29 +231,21 @@ class VirtualSwarm:
         return virtual_config(index, self.seed, self.scale, num_steps)
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
-        admission = self.parts.admission(
-            run_id=config.run_id,
-            node_id=identity.node_id,
-            tokenizer=self.tokenizer,
-            verifier=self._verifier,
-            store=disk.store,
+        context = NodeContext(
+            config=config,
+            identity=identity,
             clock=self.clock,
-            limits=AdmissionLimits.from_config(config),
-            head_of=lambda policy_id: self.agents[index].head_of(policy_id),
-            environments=frozenset(self.environments),
-            reputation=Reputation(self.clock, groups_per_minute=config.exchange.groups_per_minute),
+            emit=partial(self._note, index),
             offload=offload_in_place(self._verify),
         )
         agent = Agent(
-            config=config,
-            identity=identity,
+            context,
             store=disk.store,
-            replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
-            admission=admission,
+            tokenizer=self.tokenizer,
             verifier=self._verifier,
-            tokenizer_digest=self.tokenizer.digest,
-            clock=self.clock,
-            emit=partial(self._note, index),
+            environments=frozenset(self.environments),
+            replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
+            admission_type=self.parts.admission,
         )
         self.agents[index] = agent
         return agent

@@ -2,28 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from swarm.config import NodeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.admission import Admission, AdmissionLimits
 from swarm.exchange.agent import Agent
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import (
-    TOY_ENV,
-    TOY_RUN_ID,
-    ScriptedVerifier,
-    ToyTokenizer,
     make_advert,
+    make_agent,
+    make_context,
     make_group,
     make_identity,
     make_sealed,
@@ -41,36 +34,8 @@ from swarm.types import (
 OURS, LIAR, HONEST = make_identity(1), make_identity(2), make_identity(3)
 
 
-async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    return function(*arguments)
-
-
-def agent_on(clock: LoopClock, reputation: Reputation) -> Agent:
-    store, verifier, config = MemoryGroupStore(clock, 2**24), ScriptedVerifier(), NodeConfig()
-    admission = Admission(
-        run_id=TOY_RUN_ID,
-        node_id=OURS.node_id,
-        tokenizer=ToyTokenizer(),
-        verifier=verifier,
-        store=store,
-        clock=clock,
-        limits=AdmissionLimits(),
-        head_of=lambda _: None,
-        environments=frozenset({TOY_ENV}),
-        reputation=reputation,
-        offload=inline,
-    )
-    return Agent(
-        config=config,
-        identity=OURS,
-        store=store,
-        replay=ReplayBuffer(config.replay, OURS.node_id, 0, clock),
-        admission=admission,
-        verifier=verifier,
-        tokenizer_digest=ToyTokenizer().digest,
-        clock=clock,
-        emit=lambda event: None,
-    )
+def agent_on(clock: LoopClock) -> Agent:
+    return make_agent(make_context(identity=OURS, clock=clock), MemoryGroupStore(clock, 2**24))
 
 
 def lie(number: int, clock: LoopClock) -> SealedGroup:
@@ -120,15 +85,14 @@ class Peer:
 def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go_on() -> None:
     async def main() -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        reputation = Reputation(clock, 6000)
-        agent, peers = agent_on(clock, reputation), Lies(clock)
+        agent, peers = agent_on(clock), Lies(clock)
         following = asyncio.create_task(neighbours_loop(agent, peers, peers, random.Random(0)))  # type: ignore[arg-type]
         await asyncio.sleep(20.0)
         assert peers.open == [HONEST.node_id]
         sent = peers.num_sent
         assert 0 < sent < 10
         await asyncio.sleep(30.0)
-        assert peers.num_sent == sent and not agent.intake.refusals.get(RefusalReason.LOW_REPUTATION)
+        assert peers.num_sent == sent and not agent.ingest.refusals.get(RefusalReason.LOW_REPUTATION)
         await asyncio.sleep(300.0)
         assert peers.num_sent > sent, "nobody is condemned for ever"
         following.cancel()
@@ -141,21 +105,20 @@ def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go
 def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: bool) -> None:
     async def main() -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        reputation = Reputation(clock, 6000)
-        agent = agent_on(clock, reputation)
+        agent = agent_on(clock)
 
         async def read(peer: NodeId) -> list[StreamItem]:
-            return [item async for item in agent.serving.subscribe(peer, Cursor(), StreamFilter(relay=relay))]
+            return [item async for item in agent.streams.subscribe(peer, Cursor(), StreamFilter(relay=relay))]
 
         liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
         await asyncio.sleep(1.0)
         for number in range(5):
-            await agent.intake.receive(lie(number, clock), via=LIAR.node_id)
-        with pytest.raises(Unavailable, match="standing"):
+            await agent.ingest.receive(lie(number, clock), via=LIAR.node_id)
+        with pytest.raises(Unavailable, match="reputation"):
             async with asyncio.timeout(1.0):
                 await liar
-        with pytest.raises(Unavailable, match="standing"):
-            await agent.serving.fetch(LIAR.node_id, bytes(32))
+        with pytest.raises(Unavailable, match="reputation"):
+            await agent.streams.fetch(LIAR.node_id, bytes(32))
         assert not honest.done()
         honest.cancel()
         await asyncio.gather(honest, return_exceptions=True)

@@ -6,6 +6,7 @@ from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.peers.peer_table import Peers
 from swarm.testing.builders import make_identity
 from swarm.types import Role
 from swarm.weight_sync.credit import CreditLedger
@@ -36,7 +37,14 @@ def allowance(
         )  # it delivers: what it has leave for takes up room
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
-    return GenerationCapacity(config, buffer, NoDraw(), credit_ledger, lambda: 0)  # type: ignore[arg-type]
+    peers, journal = Peers(make_identity(1).node_id), NoDraw()
+    return GenerationCapacity(
+        config,
+        replay=buffer,
+        journal=journal,
+        credit_ledger=credit_ledger,
+        peers=peers,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])

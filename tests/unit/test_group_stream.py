@@ -6,12 +6,9 @@ from dataclasses import replace
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.config import ReplayConfig
-from swarm.exchange.group_stream import GroupStreams
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
+from swarm.testing.builders import make_agent, make_context, make_group, make_identity, make_scored, make_sealed
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
-from swarm.weight_sync.weight_server import WeightServer
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
 SILENT = ["7"] * 4
@@ -32,8 +29,7 @@ class Held:
 
     def __init__(self) -> None:
         self.store = CountingStore(ManualClock(), 2**24)
-        holding = WeightServer.__new__(WeightServer)  # no weights are asked for here
-        self.serving = GroupStreams(OURS.node_id, self.store, ReplayConfig(), lambda _: None, lambda _: None, holding)
+        self.streams = make_agent(make_context(identity=OURS), self.store).streams
 
     async def add(self, group: RolloutGroup) -> Digest:
         """Stores one group of ours, or of another node that came over a third."""
@@ -41,13 +37,13 @@ class Held:
         sealed = make_sealed(group, identity)
         scored = make_scored(group, digest=sealed.digest, is_made_here=identity is OURS)
         await self.store.put(scored, sealed)
-        await self.serving.read_head()
-        self.serving.offer(scored, via=identity.node_id)
+        await self.streams.read_head()
+        self.streams.offer(scored, via=identity.node_id)
         return sealed.digest
 
     async def sent(self, peer: NodeId, wanted: StreamFilter, count: int) -> list[Digest]:
         """The first `count` that a new stream sends."""
-        stream = self.serving.subscribe(peer, Cursor(), wanted)
+        stream = self.streams.subscribe(peer, Cursor(), wanted)
         return [(await asyncio.wait_for(anext(stream), 5.0)).digest for _ in range(count)]  # type: ignore[call-overload]
 
 
@@ -65,7 +61,7 @@ async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer
 
 async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come() -> None:
     held = Held()
-    stream = held.serving.subscribe(READER.node_id, Cursor(), StreamFilter())
+    stream = held.streams.subscribe(READER.node_id, Cursor(), StreamFilter())
     item = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     looks = held.store.num_looks

@@ -13,16 +13,18 @@ import pytest
 import zstandard
 
 from swarm.clock import ManualClock
-from swarm.exchange.admission import Admission, AdmissionLimits
+from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig
 from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import (
     TOY_ENV,
     TOY_NOW_S,
-    TOY_RUN_ID,
     ScriptedVerifier,
     ToyTokenizer,
+    make_admission,
+    make_context,
     make_group,
     make_identity,
     make_rollout,
@@ -62,24 +64,23 @@ class Gate:
         self, groups_per_minute: int = 6000, offload: Callable[..., object] = call, temperature: float = 1.0
     ) -> None:
         self.clock = ManualClock()
-        self.heads: dict[str, PolicyVersion] = {}
         self.verifier = ScriptedVerifier(held_out=frozenset({1234}), crashes_on="CRASH", num_tasks=10_000)
         self.disk_error: int | None = None
         self.store = MemoryGroupStore(self.clock, 10**8, self._before_write)
         self.reputation = Reputation(self.clock, groups_per_minute)
         self.tokenizer = ToyTokenizer()
-        self.admission = Admission(
-            run_id=TOY_RUN_ID,
-            node_id=OURSELVES.node_id,
+        config = NodeConfig(
+            exchange=ExchangeConfig(max_group_bytes=MAX_BYTES), generator=GeneratorConfig(temperature=temperature)
+        )
+        peers = Peers(OURSELVES.node_id)
+        self.heads = peers.heads
+        self.admission = make_admission(
+            make_context(config, OURSELVES, clock=self.clock, offload=offload),
+            self.store,
             tokenizer=self.tokenizer,
             verifier=self.verifier,
-            store=self.store,
-            clock=self.clock,
-            limits=AdmissionLimits(max_group_bytes=MAX_BYTES, temperature=temperature),
-            head_of=self.heads.get,
-            environments=frozenset({TOY_ENV}),
+            peers=peers,
             reputation=self.reputation,
-            offload=offload,  # type: ignore[arg-type]
         )
 
     def _before_write(self, size_bytes: int) -> None:

@@ -1,0 +1,110 @@
+"""Groups of this node's own generator: scored in the sandbox, sealed, stored, and only then learned from and sent.
+
+Invariant: nothing is refused here, and a group is in the store before learner or peers see it.
+"""
+
+import logging
+from dataclasses import replace
+
+from swarm.errors import RolloutFailed, StorageFull, TooLarge
+from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
+from swarm.exchange.admission_checks import to_scored_group
+from swarm.exchange.group_stream import GroupStreams
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.flow import RunningMean
+from swarm.interfaces import GroupStore, Tokenizer, Verifier
+from swarm.node_context import NodeContext
+from swarm.types import RolloutGroup, ScoredGroup, SealedGroup
+from swarm.weight_sync.follower import WeightFollower
+from swarm.wire.envelopes import seal_group
+
+logger = logging.getLogger(__name__)
+
+
+class OwnGroups:
+    """From a finished group of our generator to a stored one that our learner and our peers can have.
+
+    Args:
+        context: of the node.
+        store: groups are in it before anybody sees them.
+        tokenizer: of this node's model.
+        verifier: scores answers in the sandbox.
+        replay: takes them for the learner of this node, unless it follows another one.
+        streams: sends them to peers.
+        follower: of the trainer whose credit each group uses up; None where this node learns itself.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        *,
+        store: GroupStore,
+        tokenizer: Tokenizer,
+        verifier: Verifier,
+        replay: ReplayBuffer,
+        streams: GroupStreams,
+        follower: WeightFollower | None,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._tokenizer = tokenizer
+        self._verifier = verifier
+        self._replay = replay
+        self._streams = streams
+        self._follower = follower
+        self.num_asked = 0  # questions, whether their groups could be stored or not, since the store began
+        self.num_put = 0  # groups stored; this and what follows: since the process started
+        self.tokens_generated = 0
+        self.reward_mean, self.reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
+        self.last_put_at_s = context.clock.now_s()
+
+    async def put(self, group: RolloutGroup) -> float:
+        """Takes one finished group; returns its mean reward, NaN where it had to be dropped."""
+        self.num_asked += 1  # also when it cannot be stored: the question is not asked again
+        try:
+            with self._streams.putting():
+                scored, _ = await self.seal_and_store(group)
+                await self._streams.read_head()
+        except StorageFull as error:
+            logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
+            self._context.emit(DiskFull(error=str(error)))
+            return float("nan")
+        except (RolloutFailed, TooLarge) as error:
+            logger.warning("a rollout group of ours could not be scored", extra={"error": str(error)})
+            self._context.emit(GroupUnscored(env=group.env, error=str(error)))
+            return float("nan")
+        self.num_put += 1
+        self.tokens_generated += group.num_tokens
+        self.last_put_at_s = self._context.clock.now_s()
+        mean, std = mean_and_std(scored.rewards)
+        self.reward_mean.add(mean)
+        self.reward_std.add(std)
+        if self._follower is None:
+            self._replay.add(scored)
+        else:
+            self._follower.credit.record_stored()
+        self._streams.offer(scored, via=self._context.node_id)
+        self._context.changed.fire()
+        self._context.emit(GroupPut.of(scored))
+        return mean
+
+    async def seal_and_store(self, group: RolloutGroup) -> tuple[ScoredGroup, SealedGroup]:
+        """Claims the sandbox's rewards for a group, signs it and stores it.
+
+        Raises:
+            LookupError: unknown environment or task.
+            RolloutFailed: the verifier failed on these answers.
+            TooLarge: the group cannot be sealed.
+            StorageFull: no room.
+        """
+        verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+        rollouts = tuple(
+            replace(rollout, claimed_reward=float(reward))
+            for rollout, reward in zip(group.rollouts, verdict.rewards, strict=True)
+        )
+        claimed = replace(group, rollouts=rollouts, verifier=verdict.verifier)
+        sealed = await self._context.offload(seal_group, claimed, self._context.identity)
+        now_s = self._context.clock.now_s()
+        scored = to_scored_group(claimed, sealed, verdict.rewards, self._tokenizer, is_made_here=True, now_s=now_s)
+        await self._store.put(scored, sealed)
+        return scored, sealed

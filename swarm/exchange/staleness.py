@@ -1,0 +1,80 @@
+"""Staleness: how old a group's policy is in optimizer steps, and the bounds on that age and on its age in seconds.
+
+The guarantee is the one at the draw: `ReplayBuffer` drops whatever is older than the bounds at that moment, so no step
+ever learns from it. Every other check only saves work that would be dropped there: at admission, when a group is sent
+to a peer, and when a generator decides whether a batch is worth finishing.
+"""
+
+import math
+from typing import Final, Protocol
+
+from swarm.exchange.admission_checks import AdmissionLimits, Finding
+from swarm.types import PolicyVersion, RefusalReason, RolloutGroup
+
+CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
+HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest advert, which is refreshed every 30 s
+
+
+class HasSteps(Protocol):
+    """A group, or what is remembered of one."""
+
+    @property
+    def oldest_step(self) -> int:
+        """Of the policy that made its oldest token."""
+        ...
+
+    @property
+    def newest_step(self) -> int:
+        """Of the policy that made its newest token."""
+        ...
+
+
+def age_steps(group: HasSteps, head: PolicyVersion | None) -> int:
+    """Steps from a group's oldest token to the newest version known of its lineage, >= 0.
+
+    The newest token counts as well: its producer signed it, so the lineage has come at least so far.
+
+    Args:
+        group: the group.
+        head: newest signed head known of its lineage; None where none is known.
+    """
+    newest_step = group.newest_step
+    return (newest_step if head is None else max(newest_step, head.step)) - group.oldest_step
+
+
+def is_hopeless(began: PolicyVersion, head: PolicyVersion, max_age_steps: int) -> bool:
+    """Whether a batch that a generator began with one version is of no use to anybody once the head is another.
+
+    Its oldest tokens are too old, or the trainer went back to an earlier version and theirs is on an abandoned branch.
+    """
+    return began.policy_id == head.policy_id and not 0 <= head.step - began.step <= max_age_steps
+
+
+def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: AdmissionLimits) -> Finding:
+    """Age in steps and seconds on arrival.
+
+    Seconds count from the producer's `created_at_s`, so two clocks are compared and a skew is allowed; the buffer
+    counts them from `first_seen_s` on our own clock and allows none.
+
+    Args:
+        group: the group.
+        head: newest signed head of its lineage; None when none is known.
+        now_s: wall clock.
+        limits: bounds.
+    """
+    if head is None and group.policy_id != group.producer:
+        return RefusalReason.BAD_VERSION, "a lineage that is neither the producer's own nor known"
+    ahead = 0 if head is None else group.newest_step - head.step
+    if ahead > HEAD_SLACK_STEPS:
+        return RefusalReason.BAD_VERSION, f"{ahead} steps ahead of the signed head exceed {HEAD_SLACK_STEPS}"
+    steps = age_steps(group, head)
+    if steps > limits.max_age_steps:
+        return RefusalReason.TOO_OLD, f"age {steps} steps exceeds {limits.max_age_steps}"
+    age_s = now_s - group.created_at_s
+    if not math.isfinite(age_s):
+        return RefusalReason.MALFORMED, "created_at is not finite"
+    if -age_s > CLOCK_SKEW_S:
+        return RefusalReason.FROM_THE_FUTURE, f"created {-age_s:.0f} s ahead of now, at most {CLOCK_SKEW_S:.0f}"
+    if age_s > limits.max_age_s + CLOCK_SKEW_S:
+        return RefusalReason.TOO_OLD, f"age {age_s:.0f} s exceeds {limits.max_age_s:.0f}"
+    return None

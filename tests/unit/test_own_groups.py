@@ -1,0 +1,43 @@
+"""The path of our own groups: scored, sealed and stored, never refused."""
+
+import asyncio
+
+import pytest
+
+from swarm.errors import RolloutFailed
+from swarm.exchange.agent import Agent
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import ScriptedVerifier, make_agent, make_context, make_group, make_identity
+from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
+
+
+def node(number: int, usable: frozenset[Correction] = frozenset(Correction)) -> Agent:
+    context = make_context(identity=make_identity(number), offload=asyncio.to_thread)
+    store = MemoryGroupStore(context.clock, 10**7)
+    return make_agent(context, store, verifier=ScriptedVerifier(crashes_on="CRASH"), usable=usable)
+
+
+async def test_an_own_group_claims_the_sandboxs_rewards_and_is_admitted_by_another_node() -> None:
+    ours, theirs = node(1), node(2)
+    unscored = make_group(ours.node_id, texts=["7", "8"] * 4)
+    scored, sealed = await ours.own_groups.seal_and_store(unscored)
+    assert scored.is_made_here and scored.correction is Correction.EXACT
+    assert [r.claimed_reward for r in scored.group.rollouts] == [1.0, 0.0] * 4 == scored.rewards.tolist()
+    assert await ours.store.get(sealed.digest) == sealed
+    admitted = await theirs.admission.admit(sealed, ours.node_id)
+    assert isinstance(admitted, ScoredGroup) and admitted.rewards.tolist() == scored.rewards.tolist()
+
+
+async def test_a_verifier_that_fails_on_our_answers_is_reported_to_the_caller() -> None:
+    ours = node(1)
+    with pytest.raises(RolloutFailed):
+        await ours.own_groups.seal_and_store(make_group(ours.node_id, texts=["CRASH"] * 8))
+    assert (await ours.store.head()).sequence == 0
+
+
+async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admission() -> None:
+    ours, theirs = node(1), node(2, usable=frozenset({Correction.NO_LOGPROBS}))
+    _, sealed = await ours.own_groups.seal_and_store(make_group(ours.node_id, texts=["7", "8"] * 4))
+    refused = await theirs.admission.admit(sealed, ours.node_id)
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
+    assert await theirs.store.get(sealed.digest) is None
