@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from swarm.types import Digest, NodeId, PolicyVersion
+from swarm.version_history import VersionHistory, VersionStatus
 from swarm.weights.patch_graph import Cost, Patch, PatchGraph
 
 MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are forgotten first
@@ -44,7 +45,7 @@ class KnownPatches:
     def __init__(self, policy_id: NodeId) -> None:
         self.policy_id = policy_id
         self._patches: dict[Digest, Patch] = {}  # by digest of the manifest, in order of arrival
-        self._steps: dict[int, PolicyVersion] = {}
+        self._history = VersionHistory(MAX_MANIFESTS + 1)  # versions that a known patch leads to
         self._num_bytes = 0
 
     def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[News, list[Patch]]:
@@ -57,25 +58,34 @@ class KnownPatches:
         if patch.digest in self._patches:
             return News.KNOWN, []
         versions = [patch.version] if patch.base is None else [patch.base, patch.version]
-        conflicts = [version.step for version in versions if self._steps.get(version.step, version) != version]
+        conflicts = [version.step for version in versions if self._history.at(version.step) not in (None, version)]
         if conflicts and not is_from_owner:
             return News.CONFLICT, []
-        forgotten = self._forget(lambda step: step >= min(conflicts)) if conflicts else []
+        forgotten = self.rewind(min(conflicts) - 1) if conflicts else []
         self._patches[patch.digest] = patch
-        self._steps[patch.version.step] = patch.version
+        self._history.record(patch.version)
         self._num_bytes += len(patch.sealed.body)
-        while (len(self._patches) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._steps) > 1:
-            oldest = min(self._steps)
-            forgotten += self._forget(lambda step: step == oldest)  # noqa: B023 - called at once
+        while (len(self._patches) > MAX_MANIFESTS or self._num_bytes > MAX_BYTES) and len(self._history) > 1:
+            oldest = self._history.after(-1, limit=1)[0].step
+            forgotten += self._remove([each for each in self._patches.values() if each.version.step == oldest])
         return (News.NEW if patch.digest in self._patches else News.TOO_OLD), forgotten
 
     def rewind(self, head_step: int) -> list[Patch]:
         """Abandons the versions beyond the trainer's head. Returns their patches."""
-        return self._forget(lambda step: step > head_step)
+        self._history.rewind(head_step)
+        return self._remove([patch for patch in self._patches.values() if patch.version.step > head_step])
 
     def forget(self, digests: Collection[Digest]) -> None:
         """Forgets these manifests, as the store did."""
         self._remove([patch for digest, patch in self._patches.items() if digest in digests])
+
+    def _remove(self, patches: list[Patch]) -> list[Patch]:
+        for patch in patches:
+            del self._patches[patch.digest]
+            self._num_bytes -= len(patch.sealed.body)
+        for step in {patch.version.step for patch in patches} - {each.version.step for each in self._patches.values()}:
+            self._history.forget(step)
+        return patches
 
     def get(self, digest: Digest) -> Patch | None:
         """A known patch, by digest of its manifest."""
@@ -92,7 +102,7 @@ class KnownPatches:
     @property
     def head(self) -> PolicyVersion | None:
         """The newest version."""
-        return self._steps[max(self._steps)] if self._steps else None
+        return self._history.head
 
     def chains(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """The cheapest chain from what is held, or from nothing, to each newer version that can be had, newest first.
@@ -102,11 +112,7 @@ class KnownPatches:
             cost: of each patch.
         """
         graph = PatchGraph(self._patches.values(), cost, None if held is None else held.digest)
-        floor = self._floor(held)
-        for step in sorted(self._steps, reverse=True):
-            target = self._steps[step]
-            if target == held or step <= floor:
-                return
+        for target in reversed(self._history.after(self._floor(held))):
             if held is not None and held.digest == target.digest:  # under another name: any patch to it says so
                 yield next((patch,) for patch in self._patches.values() if patch.version == target)
                 continue
@@ -126,20 +132,8 @@ class KnownPatches:
         """
         if held is None or held.policy_id != self.policy_id:
             return -1
-        is_in_force = max(self._steps, default=-1) >= held.step and self._steps.get(held.step, held) == held
+        is_in_force = self._history.status(held) in (VersionStatus.CURRENT, VersionStatus.FORGOTTEN)
         return held.step if is_in_force else -1
-
-    def _forget(self, is_gone: Callable[[int], bool]) -> list[Patch]:
-        return self._remove([patch for patch in self._patches.values() if is_gone(patch.version.step)])
-
-    def _remove(self, gone: list[Patch]) -> list[Patch]:
-        for patch in gone:
-            del self._patches[patch.digest]
-            self._num_bytes -= len(patch.sealed.body)
-        steps = {patch.version.step for patch in self._patches.values()}
-        for step in {patch.version.step for patch in gone} - steps:
-            del self._steps[step]
-        return gone
 
 
 class ChunkQueue:
