@@ -1,11 +1,11 @@
-"""How a node without a trainer of its own generates: it takes another node's versions, in one of two modes.
+"""Generation with another node's weights: takes the versions of the followed trainer, in one of two modes.
 
-`pull` (sequential): before each batch the newest version is taken, and never during one.
-`push` (asynchronous): versions are taken as they come; a batch in the making goes on with the new weights
+`pull` (sequential): before each batch the newest version is loaded, and never during one.
+`push` (asynchronous): versions are loaded as they come; a running batch goes on with the new weights
 (`follow.in_flight`) or ends first.
-In both a batch that would arrive too old is given up.
+In both a batch that would be too old on arrival is cancelled.
 
-Invariant: no group is made before the first version was taken: every token is of a version that its trainer signed.
+Invariant: no group is made before the first version was loaded: every token is of a version that its trainer signed.
 """
 
 import asyncio
@@ -21,105 +21,108 @@ from swarm.weights.apply import Applier
 
 logger = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0  # for a newer version while a batch ends
+POLL_S = 1.0  # for a newer version while a batch runs
 
 
-class Following:
-    """The loops of a worker that follows.
+class FollowWeightsLoop:
+    """The loops of a worker that follows a trainer.
 
     Example:
-        await Following(worker, applier).run()
+        await FollowWeightsLoop(worker, applier).run()
     """
 
     def __init__(self, worker: Worker, applier: Applier) -> None:
         self._worker = worker
         self._applier = applier
-        self._turn = asyncio.Lock()  # a batch, or a version: in turn where nothing is taken in flight
-        self._began: PolicyVersion | None = None  # what the batch in the making began with
-        self._backoff = Backoff(random.Random(worker.config.seed))
+        self._engine_lock = asyncio.Lock()  # a batch, or a load: in turn unless `follow.in_flight`
+        self._batch_version: PolicyVersion | None = None  # what the running batch began with; None between batches
+        self._load_backoff = Backoff(random.Random(worker.config.seed))
         self._engine_backoff = Backoff(random.Random(worker.config.seed))
 
     async def run(self) -> None:
         """Follows and generates until cancelled."""
-        await self._take_newest(wait=True)
+        await self._load_newest(wait=True)
         if self._worker.config.follow.mode == "pull":
             await self._pull()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._generate(), name="generate")
-            tasks.create_task(self._take_each(), name="take versions")
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._generate(), name="generate")
+                tasks.create_task(self._load_each(), name="load versions")
 
     async def _pull(self) -> None:
         while True:
             capacity = await self._worker.exchange.wait_capacity()
-            await self._take_newest(wait=False)
+            await self._load_newest(wait=False)
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._watch_the_batch())
+                watching = tasks.create_task(self._watch_batch())
                 await self._make_batch(capacity)
                 watching.cancel()
 
     async def _generate(self) -> None:
         while True:
             capacity = await self._worker.exchange.wait_capacity()
-            async with self._turn:
+            async with self._engine_lock:
                 await self._make_batch(capacity)
 
     async def _make_batch(self, capacity: int) -> None:
-        self._began = self._worker.generator.version
+        self._batch_version = self._worker.generator.version
         try:
             await generate(self._worker, capacity, self._engine_backoff)
         finally:
-            self._began = None
+            self._batch_version = None
 
-    async def _take_newest(self, *, wait: bool) -> None:
-        """Becomes the newest known version; with `wait`, once there is one that can be had."""
-        while (way := await self._worker.exchange.next_update(self._applier.version, wait=wait)) is not None:
-            if await self._take(way):
+    async def _load_newest(self, *, wait: bool) -> None:
+        """Loads the newest known version; with `wait`, once one is available."""
+        while (chain := await self._next_chain(wait=wait)) is not None:
+            if await self._load(chain):
                 return
 
-    async def _take_each(self) -> None:
+    async def _load_each(self) -> None:
         while True:
-            way = await self._worker.exchange.next_update(self._applier.version, wait=True)
-            assert way is not None
-            self._give_up_what_is_hopeless(self._applier.target(way))
+            chain = await self._next_chain(wait=True)
+            assert chain is not None
+            self._cancel_if_too_old(self._applier.target(chain))
             if self._worker.config.follow.in_flight:
-                await self._take(way)
-            else:
-                await self._take_in_turn()
+                await self._load(chain)
+                continue
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch_batch())
+                async with self._engine_lock:
+                    watching.cancel()
+                    newest = await self._next_chain(wait=False)  # maybe newer than what the batch was waited for with
+                    if newest is not None:
+                        await self._load(newest)
 
-    async def _take_in_turn(self) -> None:
-        """Takes the newest version after the batch in the making, which is given up once it has become hopeless."""
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._watch_the_batch())
-            async with self._turn:
-                watching.cancel()
-                way = await self._worker.exchange.next_update(self._applier.version, wait=False)
-                if way is not None:
-                    await self._take(way)
+    async def _watch_batch(self) -> None:
+        """Cancels the running batch once it is too old.
 
-    async def _watch_the_batch(self) -> None:
-        """Only while no version is taken: a report is of the way that was handed out last."""
+        Never during a load: the agent takes its report to be of the chain that was handed out last.
+        """
         while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
-            way = await self._worker.exchange.next_update(self._applier.version, wait=False)
-            if way is not None:
-                self._give_up_what_is_hopeless(self._applier.target(way))
+            await asyncio.sleep(POLL_S)
+            chain = await self._next_chain(wait=False)
+            if chain is not None:
+                self._cancel_if_too_old(self._applier.target(chain))
 
-    async def _take(self, way: PatchChain) -> bool:
-        """False where the engine serves what it served before; then some time has passed, too."""
-        report = await self._worker.offload(self._applier.apply, way)
+    async def _next_chain(self, *, wait: bool) -> PatchChain | None:
+        return await self._worker.exchange.next_update(self._applier.version, wait=wait)
+
+    async def _load(self, chain: PatchChain) -> bool:
+        """False, after a pause, where the engine keeps serving the previous version."""
+        report = await self._worker.offload(self._applier.apply, chain)
         await self._worker.exchange.applied(report)
         if not report.error:
-            self._backoff.reset()
+            self._load_backoff.reset()
             return True
-        logger.error("a version was not taken", extra={"step": report.version.step, "error": report.error})
-        await self._backoff.wait()
+        extra = {"step": report.version.step, "error": report.error}
+        logger.error("a version could not be loaded; trying again after a pause", extra=extra)
+        await self._load_backoff.wait()
         return False
 
-    def _give_up_what_is_hopeless(self, target: PolicyVersion) -> None:
-        """Cancels a batch whose oldest tokens would be too old for anyone by the time it arrives, or whose version is
-        no more: the trainer went back to an earlier one."""
-        began, max_age_steps = self._began, self._worker.config.replay.max_age_steps
-        if began is not None and is_hopeless(began, target, max_age_steps):
-            steps = {"began": began.step, "head": target.step, "max_age_steps": max_age_steps}
-            logger.info("cancelled a batch that nobody could use on arrival", extra=steps)
+    def _cancel_if_too_old(self, target: PolicyVersion) -> None:
+        """Cancels a batch that nobody could use on arrival: too old, or of a version that the trainer abandoned."""
+        version, max_age_steps = self._batch_version, self._worker.config.replay.max_age_steps
+        if version is not None and is_hopeless(version, target, max_age_steps):
+            extra = {"batch_step": version.step, "head_step": target.step, "max_age_steps": max_age_steps}
+            logger.info("cancelled a batch that nobody could use on arrival", extra=extra)
             self._worker.generator.cancel()

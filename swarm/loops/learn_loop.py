@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Learner
-from swarm.loops.follow_weights import Following
+from swarm.loops.follow_weights import FollowWeightsLoop
 from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
 from swarm.loops.worker import Worker
 from swarm.types import Draw, Evaluation, Role
@@ -25,8 +25,8 @@ async def run_worker(worker: Worker) -> None:
     async with asyncio.TaskGroup() as tasks:
         beside: list[asyncio.Task[None]] = []
         if worker.applier is not None:
-            following = Following(worker, worker.applier)
-            beside.append(tasks.create_task(following.run(), name="follow"))
+            follow = FollowWeightsLoop(worker, worker.applier)
+            beside.append(tasks.create_task(follow.run(), name="follow"))
         elif Role.GENERATOR in worker.config.roles:
             beside.append(tasks.create_task(generate_loop(worker), name="generate"))
         if worker.learner is not None:

@@ -10,8 +10,8 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import FollowConfig, NodeConfig
 from swarm.errors import Unavailable
-from swarm.loops import follow_weights as following
-from swarm.loops.follow_weights import Following
+from swarm.loops import follow_weights
+from swarm.loops.follow_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
 from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.types import ApplyReport, FinishReason, PatchChain, PolicyVersion, RolloutGroup
@@ -98,7 +98,7 @@ class FakeExchange:
 
 def swarm_of(
     mode: Literal["pull", "push"], *, in_flight: bool = True, max_age_steps: int = 2
-) -> tuple[Following, FakeExchange, Engine, FakeApplier]:
+) -> tuple[FollowWeightsLoop, FakeExchange, Engine, FakeApplier]:
     engine, exchange = Engine(), FakeExchange()
     applier = FakeApplier(engine)
     config = NodeConfig(follow=FollowConfig(mode=mode, in_flight=in_flight))
@@ -131,7 +131,7 @@ def swarm_of(
         offload=offload,
         ask=ask,
     )
-    return Following(worker, applier), exchange, engine, applier  # type: ignore[arg-type]
+    return FollowWeightsLoop(worker, applier), exchange, engine, applier  # type: ignore[arg-type]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -140,7 +140,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def running(follower: Following, play: Callable[[], Awaitable[None]]) -> None:
+async def running(follower: FollowWeightsLoop, play: Callable[[], Awaitable[None]]) -> None:
     task = asyncio.create_task(follower.run())
     try:
         await play()
@@ -168,7 +168,7 @@ async def test_pull_takes_the_newest_version_before_each_batch() -> None:
 async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing_before_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull", max_age_steps=2)
 
     async def play() -> None:
@@ -188,7 +188,7 @@ async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing
 
 async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange takes a report to be of the way that it handed out last."""
-    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull")
     worker = follower._worker  # pyright: ignore[reportPrivateUsage]
     offload, num_handed = worker.offload, list[int]()
@@ -234,7 +234,7 @@ async def test_push_takes_versions_while_a_batch_is_made() -> None:
 
 
 async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=False)
 
     async def play() -> None:
@@ -254,7 +254,7 @@ async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyP
 async def test_a_batch_that_would_arrive_too_old_is_given_up_and_asked_again(
     in_flight: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=in_flight, max_age_steps=2)
 
     async def play() -> None:
