@@ -30,7 +30,7 @@ RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes l
 SeedOption = Annotated[int, typer.Option(min=0, help="Of tasks, sampling and draws.")]
 ExternalOption = Annotated[
     Literal["all", "positive"],
-    typer.Option(help="positive: drop foreign rollouts with negative advantage; all: keep."),
+    typer.Option(help="positive: drop external rollouts with negative advantage; all: keep."),
 ]
 SlowOption = Annotated[list[str] | None, typer.Option(help="NODE=FACTOR: this node takes FACTOR times as long.")]
 KillOption = Annotated[list[str] | None, typer.Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")]

@@ -26,7 +26,7 @@ from swarm.simulate.report.live import LiveProgress
 from swarm.simulate.report.result import SimulationResult, SwarmResult, node_result
 from swarm.types import Role
 
-WORTH_TELLING_BYTES = 10**8  # deleted
+MIN_REPORTED_BYTES = 10**8  # deleted
 KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
 
 
@@ -56,8 +56,8 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         runs.append(_run(replace(plan, has_vllm=has_vllm), directory / name, console))
         if runs[-1].was_stopped:
             break
-    told = [run for run in runs if run.first_step_at_s or not run.was_stopped]
-    holds = bool(told) and _report(told, rival, directory, console)
+    measured = [run for run in runs if run.first_step_at_s or not run.was_stopped]
+    holds = bool(measured) and _report(measured, rival, directory, console)
     if runs[-1].was_stopped:
         ended = "the coordinator and every node have ended"
         console.print(f"stopped by a signal: {ended}; what they wrote is in {directory}", soft_wrap=True)
@@ -88,7 +88,7 @@ def _claim(directory: Path, names: Iterable[str]) -> None:
 
 
 def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
-    """Writes and prints what the run, and its rival where it came to that, did; whether every invariant held."""
+    """Writes and prints the result of the run, and of its rival if that was run; whether every invariant held."""
     result = SimulationResult(
         title=runs[0].title,
         swarm=swarm_result(runs[0]),
@@ -131,7 +131,7 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:
-    """Whether the generators that want vLLM can have it; says so where they cannot."""
+    """Whether vLLM is installed; prints a line where a generator wants it and it is not."""
     from swarm.generation.vllm_process import has_vllm
 
     found = has_vllm(EngineConfig())
@@ -153,7 +153,7 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
         run = replace(read_run(options, directory, began_at_s), was_stopped=True)
     if not options.keep_checkpoints:
         freed = delete_heavy(config.dir for config in configs)
-        if freed >= WORTH_TELLING_BYTES:
+        if freed >= MIN_REPORTED_BYTES:
             console.print(f"{freed / 1e9:.1f} GB of checkpoints deleted (--keep-checkpoints keeps them)")
     return run
 

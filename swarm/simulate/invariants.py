@@ -1,4 +1,4 @@
-"""What must hold in every run, checked from the nodes' own events while they happen.
+"""Invariants of a run, checked from the nodes' own events while they happen.
 
 Invariant: the checks know only events, so that the same ones judge a virtual swarm, a swarm of processes, and a
 recorded event file.
@@ -37,7 +37,7 @@ class Verdict:
 
 @dataclass
 class Invariants:
-    """Fed with every event in order; `verdicts` says what held."""
+    """Checks every event in order; `verdicts` lists which invariants held."""
 
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _put: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -93,7 +93,7 @@ class Invariants:
                 self._named[named] = f"{node[:8]}: {what} group {group.digest[:8]}"
 
     def _check_versions(self) -> None:
-        """Of lineages that are not part of the run, nothing can be said."""
+        """Versions of a lineage outside the run are not judged."""
         for (policy, producer, step, digest), where in self._named.items():
             published = self._published.get(policy)
             if published is None:
@@ -120,10 +120,10 @@ class Invariants:
             self._violate(REPEAT, f"{node[:8]}: step {made.step} was made from an abandoned draw")
         _, claimed = self._made[node].setdefault(made.step, (draw, made.digest))
         if claimed != made.digest:
-            self._violate(REPEAT, f"{node[:8]}: step {made.step} became another, and nobody said so")
+            self._violate(REPEAT, f"{node[:8]}: step {made.step} became another without a DrawsAbandoned event")
 
     def _abandon(self, node: NodeId, first: int, last: int) -> None:
-        """The node said that it cannot make these draws again: steps of other draws may take the place of theirs."""
+        """The node announced that it cannot repeat these draws: steps of other draws may take the place of theirs."""
         self._abandoned[node].update(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
@@ -190,7 +190,7 @@ class Invariants:
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
             EXISTED: f"{self._num_named} versions named, by producer",
-            REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and told"
+            REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and announced"
             if num_abandoned
             else f"{self._num_repeated} steps made again",
         }

@@ -1,4 +1,4 @@
-"""What a node says about itself: metrics, structured logs, an event file, and live curves.
+"""Telemetry of a node: metrics, structured logs, an event log, and live curves.
 
 Invariant: nothing here is global (each `Telemetry` has its own registry), and a figure that cannot be
 delivered never stops the node. Every metric is named and explained in `swarm.telemetry.metrics`.

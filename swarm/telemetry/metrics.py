@@ -79,7 +79,7 @@ _LIST = (
     _gauge("learn/advantage_std", "1", "Standard deviation of the advantages", "0.3-2"),
     _gauge("learn/advantage_max", "1", "Greatest size of an advantage", "under 10"),
     _gauge("learn/zero_variance_share", "share", "Drawn groups whose rewards are all equal", "0"),
-    _gauge("learn/dropped_share", "share", "Drawn rollouts that trained no token (foreign ones below the mean)",
+    _gauge("learn/dropped_share", "share", "Drawn rollouts that trained no token (external ones below the mean)",
            "0-0.3"),
     _gauge("learn/padding_share", "share", "Positions of the forward passes that were padding", "under 0.1"),
     _gauge("learn/num_micro_batches", "passes", "Forward passes that the newest step was cut into", "1-16"),
@@ -122,8 +122,8 @@ _LIST = (
     _gauge("rollout/tokens_per_s", "tokens/s", "Generated here, smoothed over about 30 s", "steady"),
     _gauge("rollout/reward_mean", "reward", "Mean reward of the newest group, by environment", "rises", "env"),
     # exchange: other nodes
-    _counter("exchange/admitted_total", "groups", "Foreign groups that passed the door", "rises"),
-    _counter("exchange/refused_total", "groups", "Foreign groups refused, by reason", "few; duplicate is harmless",
+    _counter("exchange/admitted_total", "groups", "Groups of other nodes that passed admission", "rises"),
+    _counter("exchange/refused_total", "groups", "Groups of others refused, by reason", "few; duplicate is harmless",
              "reason"),
     _histogram("exchange/arrival_s", "s", "From creation at the producer to admission here (includes clock skew)",
                "under 1", _SECONDS),
@@ -144,7 +144,7 @@ _LIST = (
     # weights: between a trainer and those who follow it
     _gauge("weights/published_step", "steps", "Newest version of this trainer that others can follow",
            "learn/step, or the one before"),
-    _gauge("weights/followers", "nodes", "Nodes that have leave of this trainer to make groups", "steady"),
+    _gauge("weights/followers", "nodes", "Nodes with credit of this trainer to generate groups", "steady"),
     _gauge("weights/served_step", "steps", "Version of the followed trainer that the engine serves", "rises"),
     _gauge("weights/behind_steps", "steps", "Newest version known, less the one served", "0-2"),
     _gauge("weights/credit_groups", "groups", "Groups that may be begun now; 0 for long while the trainer is away",

@@ -156,7 +156,7 @@ class Telemetry:
                 pass  # no metric follows from it
 
     def snapshot(self, status: JsonDict) -> None:
-        """Takes a node's status (see `Daemon.status`): levels and totals that no event tells."""
+        """Takes a node's status (see `Daemon.status`): levels and totals that no event holds."""
         self.total("exchange/received_bytes_total", status["bytes_received"])
         self.total("exchange/sent_bytes_total", status["bytes_sent"])
         self.gauge("exchange/peers", len(status["peers"]))
@@ -296,10 +296,10 @@ def overlap_share(seconds: dict[str, float]) -> float | None:
 
 
 def make_sinks(config: TelemetryConfig, directory: Path, node: str) -> tuple[Sink, ...]:
-    """The curves that the configuration asks for.
+    """The curve writers that the configuration enables.
 
     Raises:
-        ConfigError: a package is missing; the message says what to install.
+        ConfigError: a package is missing, and the message names it.
     """
     from swarm.telemetry.sinks import TensorBoardSink, WandbSink
 

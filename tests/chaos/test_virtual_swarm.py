@@ -91,12 +91,12 @@ def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
 
 def test_a_restart_finds_its_groups_in_a_tight_store_or_says_what_it_lost() -> None:
     crashes = tuple(Crash(node=node, at_s=20.0 + 5 * node, down_s=3.0) for node in range(3))
-    told: list[str] = []
+    details: list[str] = []
     for store_bytes in (4 * 2**10, 16 * 2**10):
         run = run_seed(2, 4, 12, FaultPlan(latency_s=0.05, crashes=crashes, store_bytes=store_bytes))
         assert run.invariants.hold, run.invariants.violations
-        told += [verdict.detail for verdict in run.invariants.verdicts() if verdict.name == REPEAT]
-    assert "lost and told" in told[0] and "0 steps" not in told[1] and "lost" not in told[1], told
+        details += [verdict.detail for verdict in run.invariants.verdicts() if verdict.name == REPEAT]
+    assert "lost and announced" in details[0] and "0 steps" not in details[1] and "lost" not in details[1], details
 
 
 def test_a_large_swarm_ends_when_every_node_has_made_its_steps() -> None:
@@ -180,7 +180,7 @@ PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozens
         (Parts(replay=OverfullBuffer), FaultPlan(), BOUNDS),
         (Parts(replay=_ignoring(local_groups=1000)), FaultPlan(), PROGRESS),
     ],
-    ids=["reuse", "age", "door", "journal-once", "journal-reuse", "journal-repeat", "bounds", "progress"],
+    ids=["reuse", "age", "admission", "journal-once", "journal-reuse", "journal-repeat", "bounds", "progress"],
 )
 def test_a_broken_part_turns_its_invariant_red(parts: Parts, plan: FaultPlan, broken: str) -> None:
     sound = run_seed(6, 4, 8, plan)

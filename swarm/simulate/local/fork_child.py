@@ -1,9 +1,9 @@
-"""The process that local swarms are forked from: `python -m swarm.simulate.local.fork_child MODULE ...`.
+"""Fork server of a local swarm, the server process: `python -m swarm.simulate.local.fork_child MODULE ...`.
 
 Standard input has a line of JSON for each process to start, standard output one for each that was started or has ended.
 
-Invariant: what is forked has one thread and has done nothing but import; a fork has a session, signals and files of its
-own before anybody learns of it.
+Invariant: the process that forks has one thread and has done nothing but import; a fork has a session, signals and
+files of its own before its client gets its process id.
 """
 
 import contextlib
@@ -26,27 +26,27 @@ _GPUS = ("/dev/nv", "/dev/kfd", "/dev/dri", "/dev/dxg")
 
 
 def main() -> None:
-    """Imports, then forks whenever its standard input asks for it. What is forked goes on from here."""
+    """Imports, then forks for each line of standard input. A fork goes on from here as `python -m <arguments>`."""
     defer_gc()
-    answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an import prints is no answer
+    replies = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an import prints is no reply
     for name in sys.argv[1:]:
         try:
             importlib.import_module(name)
         except Exception:
-            traceback.print_exc()  # who needs it will say so
+            traceback.print_exc()  # the fork that needs it fails with the same error
     freeze_gc()
-    arguments = _Forks(sys.stdin.fileno(), answers).serve()
+    arguments = _Server(sys.stdin.fileno(), replies).serve()
     if arguments is not None:
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-class _Forks:
-    """What the process does: forks on request, and tells who has ended."""
+class _Server:
+    """Forks on request, and reports each fork that has ended."""
 
-    def __init__(self, questions: int, answers: int) -> None:
-        self._questions, self._answers = questions, answers
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies = requests, replies
         self._woken, self._wake = os.pipe()  # written by every signal
         os.set_blocking(self._wake, False)
         self._children: set[int] = set()
@@ -56,76 +56,76 @@ class _Forks:
             print(self._obstacle, file=sys.stderr)
 
     def serve(self) -> list[str] | None:
-        """Returns None at SIGTERM or the end of the questions, and in each fork what that one is to run."""
+        """Returns None at SIGTERM or the end of the requests, and in each fork the arguments that it is to run."""
         own_pid = os.getpid()
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGTERM, self._end)
         try:
-            return self._answer()
+            return self._handle_requests()
         finally:
             if os.getpid() == own_pid:
                 for pid in self._children:
                     with contextlib.suppress(ProcessLookupError):  # somebody killed it before it had a session
                         os.killpg(pid, signal.SIGKILL)
-                self._tell_ended(wait=True)
+                self._report_ended(wait=True)
 
-    def _answer(self) -> list[str] | None:
+    def _handle_requests(self) -> list[str] | None:
         unread = b""
         with selectors.DefaultSelector() as selector:
-            for descriptor in (self._questions, self._woken):
+            for descriptor in (self._requests, self._woken):
                 selector.register(descriptor, selectors.EVENT_READ)
             while not self._is_ending:
                 ready = {key.fd for key, _ in selector.select()}
                 if self._woken in ready:
                     os.read(self._woken, 4096)
-                    self._tell_ended()
-                if self._questions in ready:
-                    read = os.read(self._questions, 65536)
+                    self._report_ended()
+                if self._requests in ready:
+                    read = os.read(self._requests, 65536)
                     self._is_ending = self._is_ending or not read
                     *lines, unread = (unread + read).split(b"\n")
                     for line in lines:
-                        asked: JsonDict = json.loads(line)
-                        if self._fork(asked):
-                            return asked["arguments"]
+                        request: JsonDict = json.loads(line)
+                        if self._fork(request):
+                            return request["arguments"]
         return None
 
     def _end(self, *_: object) -> None:
         self._is_ending = True
 
-    def _tell_ended(self, wait: bool = False) -> None:
+    def _report_ended(self, wait: bool = False) -> None:
         for pid in sorted(self._children):
             done, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
             if done:
                 self._children.discard(pid)
-                self._tell({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+                self._reply({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, answer: JsonDict) -> None:
-        with contextlib.suppress(BrokenPipeError):  # who asked is gone; the questions end as well
-            os.write(self._answers, json.dumps(answer).encode() + b"\n")
+    def _reply(self, reply: JsonDict) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the client is gone; the requests end as well
+            os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
-    def _fork(self, asked: JsonDict) -> bool:
-        """True in the fork; nobody learns of it before signals and files are its own."""
+    def _fork(self, request: JsonDict) -> bool:
+        """True in the fork; its id is reported only once its signals and files are its own."""
         own_pid = os.getpid()
         is_open, is_ready = os.pipe()
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell({"failed": f"a process could not be forked: {error}"})
+            self._reply({"failed": f"a process could not be forked: {error}"})
             pid = -1
         if pid == 0:
             os.close(is_open)
             self._detach(own_pid)
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             os.close(is_ready)
-            self._begin(asked)
+            self._begin(request)
             return True
         os.close(is_ready)
         if pid > 0:
             os.read(is_open, 1)  # until the fork has closed its end
             self._children.add(pid)
-            self._tell({"forked": pid})
+            self._reply({"forked": pid})
         os.close(is_open)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         return False
@@ -136,22 +136,22 @@ class _Forks:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        for descriptor in (self._woken, self._wake, self._answers):
+        for descriptor in (self._woken, self._wake, self._replies):
             os.close(descriptor)
         die_with(parent)
 
-    def _begin(self, asked: JsonDict) -> None:
+    def _begin(self, request: JsonDict) -> None:
         """Gives a fork its output and its environment; where it cannot go on as it is, it begins anew."""
         null = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.close(null)
         os.close(log)
         if self._obstacle:
-            os.execve(sys.executable, [sys.executable, "-m", *asked["arguments"]], asked["environment"])
+            os.execve(sys.executable, [sys.executable, "-m", *request["arguments"]], request["environment"])
         os.environ.clear()
-        os.environ.update(asked["environment"])
+        os.environ.update(request["environment"])
 
 
 def _obstacle() -> str:

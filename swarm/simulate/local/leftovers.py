@@ -1,4 +1,4 @@
-"""What a finished run leaves on the disk: events, logs and groups, but no gigabytes that only a restart would read.
+"""Deletes from a finished run the gigabytes that only a restart would read; events, logs and groups stay.
 
 Invariant: deletes nothing but folders that a node of this very run made.
 """

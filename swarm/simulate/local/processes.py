@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class SimulationFailed(SwarmError, RuntimeError):
-    """A process of the simulation did not start or died when nobody asked it to."""
+    """A process of the simulation did not start, or died before the simulation ended it."""
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
 
     def __init__(self, name: str, directory: Path, fork_server: ForkServer | None = None) -> None:
         self.name = name
-        self._nursery = fork_server
+        self._fork_server = fork_server
         self.directory = directory
         self.events: list[Event] = []
         self.num_starts = 0
@@ -45,8 +45,8 @@ class Process:
         self._arguments = [*arguments] or self._arguments
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "log.txt"
-        if self._nursery is not None:
-            self._process = await self._nursery.fork(self._arguments, environment(), path)
+        if self._fork_server is not None:
+            self._process = await self._fork_server.fork(self._arguments, environment(), path)
         else:
             command = [sys.executable, "-m", *self._arguments]
             with path.open("ab") as log:
@@ -62,10 +62,10 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     def check(self) -> None:
-        """Raises SimulationFailed with the end of its log when it died unasked, Unavailable when the nursery did."""
+        """Raises SimulationFailed with the end of its log when it died unasked, Unavailable when the server did."""
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
-            if self._nursery is not None:
-                self._nursery.check()
+            if self._fork_server is not None:
+                self._fork_server.check()
             tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
             raise SimulationFailed(
                 f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}"
@@ -92,7 +92,7 @@ class Process:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()
-        finally:  # also where whoever stops it cannot wait that long
+        finally:  # also where this wait is cancelled
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

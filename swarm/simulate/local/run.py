@@ -1,4 +1,4 @@
-"""A real swarm on one machine: a coordinator and N node daemons as separate processes.
+"""A local swarm: a coordinator and N node daemons as separate processes of one machine.
 
 Invariant: what is reported comes from the nodes' own event files; this process only starts, disturbs,
 watches and stops them.
@@ -37,7 +37,7 @@ FIRST_STEP_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRun:
-    """What one node did, as its own event file and last status tell."""
+    """Events and last status of one node."""
 
     name: str
     node_id: str
@@ -113,7 +113,7 @@ async def _run(
 def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
     """What the processes of a run, which have ended, left in its directory."""
     nodes = tuple(_read_node(config) for config in node_configs(options, directory))
-    # only all events together tell which step was first
+    # across nodes: each file alone has only its own first step
     steps_at_s = [made.at_s for node in nodes for made in events_of(StepMade, node.events)]
     return SwarmRun(
         options=options,

@@ -1,6 +1,9 @@
-"""Charts as inline SVG: no library, no request, colours from the page's style sheet.
+"""Line, bar and matrix charts as inline SVG, with colours from the page's style sheet.
 
-Invariant: every text is escaped, every coordinate finite; a chart without data says so.
+Not matplotlib's SVG (24 KB a chart instead of 33): its colours are fixed, so that a page cannot follow a dark theme; it
+has no figure to show for a point under the mouse; and the page would need the optional `report` extra.
+
+Invariant: every text is escaped, every coordinate finite; a chart without data reads "nothing was measured".
 """
 
 import math

@@ -189,12 +189,12 @@ def _sources_chart(swarm: SwarmResult) -> Markup:
     producers = list(swarm.nodes)
     known = {node.node_id for node in producers}
     names = [node.name for node in producers]
-    strangers = sorted({source for node in producers for source in node.sources} - known)
+    outsiders = sorted({source for node in producers for source in node.sources} - known)
     values = [
-        [float(node.sources.get(source, 0)) for source in [*(p.node_id for p in producers), *strangers]]
+        [float(node.sources.get(source, 0)) for source in [*(p.node_id for p in producers), *outsiders]]
         for node in producers
     ]
-    return svg.matrix(names, [*names, *(short(source) for source in strangers)], values, what="groups")
+    return svg.matrix(names, [*names, *(short(source) for source in outsiders)], values, what="groups")
 
 
 def _ages_chart(swarm: SwarmResult) -> Markup:

@@ -1,4 +1,4 @@
-"""What a finished simulation knows: plain values, made from the nodes' own events.
+"""Result of a finished simulation: plain values, made from the nodes' own events.
 
 Invariant: every figure of a report comes from here, and everything here comes from an event or a status
 that a node wrote; a step or evaluation repeated after a restart counts once, as it was made last, and a
@@ -108,7 +108,7 @@ class NodeResult:
     num_admitted: int
     bytes_received: int  # sealed groups from peers since the process started last
     bytes_sent: int
-    bytes_useful: int  # of foreign groups that were admitted
+    bytes_useful: int  # of admitted groups
     edges_kl: dict[NodeId, float]  # source -> newest mismatch KL, nats per token
     num_starts: int
     num_failures: int

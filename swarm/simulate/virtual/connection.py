@@ -1,4 +1,4 @@
-"""One connection of the in-memory network, and what is under way on a stream.
+"""One connection of the in-memory network, and the items in flight on its streams.
 
 Invariant: whatever waits on a line wakes when it is cut; a stream keeps its order, but for what is meant to come late.
 """
@@ -16,7 +16,7 @@ from swarm.types import NodeId
 
 Item = TypeVar("Item")
 
-WINDOW = 8  # items under way on one stream before its sender has to wait
+WINDOW = 8  # items in flight on one stream before its sender has to wait
 
 
 class Cuts(Protocol):
@@ -125,14 +125,14 @@ class UnderWay(Generic[Item]):
         self._late[self._num_late] = self._loop.call_at(at_s, self._land_late, self._num_late, item)
 
     def end(self, error: Exception) -> None:
-        """Nothing comes after what is under way; the reader is told why."""
+        """Ends the stream after the items in flight; the reader gets the reason."""
         if self._travelling:
             self._travelling.append((self._travelling[-1][0], error))
         else:
             self._arrive(error)
 
     def break_off(self, error: Exception) -> None:
-        """The line is cut: the reader is told at once."""
+        """Cuts the stream: the reader gets the error at once."""
         self._arrive(error)
 
     def stop(self) -> None:

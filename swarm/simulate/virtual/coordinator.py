@@ -22,7 +22,7 @@ class VirtualCoordinator:
         self.core: CoordinatorCore | None = CoordinatorCore(clock, self._store)
 
     def crash(self) -> None:
-        """It answers nobody until `restart`; whoever watches is told."""
+        """It answers no call until `restart`; every watch ends."""
         if self.core is not None:
             self.core.watches.end()
         self.core = None

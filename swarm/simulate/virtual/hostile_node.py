@@ -1,6 +1,6 @@
 """A node of a virtual swarm that means harm: a valid identity, and nothing it sends is worth having.
 
-Invariant: it never sends anything of its own that an honest door may admit, so whatever an honest node
+Invariant: it never sends anything of its own that honest admission may accept, so whatever an honest node
 learned from it is a fault of that node.
 """
 

@@ -1,7 +1,10 @@
 """An asyncio event loop on virtual time: waiting costs nothing and every run is the same.
 
-Invariant: the loop never blocks. When nothing is ready it jumps to the next timer; when there is
-none either, it says so (VirtualDeadlock) instead of hanging. No threads, no sockets, no signals.
+Invariant: the loop never blocks. When nothing is ready it jumps to the next timer; without a timer it raises
+VirtualDeadlock instead of hanging. No threads, no sockets, no signals.
+
+It replaces asyncio's private `_run_once` and handles. The same on public API alone, a selector whose `select(timeout)`
+advances the clock, is 80 lines shorter and takes 5 to 13 % more CPU (200 nodes, 100 steps: 20.8 against 19.8 s).
 """
 
 import asyncio
@@ -27,8 +30,8 @@ class VirtualDeadlock(RuntimeError):
 class _NumberedTask(asyncio.Task[Any]):
     """A task that hashes to its number of creation, so that sets of tasks iterate the same way in every run.
 
-    asyncio keeps tasks in sets (TaskGroup, wait, all_tasks); by address their order, and so the order of
-    cancellation, would differ between two runs of one seed.
+    asyncio keeps tasks in sets (TaskGroup, wait, all_tasks); by address, their order and so the order of
+    cancellation would differ between two runs of one seed.
     """
 
     def __init__(self, number: int, coro: Any, **options: Any) -> None:
@@ -43,7 +46,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
     @property
     def is_unseen(self) -> bool:
-        """Whether it failed and nobody asked for its exception."""
+        """Whether it failed and its exception was never retrieved."""
         unseen: bool = self._log_traceback  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return unseen
 
@@ -100,7 +103,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_s: float = 0.0) -> None:
         """Begins at `start_s` on the loop's own (monotonic) time."""
         self._virtual_s = start_s
-        super().__init__(selectors.SelectSelector())  # never asked: there is nothing to wait for outside
+        super().__init__(selectors.SelectSelector())  # never polled: there is nothing to wait for outside
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _TimerHandle]] = []  # a heap; equal times in order of creation
         self._timer_numbers = itertools.count()
@@ -138,7 +141,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """In place of asyncio's own, and many turns of it: until somebody stops the loop."""
         ready, timers, is_stopping = self._ready, self._timers, False
         while not is_stopping:
-            # asked here too: in most turns nothing is due
+            # checked here too: in most turns nothing is due
             if not ready or (timers and timers[0][0] < self._virtual_s + _RESOLUTION_S):
                 self._find_ready()
             for _ in range(len(ready)):  # what these make ready belongs to the next turn

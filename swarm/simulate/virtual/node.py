@@ -178,7 +178,7 @@ _opened = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
 class _Checked:
-    """What `check_form` said of the groups that `_opened` keeps: they cannot be hashed, but each is one object."""
+    """Cached findings of `check_form` for the groups that `_opened` keeps: unhashable, but each is one object."""
 
     def __init__(self) -> None:
         self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
@@ -197,11 +197,11 @@ _checked = _Checked()
 
 
 def offload_in_place(verify: Verify) -> Offload:
-    """`Offload` of the nodes' doors: a plain call.
+    """`Offload` of the nodes' admission: a plain call.
 
-    Several nodes of this one process open and check the same sealed group. What `open_group` says is a function of its
-    bytes alone, and what `check_form` says one of group, vocabulary and limits, so each is asked once: the signature of
-    a group is verified once in this process, not once per node.
+    Several nodes of this one process open and check the same sealed group. `open_group` depends on its bytes alone, and
+    `check_form` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
+    process, not once per node.
     """
 
     async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:

@@ -64,7 +64,7 @@ def run_seed(
         num_rounds: of SECONDS_PER_STEP virtual seconds each; in a large swarm, steps of every node.
         plan: what goes wrong; None draws a plan from the seed.
         parts: what the nodes are built of, for mutation tests.
-        on_progress: told the share of the run that is done, in [0, 1].
+        on_progress: gets the share of the run that is done, in [0, 1].
     """
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     chosen = FaultPlan.random(seed, num_nodes, num_rounds * SECONDS_PER_STEP) if plan is None else plan
@@ -73,14 +73,14 @@ def run_seed(
         clock = LoopClock(asyncio.get_running_loop())
         swarm = VirtualSwarm(num_nodes, seed, num_rounds, chosen, clock, parts, on_progress)
         await swarm.run()
-        return _told(swarm, clock.monotonic_s())
+        return _outcome(swarm, clock.monotonic_s())
 
     run = run_virtual(main())
     return replace(run, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s)
 
 
-def _told(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
-    """What a finished swarm did; its seconds are not known yet."""
+def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
+    """Counts and invariants of a finished swarm; its seconds are not known yet."""
     return VirtualRun(
         seed=swarm.seed,
         num_rounds=swarm.num_rounds,

@@ -1,7 +1,7 @@
 """A whole swarm in one process on virtual time: the nodes' own code, a faulty network, scripted learners.
 
 Invariant: everything is a function of the seed: the same seed gives the same event log bit for bit.
-Only model, network, directory and disk are replaced; agent, door, replay, loops and ledger are the real ones.
+Only model, network, directory and disk are replaced; agent, admission, replay, loops and ledger are the real ones.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class VirtualSwarm:
         parts: Parts | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_progress` is told the share of the run that is done, in [0, 1], now and then."""
+        """`on_progress` gets the share of the run that is done, in [0, 1], now and then."""
         self.clock = clock
         self.plan = plan
         self.seed = seed

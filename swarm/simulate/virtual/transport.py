@@ -188,7 +188,7 @@ class MemoryClient:
             self._maybe_drop()
             changed, size_bytes, late_s = item, _HEADER_BYTES, 0.0
             if item.sealed is None:
-                late_s = self._lateness_s()  # own groups keep the order of their log; notices may come a longer way
+                late_s = self._lateness_s()  # own groups keep the order of their log; notices may take longer
             else:
                 size_bytes += item.sealed.size_bytes
                 sealed = self._corrupted(item.sealed)

@@ -1,4 +1,4 @@
-"""What is forked from a warm process behaves as if it had been started from a shell, and ends with those who asked."""
+"""A forked process behaves as if it had been started from a shell, and dies with the fork server and its parent."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from swarm.errors import Unavailable
-from swarm.simulate.local import fork_server as nursery_module
+from swarm.simulate.local import fork_server as fork_server_module
 from swarm.simulate.local.fork_child import STARTED_A_THREAD
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fork_server
 from swarm.simulate.local.processes import wait_until
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only"),
 ]
 
-SAYS_WHAT_IT_FINDS = """
+PRINTS_ITS_STATE = """
 import json, os, signal, sys
 print(json.dumps({
     "name": __name__,
@@ -41,10 +41,10 @@ sys.exit(3)
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of modules that a nursery finds: `warm` prints and starts nothing, `threaded` starts a thread."""
+    """A folder of importable modules: `warm` prints and starts nothing, `threaded` starts a thread."""
     folder = tmp_path / "modules"
     folder.mkdir()
-    (folder / "says.py").write_text(SAYS_WHAT_IT_FINDS)
+    (folder / "prints.py").write_text(PRINTS_ITS_STATE)
     (folder / "sleeps.py").write_text("import time\nprint('asleep', flush=True)\ntime.sleep(1000)\n")
     (folder / "warm.py").write_text("print('no answer')\n")
     (folder / "broken.py").write_text("raise OSError('no such library')\n")
@@ -56,23 +56,23 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("imported", "is_warm"), [(["warm", "broken"], True), (["warm", "threaded"], False)])
-async def test_a_fork_finds_what_a_process_from_a_shell_finds(
+async def test_a_fork_has_what_a_process_from_a_shell_has(
     imported: list[str], is_warm: bool, modules: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")
-    async with fork_server(imported, tmp_path / "nursery.txt") as forks:
+    async with fork_server(imported, tmp_path / "imports.txt") as forks:
         assert forks is not None
         given = {key: value for key, value in environment().items() if key != "PATH"} | {"NOTE": "given"}
-        forked = await forks.fork(["says", "--flag", "a b"], given, log)
+        forked = await forks.fork(["prints", "--flag", "a b"], given, log)
         assert await forked.wait() == forked.returncode == 3
-    first, said = log.read_text().splitlines()
+    first, state = log.read_text().splitlines()
     assert first == "before"
-    printed = (tmp_path / "nursery.txt").read_text()
+    printed = (tmp_path / "imports.txt").read_text()
     assert printed.startswith("no answer\n")
     assert (STARTED_A_THREAD in printed) == (not is_warm)
     assert ("no such library" in printed) == ("broken" in imported)
-    assert json.loads(said) == {
+    assert json.loads(state) == {
         "name": "__main__",
         "arguments": ["--flag", "a b"],
         "note": "given",
@@ -87,7 +87,7 @@ async def test_a_fork_finds_what_a_process_from_a_shell_finds(
 
 
 async def test_a_signal_right_after_the_start_ends_a_fork(modules: Path, tmp_path: Path) -> None:
-    async with fork_server((), tmp_path / "nursery.txt") as forks:
+    async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         for _ in range(20):
             forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
@@ -95,23 +95,23 @@ async def test_a_signal_right_after_the_start_ends_a_fork(modules: Path, tmp_pat
             assert await forked.wait() == -signal.SIGTERM
 
 
-async def test_a_process_that_cannot_be_started_is_said(modules: Path, tmp_path: Path) -> None:
-    async with fork_server((), tmp_path / "nursery.txt") as forks:
+async def test_a_process_that_cannot_be_started_is_an_error(modules: Path, tmp_path: Path) -> None:
+    async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         nowhere = await forks.fork(["sleeps"], environment(), tmp_path / "no_folder" / "log.txt")
         assert await nowhere.wait() == 1
-        next_one = await forks.fork(["says"], environment(), tmp_path / "log.txt")
+        next_one = await forks.fork(["prints"], environment(), tmp_path / "log.txt")
         assert await next_one.wait() == 3
-    assert "no_folder" in (tmp_path / "nursery.txt").read_text()
+    assert "no_folder" in (tmp_path / "imports.txt").read_text()
 
 
-async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path: Path) -> None:
-    async with fork_server((), tmp_path / "nursery.txt") as forks:
+async def test_signals_reach_a_fork_and_its_end_is_reported(modules: Path, tmp_path: Path) -> None:
+    async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         logs = [tmp_path / f"{number}.txt" for number in range(3)]
-        asked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
+        forked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
         await wait_until(lambda: all(log.exists() and log.read_text() for log in logs), 20.0, "they do not start")
-        terminated, killed, left = asked
+        terminated, killed, left = forked
         terminated.terminate()
         os.kill(killed.pid, signal.SIGKILL)
         assert [await terminated.wait(), await killed.wait()] == [-signal.SIGTERM, -signal.SIGKILL]
@@ -121,11 +121,11 @@ async def test_signals_reach_a_fork_and_its_end_is_told(modules: Path, tmp_path:
     assert not psutil.pid_exists(left.pid)
     assert left.returncode == -signal.SIGKILL
     with pytest.raises(Unavailable, match="ended with exit code 0"):
-        await forks.fork(["says"], environment(), tmp_path / "late.txt")
+        await forks.fork(["prints"], environment(), tmp_path / "late.txt")
 
 
 async def _forked_and_held(forks: ForkServer, tmp_path: Path) -> tuple[Forked, psutil.Process, psutil.Process]:
-    """A fork, its process, and the nursery, which does not answer from then on."""
+    """A fork, its process, and the fork server, which does not answer from then on."""
     forked = await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
     process = psutil.Process(forked.pid)
     parent = process.parent()
@@ -134,33 +134,35 @@ async def _forked_and_held(forks: ForkServer, tmp_path: Path) -> tuple[Forked, p
     return forked, process, parent
 
 
-async def test_a_killed_nursery_takes_all_along_and_who_waits_is_told(modules: Path, tmp_path: Path) -> None:
-    async with fork_server((), tmp_path / "nursery.txt") as forks:
+async def test_a_killed_fork_server_takes_every_fork_along_and_waiting_calls_fail(
+    modules: Path, tmp_path: Path
+) -> None:
+    async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         forked, process, parent = await _forked_and_held(forks, tmp_path)
-        waiting = asyncio.create_task(forks.fork(["says"], environment(), tmp_path / "log.txt"))
+        waiting = asyncio.create_task(forks.fork(["prints"], environment(), tmp_path / "log.txt"))
         await asyncio.sleep(0)
         parent.kill()
-        with pytest.raises(Unavailable, match=r"exit code -9; see .*nursery\.txt"):
+        with pytest.raises(Unavailable, match=r"exit code -9; see .*imports\.txt"):
             await waiting
         assert await forked.wait() == -signal.SIGKILL
         assert psutil.wait_procs([process], 10.0)[1] == []
 
 
-async def test_a_nursery_that_hangs_is_killed_at_the_end(
+async def test_a_fork_server_that_hangs_is_killed_at_the_end(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nursery_module, "END_S", 0.3)
-    async with fork_server((), tmp_path / "nursery.txt") as forks:
+    monkeypatch.setattr(fork_server_module, "END_S", 0.3)
+    async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         _, process, parent = await _forked_and_held(forks, tmp_path)
-        monkeypatch.setattr(nursery_module, "START_S", 0.3)
-        with pytest.raises(Unavailable, match=r"no process was forked within 0 s; see .*nursery\.txt"):
+        monkeypatch.setattr(fork_server_module, "START_S", 0.3)
+        with pytest.raises(Unavailable, match=r"no process was forked within 0 s; see .*imports\.txt"):
             await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
     assert psutil.wait_procs([process, parent], 10.0)[1] == []
 
 
-ASKS = """
+CLIENT = """
 import asyncio, sys
 from pathlib import Path
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fork_server
@@ -175,9 +177,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_forked_ends_when_those_who_asked_are_killed(modules: Path, tmp_path: Path) -> None:
+async def test_forks_end_when_the_client_is_killed(modules: Path, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ASKS, str(tmp_path / "log.txt"), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", CLIENT, str(tmp_path / "log.txt"), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     forked = psutil.Process(int(await process.stdout.readline()))
