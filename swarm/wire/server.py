@@ -19,7 +19,15 @@ from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
 from swarm.wire.grpc_errors import Context, answering
-from swarm.wire.session import MAX_MESSAGE_BYTES, NONCE_BYTES, SESSION_KEY, challenge_message, hello_message
+from swarm.wire.session import (
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    PROTOCOL_VERSION,
+    SESSION_KEY,
+    challenge_message,
+    check_protocol_version,
+    hello_message,
+)
 from swarm.wire.tls import Certificate, create_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
@@ -108,6 +116,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
                 signature=self.identity.sign(
                     DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
                 ),
+                protocol_version=PROTOCOL_VERSION,
             )
         raise AssertionError("answering() ends the call")
 
@@ -135,6 +144,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         nonce, expires_s = self._nonces.pop(peer, (b"", 0.0))  # one use only, right or wrong
         if not nonce or expires_s <= self._clock.monotonic_s():
             raise Unauthenticated("no fresh challenge on this connection")
+        check_protocol_version("the client", request.protocol_version)
         if request.run_id != self._run_id:
             raise Unauthenticated(f"this is run {self._run_id}, the client's is {request.run_id[:40]!a}")
         client = node_id_of(request.public_key)

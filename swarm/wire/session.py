@@ -26,6 +26,8 @@ from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
 SESSION_KEY: Final = "swarm-session-bin"
 NONCE_BYTES: Final = 32
+# Raised with every change of meaning or name on the wire; both ends of a connection must have the same.
+PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
 _RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
 
@@ -40,6 +42,15 @@ def challenge_message(client_nonce: bytes, certificate_digest: bytes) -> bytes:
 def hello_message(server_nonce: bytes, certificate_digest: bytes, client: NodeId, server: NodeId, run_id: str) -> bytes:
     """What a client signs: 4 x 32 bytes, then the run."""
     return server_nonce + certificate_digest + bytes.fromhex(client) + bytes.fromhex(server) + run_id.encode()
+
+
+def check_protocol_version(other: str, version: int) -> None:
+    """Raises Unauthenticated where the other end speaks another protocol version than this one."""
+    if version != PROTOCOL_VERSION:
+        raise Unauthenticated(
+            f"{other} speaks protocol version {version or 1}, this node {PROTOCOL_VERSION}: "
+            "install the same release of swarm-trainer on both"
+        )
 
 
 class AuthenticatedChannel:
@@ -93,6 +104,7 @@ class AuthenticatedChannel:
                     public_key=self._identity.public_key,
                     signature=self._identity.sign(DOMAIN_HELLO, message),
                     run_id=self._run_id,
+                    protocol_version=PROTOCOL_VERSION,
                 ),
                 timeout=timeout_s,
             )
@@ -108,6 +120,7 @@ class AuthenticatedChannel:
         signed = challenge_message(nonce, self.certificate_digest)
         if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
             raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
+        check_protocol_version(f"node {shown[:8]}", challenge.protocol_version)
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""

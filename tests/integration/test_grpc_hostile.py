@@ -20,9 +20,10 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
+from swarm.wire import session
 from swarm.wire.envelopes import sealed_to_bytes
 from swarm.wire.server import ServerLimits, Sessions, start_server
-from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
+from swarm.wire.session import PROTOCOL_VERSION, SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.v1 import session_service_pb2 as session_pb
@@ -193,7 +194,9 @@ async def test_replayed_hello_is_refused(node: Node):
         challenge.server_nonce, channel.certificate_digest, identity.node_id, node.identity.node_id, RUN
     )
     signature = identity.sign(DOMAIN_HELLO, message)
-    hello = session_pb.HelloRequest(public_key=identity.public_key, signature=signature, run_id=RUN)
+    hello = session_pb.HelloRequest(
+        public_key=identity.public_key, signature=signature, run_id=RUN, protocol_version=PROTOCOL_VERSION
+    )
     assert len((await stub.Hello(hello)).session_token) == 32
     assert await status_of(stub.Hello(hello)) is grpc.StatusCode.UNAUTHENTICATED
     await stub.Challenge(session_pb.ChallengeRequest(client_nonce=bytes(32)))
@@ -215,6 +218,33 @@ async def test_hello_with_the_key_of_another_is_refused(node: Node):
 async def test_client_of_another_run_is_refused(node: Node):
     with pytest.raises(Unauthenticated, match="this is run test-run"):
         await node.open(run_id="other-run")
+
+
+REMEDY = "install the same release of swarm-trainer on both"
+
+
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
+async def test_hello_of_another_protocol_version_is_answered_with_both_versions_and_the_remedy(
+    node: Node, version: int
+):
+    channel = await node.open()
+    stub: Any = session_grpc.SessionServiceStub(channel.channel)
+    await stub.Challenge(session_pb.ChallengeRequest(client_nonce=bytes(32)))
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Hello(session_pb.HelloRequest(run_id=RUN, protocol_version=version))
+    assert failed.value.details() == (
+        f"the client speaks protocol version {version or 1}, this node {PROTOCOL_VERSION}: {REMEDY}"
+    )
+    await channel.close()
+
+
+async def test_client_ends_at_a_server_of_another_protocol_version(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)  # what this client speaks
+    name, ours = node.identity.node_id[:8], PROTOCOL_VERSION + 1
+    with pytest.raises(Unauthenticated) as failed:
+        await node.open()
+    sentence = f"node {name} speaks protocol version {PROTOCOL_VERSION}, this node {ours}: {REMEDY}"
+    assert str(failed.value) == f"{node.endpoint}: {sentence}"
 
 
 @pytest.mark.parametrize("nonce", [b"", bytes(31), bytes(33)])

@@ -11,24 +11,28 @@ class ChallengeRequest(_message.Message):
     def __init__(self, client_nonce: _Optional[bytes] = ...) -> None: ...
 
 class ChallengeResponse(_message.Message):
-    __slots__ = ("public_key", "server_nonce", "signature")
+    __slots__ = ("public_key", "server_nonce", "signature", "protocol_version")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SERVER_NONCE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     server_nonce: bytes
     signature: bytes
-    def __init__(self, public_key: _Optional[bytes] = ..., server_nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, public_key: _Optional[bytes] = ..., server_nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("public_key", "signature", "run_id")
+    __slots__ = ("public_key", "signature", "run_id", "protocol_version")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     signature: bytes
     run_id: str
-    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
     __slots__ = ("session_token", "expires_in_s")
