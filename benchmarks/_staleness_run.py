@@ -25,8 +25,8 @@ from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
+from swarm.learn.off_policy_guard import GuardedLearner
 from swarm.model import CharTokenizer, load_published, tiny_network
 from swarm.objectives.methods import load_recipe
 from swarm.testing.inline_verifier import InlineVerifier

@@ -1,4 +1,4 @@
-"""The off-policy guard: from what learners measured about each source to advice for all of them.
+"""Off-policy advisor: advice for all nodes from what learners measured about each source of groups.
 
 Invariant: one reporter cannot move a median of three or more, every change is returned as a log entry, and
 advice only ever tightens what a node allows itself: local limits win at the node.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from swarm.config import GuardConfig
 from swarm.flow import BoundedTable
 from swarm.types import Advice, EdgeReport, NodeId, short
 
@@ -19,21 +20,27 @@ MAX_REPORTERS_PER_SOURCE: Final = 64
 MAX_SOURCES: Final = 4096
 
 
+_LEARNER: Final = GuardConfig()  # at its defaults: the one home of the thresholds that both sides share
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GuardLimits:
-    """When the guard acts. Between `tight` and `loose` nothing changes: the hysteresis."""
+class AdvisorLimits:
+    """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardConfig`).
+
+    alarm < intervene < tight: a learner tightens at `tight` by itself; the advisor intervenes for everyone only where
+    the median learner is still off after that, and lets go where no learner's guard would object. Between `intervene`
+    and `tight` nothing changes: the hysteresis.
+    """
 
     window_s: float = 120.0  # reports older than this no longer count
     hold_s: float = 30.0  # least time between two changes of the lag bound
-    tight_ess: float = 0.30  # median effective sample size share below which late data is cut
-    loose_ess: float = 0.50
-    tight_kl: float = 0.20  # median k3 mismatch, nats per token
-    loose_kl: float = 0.10
-    frozen_ess: float = 0.05
-    frozen_kl: float = 1.0
+    alarm_ess: float = _LEARNER.alarm_ess  # 0.05: median effective sample size share below which the advice is frozen
+    alarm_kl: float = _LEARNER.alarm_kl  # 1.0: median k3 mismatch, nats per token
+    intervene_ess: float = 0.30  # below it late data is cut
+    intervene_kl: float = 0.20
+    tight_ess: float = _LEARNER.tight_ess  # 0.5: a source at least this good has weight 1
+    tight_kl: float = _LEARNER.tight_kl  # 0.1
     late_age_steps: float = 1.0  # edges younger than this say nothing about lateness
-    full_ess: float = 0.50  # a source at least this good has weight 1
-    full_kl: float = 0.10
     weight_step: float = 0.10  # smaller changes of a weight are not advised
 
 
@@ -53,55 +60,55 @@ class AdviceChange:
     """One change of the advice."""
 
     at_s: float
-    what: str  # "max_age_steps", "guard" or "weight"
+    what: str  # "max_age_steps", "state" or "weight"
     before: str
     after: str
     reason: str
 
     def sentence(self) -> str:
         """The change as a person reads it."""
-        name = {"max_age_steps": "age bound (steps)", "guard": "guard", "weight": "weight"}.get(self.what, self.what)
+        name = {"max_age_steps": "age bound (steps)", "state": "advice", "weight": "weight"}.get(self.what, self.what)
         return f"{name}: {self.before} -> {self.after} ({self.reason})"
 
 
 @dataclass(slots=True)
-class _State:
+class _Advised:
     max_age_steps: int | None = None
-    guard: str = "ok"
+    state: str = "ok"  # ok, tightened, frozen
     changed_s: float = -math.inf
     weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
 
 
-class Guard:
+class OffPolicyAdvisor:
     """Collects edge reports and keeps the advice that follows from them.
 
     Example:
-        guard = Guard(base_max_age_steps=4)
-        guard.report(reporter, edges, now_s)
-        changes = guard.decide(now_s)
-        advice = guard.advice(reporter, lease_s=30.0)
+        advisor = OffPolicyAdvisor(base_max_age_steps=4)
+        advisor.report(reporter, edges, now_s)
+        changes = advisor.decide(now_s)
+        advice = advisor.advice(reporter, lease_s=30.0)
     """
 
-    def __init__(self, base_max_age_steps: int, limits: GuardLimits | None = None) -> None:
+    def __init__(self, base_max_age_steps: int, limits: AdvisorLimits | None = None) -> None:
         self._base = base_max_age_steps
-        self._limits = limits or GuardLimits()
+        self._limits = limits or AdvisorLimits()
         self._edges: dict[NodeId, BoundedTable[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
-        self._state = _State()
+        self._advised = _Advised()
 
     @property
-    def guard(self) -> str:
+    def state(self) -> str:
         """ok, tightened or frozen."""
-        return self._state.guard
+        return self._advised.state
 
     @property
     def max_age_steps(self) -> int | None:
-        """The advised lag bound; None while the guard has no opinion."""
-        return self._state.max_age_steps
+        """The advised lag bound; None while there is no opinion."""
+        return self._advised.max_age_steps
 
     @property
     def source_weights(self) -> dict[NodeId, float]:
         """Advised weights below 1."""
-        return dict(self._state.weights)
+        return dict(self._advised.weights)
 
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
         """Takes the newest figures of one learner in place of its last ones, so that it never holds more than
@@ -138,11 +145,11 @@ class Guard:
 
     def advice(self, node_id: NodeId, lease_s: float) -> Advice:
         """The present advice as one node gets it (its own weight is none of its business)."""
-        weights = {source: weight for source, weight in self._state.weights.items() if source != node_id}
+        weights = {source: weight for source, weight in self._advised.weights.items() if source != node_id}
         return Advice(
-            max_age_steps=self._state.max_age_steps,
+            max_age_steps=self._advised.max_age_steps,
             source_weights=weights,
-            guard=self._state.guard,
+            state=self._advised.state,
             lease_s=lease_s,
         )
 
@@ -159,50 +166,50 @@ class Guard:
         ]
 
     def _decide_lag(self, now_s: float) -> list[AdviceChange]:
-        state, limits = self._state, self._limits
+        advised, limits = self._advised, self._limits
         late = self._late_figures()
-        if now_s - state.changed_s < limits.hold_s or (not late and state.max_age_steps is None):
+        if now_s - advised.changed_s < limits.hold_s or (not late and advised.max_age_steps is None):
             return []
         ess = median([ess for ess, _ in late]) if late else 1.0
         kl = median([kl for _, kl in late]) if late else 0.0
-        bound, level = self._next_bound(ess, kl)
+        bound, state = self._next_bound(ess, kl)
         reason = f"median over {len(late)} learners with late data: ess {ess:.3f}, mismatch {kl:.3f} nats"
         changes = [
             AdviceChange(at_s=now_s, what=what, before=before, after=after, reason=reason)
             for what, before, after in (
-                ("max_age_steps", _text(state.max_age_steps), _text(bound)),
-                ("guard", state.guard, level),
+                ("max_age_steps", _text(advised.max_age_steps), _text(bound)),
+                ("state", advised.state, state),
             )
             if before != after
         ]
         if changes:
-            state.max_age_steps, state.guard, state.changed_s = bound, level, now_s
+            advised.max_age_steps, advised.state, advised.changed_s = bound, state, now_s
         return changes
 
     def _next_bound(self, ess: float, kl: float) -> tuple[int | None, str]:
-        """The next lag bound and guard state: halve when bad, one step back when good, else stay."""
-        state, limits = self._state, self._limits
-        now = self._base if state.max_age_steps is None else state.max_age_steps
-        if ess < limits.frozen_ess or kl > limits.frozen_kl:
+        """The next lag bound and state: halve when bad, one step back when good, else stay."""
+        advised, limits = self._advised, self._limits
+        now = self._base if advised.max_age_steps is None else advised.max_age_steps
+        if ess < limits.alarm_ess or kl > limits.alarm_kl:
             return 0, "frozen"
-        if ess < limits.tight_ess or kl > limits.tight_kl:
+        if ess < limits.intervene_ess or kl > limits.intervene_kl:
             bound = min(now, max(1, now // 2), self._base)
             return bound, "tightened"
-        if ess > limits.loose_ess and kl < limits.loose_kl and state.max_age_steps is not None:
+        if ess > limits.tight_ess and kl < limits.tight_kl and advised.max_age_steps is not None:
             return (None, "ok") if now + 1 >= self._base else (now + 1, "tightened")
-        return state.max_age_steps, state.guard
+        return advised.max_age_steps, advised.state
 
     def _decide_weights(self, figures: list[EdgeFigures], now_s: float) -> list[AdviceChange]:
-        state, limits, changes = self._state, self._limits, list[AdviceChange]()
+        advised, limits, changes = self._advised, self._limits, list[AdviceChange]()
         wanted = {figure.source: self._weight(figure) for figure in figures}
-        for source in sorted({*wanted, *state.weights}):
-            before, after = state.weights.get(source, 1.0), wanted.get(source, 1.0)
+        for source in sorted({*wanted, *advised.weights}):
+            before, after = advised.weights.get(source, 1.0), wanted.get(source, 1.0)
             is_end = after in (0.0, 1.0) and before != after
             if abs(after - before) < limits.weight_step and not is_end:
                 continue
-            state.weights.pop(source, None)
+            advised.weights.pop(source, None)
             if after < 1.0:
-                state.weights[source] = after
+                advised.weights[source] = after
             if before != after:
                 reason = f"source {short(source)}: {self._explain(source, figures)}"
                 changes.append(
@@ -212,8 +219,8 @@ class Guard:
 
     def _weight(self, figure: EdgeFigures) -> float:
         """1 for a source whose figures are good, in proportion below that; two decimals."""
-        by_ess = min(1.0, figure.ess_share / self._limits.full_ess)
-        by_kl = min(1.0, self._limits.full_kl / max(figure.mismatch_kl, 1e-12))
+        by_ess = min(1.0, figure.ess_share / self._limits.tight_ess)
+        by_kl = min(1.0, self._limits.tight_kl / max(figure.mismatch_kl, 1e-12))
         return round(by_ess * by_kl, 2)
 
     def _explain(self, source: NodeId, figures: list[EdgeFigures]) -> str:

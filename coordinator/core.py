@@ -1,4 +1,4 @@
-"""The coordinator without its network: members, ledger, its watchers and guard over a store.
+"""The coordinator without its network: members, ledger, its watchers and advisor over a store.
 
 Invariant: it sees figures and digests, never a rollout or a weight; one node's calls change only what
 belongs to that node.
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from itertools import groupby
 from typing import Final
 
-from coordinator.advice import AdviceChange, Guard, GuardLimits
+from coordinator.advice import AdviceChange, AdvisorLimits, OffPolicyAdvisor
 from coordinator.ledger import Ledger, LedgerAnswer
 from coordinator.membership import Member, Membership
 from coordinator.store import CoordinatorStore, EvaluationRow, MemoryCoordinatorStore
@@ -43,14 +43,14 @@ class CoordinatorCore:
         store: CoordinatorStore | None = None,
         lease_s: float = 30.0,
         base_max_age_steps: int = 4,
-        limits: GuardLimits | None = None,
+        limits: AdvisorLimits | None = None,
     ) -> None:
         self.clock = clock
         self.store: CoordinatorStore = store or MemoryCoordinatorStore()
         self.membership = Membership(lease_s)
         self.ledger = Ledger()
         self.watches = Watches()
-        self.guard = Guard(base_max_age_steps, limits)
+        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
         self.num_versions = 0  # ever recorded, of branches that were left too
@@ -60,13 +60,13 @@ class CoordinatorCore:
         self._writing = asyncio.Lock()
 
     async def restore(self) -> None:
-        """Takes over what the store remembers. Leases go on from where they were; the guard re-decides."""
+        """Takes over what the store remembers. Leases go on from where they were; the advisor decides anew."""
         remembered = await self.store.load()
         self.membership.restore(remembered.members)
         self.ledger.restore(remembered.versions)
         self.num_versions = sum(not entry.is_rewind for entry in remembered.versions)
         for (at_s, reporter), rows in groupby(remembered.edges, key=lambda row: row[:2]):
-            self.guard.report(reporter, tuple(edge for _, _, edge in rows), at_s)
+            self.advisor.report(reporter, tuple(edge for _, _, edge in rows), at_s)
         for member in remembered.members:
             self._evaluated[member.node_id] = dict(member.report.evaluations)
         self.advice_log.extend(remembered.advice)
@@ -87,14 +87,14 @@ class CoordinatorCore:
         if has_joined:
             logger.info("node joined", extra={"node": short(node_id), "node_name": report.name})
         self.num_heartbeats += 1
-        self.guard.report(node_id, report.edges, now_s)
+        self.advisor.report(node_id, report.edges, now_s)
         changes = self._decide(now_s) if abs(now_s - self._decided_s) >= DECIDE_EVERY_S else []
         evaluations = self._new_evaluations(report, now_s)
         async with self._writing:
             await self.store.put_member(member, report.edges, evaluations)
             if changes:
                 await self.store.add_advice(changes)
-        return self.guard.advice(node_id, self.membership.lease_s)
+        return self.advisor.advice(node_id, self.membership.lease_s)
 
     async def record_version(self, node_id: NodeId, version: PolicyVersion) -> LedgerAnswer:
         """Adds a version of the node's own lineage; it is durable when this returns.
@@ -140,7 +140,7 @@ class CoordinatorCore:
     async def leave(self, node_id: NodeId) -> None:
         """Ends a node's lease at once; idempotent."""
         member = self.membership.leave(node_id)
-        self.guard.forget(node_id)
+        self.advisor.forget(node_id)
         if member is not None:
             logger.info("node left", extra={"node": short(node_id), "node_name": member.report.name})
             async with self._writing:
@@ -169,7 +169,7 @@ class CoordinatorCore:
 
     def _decide(self, now_s: float) -> list[AdviceChange]:
         self._decided_s = now_s
-        changes = self.guard.decide(now_s)
+        changes = self.advisor.decide(now_s)
         for change in changes:
             logger.info("advice changed", extra={"what": change.what, "after": change.after, "reason": change.reason})
         self.advice_log.extend(changes)

@@ -65,8 +65,8 @@ class Dashboard:
         return {
             "run_id": self._run_id,
             "link": self._link(),
-            "guard": core.guard.guard,
-            "max_age_steps": core.guard.max_age_steps,
+            "advice_state": core.advisor.state,
+            "max_age_steps": core.advisor.max_age_steps,
             "num_versions": core.num_versions,
             "members": [
                 {
@@ -92,7 +92,7 @@ class Dashboard:
                     "mismatch_kl": figures.mismatch_kl,
                     "age_mean_steps": figures.age_mean_steps,
                 }
-                for figures in core.guard.figures(now_s)
+                for figures in core.advisor.figures(now_s)
             ],
             "advice": [
                 {
@@ -123,7 +123,7 @@ class Dashboard:
         """Who learns from whom: per learner its name, mean age of what it uses, and its sources."""
         names = {member.node_id: member.report.name for member in self._core.membership.all()}
         rows: dict[str, list[EdgeReport]] = {}
-        for reporter, _, edge in self._core.guard.edges(now_s):
+        for reporter, _, edge in self._core.advisor.edges(now_s):
             rows.setdefault(reporter, []).append(edge)
         return [
             {
@@ -150,7 +150,7 @@ class Dashboard:
         self._telemetry.total("coordinator/heartbeats_total", core.num_heartbeats)
         self._telemetry.total("coordinator/refused_versions_total", core.num_refused_versions)
         self._telemetry.total("coordinator/versions_total", core.num_versions)
-        for figures in core.guard.figures(now_s):
+        for figures in core.advisor.figures(now_s):
             self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))
         return generate_latest(self._telemetry.registry)
 

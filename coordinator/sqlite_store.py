@@ -155,7 +155,7 @@ class SqliteCoordinatorStore:
         )
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the guard changed. Raises StorageFull."""
+        """Appends to the log of what the advisor changed. Raises StorageFull."""
         rows: list[tuple[Any, ...]] = [(change.at_s, json.dumps(asdict(change))) for change in changes]
         await self._write([("INSERT INTO advice (at_s, record) VALUES (?, ?)", rows)])
 

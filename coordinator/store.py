@@ -61,7 +61,7 @@ class CoordinatorStore(Protocol):
         ...
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the guard changed. Raises StorageFull."""
+        """Appends to the log of what the advisor changed. Raises StorageFull."""
         ...
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
@@ -113,7 +113,7 @@ class MemoryCoordinatorStore:
         self._evaluations.extend(evaluations)
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the guard changed."""
+        """Appends to the log of what the advisor changed."""
         self._advice.extend(changes)
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:

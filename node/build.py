@@ -25,7 +25,7 @@ from swarm.errors import ConfigError
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
-from swarm.learn.guarded_learner import GuardedLearner
+from swarm.learn.off_policy_guard import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.model import LoadedModel, PublishedTensors, load_model, published_state, snapshot, weights_digest
 from swarm.objectives.batch import own_prompt_ids

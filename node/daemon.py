@@ -285,7 +285,7 @@ class Daemon(Service):
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": max(0, self._verifier.num_started - 1),
             },
-            "guard": agent.coordinator_view.advice.guard,
+            "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
         }

@@ -14,7 +14,7 @@ from swarm.types import JsonDict, short
 
 STATUS = "status.json"  # in the directory of a node
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
-_NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "guard")
+_NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 
 def read_status(directory: Path) -> JsonDict:
@@ -95,7 +95,7 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
     if status.get("num_events_lost"):
         found.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
-    if status["guard"] == "frozen":
+    if status["advice"] == "frozen":
         found.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
     return found
 

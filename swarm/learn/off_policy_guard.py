@@ -1,4 +1,4 @@
-"""The adaptive guard: from how off policy a step was, by source and age, to how careful the next one is.
+"""Off-policy guard of a learner: from how off policy a step was, by source and age, to how careful the next one is.
 
 Invariant: `decide` is a pure function of state, figures and settings; the state is plain numbers, kept with
 the checkpoint, so that a restart decides the same. Tightening is immediate, loosening waits (hysteresis).
@@ -6,26 +6,35 @@ the checkpoint, so that a restart decides the same. Tightening is immediate, loo
 A figure of another node is its claim: log-probs of the generator cannot be checked. So a source that looks
 bad is set aside, and alone it can do no more; the lag bound follows several sources, or our own groups; the
 level (a cap on ratios, the safe recipe, no update at all) follows our own groups only. Own groups are those made
-here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes say.
+here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes report.
+
+The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardConfig`) and steps in later, for all nodes at once.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from statistics import median_high, median_low
-from typing import Any, cast
+from typing import Any, Final, cast
+
+from torch import Tensor
 
 from swarm.config import GuardConfig
 from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
+from swarm.learn.learner import PolicyLearner
+from swarm.objectives.recipe import Recipe
+from swarm.types import Draw, DrawnGroup, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
-MAX_PATIENCE = 16
-MAX_HELD = 256  # sources that are remembered
+MAX_PATIENCE: Final = 16
+MAX_HELD: Final = 256  # sources that are remembered
+_NOTE: Final = "guard"  # key of the state in a checkpoint's notes
 
 
-class Level(IntEnum):
+class GuardLevel(IntEnum):
     """How careful a step is."""
 
     OPEN = 0  # the configured recipe
@@ -46,7 +55,7 @@ class Quarantine:
 class GuardState:
     """What the guard knows."""
 
-    level: Level = Level.OPEN
+    level: GuardLevel = GuardLevel.OPEN
     max_age_steps: int  # lag bound, never above the configured one
     step: int = 0  # decisions made
     calm_steps: int = 0  # good steps in a row
@@ -66,44 +75,130 @@ class GuardState:
             "guard_held_sources": float(sum(self.is_held(source) for source in self.held)),
         }
 
+    @staticmethod
+    def from_json(data: Mapping[str, Any], max_age_steps: int) -> "GuardState":
+        """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
+        if not data:
+            return GuardState(max_age_steps=max_age_steps)
+        held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
+        numbers = {name: int(data[name]) for name in ("step", "calm_steps", "frozen_steps", "patience")}
+        bound = min(int(data["max_age_steps"]), max_age_steps)
+        return GuardState(level=GuardLevel(data["level"]), max_age_steps=bound, held=held, **numbers)
 
-def decide(state: GuardState, seen: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int) -> GuardState:
+
+class GuardedLearner:
+    """Implements `swarm.interfaces.Learner` under the guard: its level chooses the recipe of each step.
+
+    Step reports carry `guard_level` and `guard_max_age_steps`, the bound for the next draws. Decisions
+    outlive a restart: the state is in the same checkpoint as the weights.
+
+    Example:
+        learner = GuardedLearner(PolicyLearner(...).resumed(), load_recipe(config.safe_recipe), config, max_age_steps=4)
+    """
+
+    def __init__(self, learner: PolicyLearner, safe: Recipe, config: GuardConfig, max_age_steps: int) -> None:
+        """`safe`: recipe of level SAFE; `max_age_steps`: the configured lag bound."""
+        self._learner = learner
+        self._safe = safe
+        self._config = config
+        self._max_age_steps = max_age_steps
+        self._state = GuardState.from_json(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
+
+    @property
+    def state(self) -> GuardState:
+        """What holds for the next step."""
+        return self._state
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest version."""
+        return self._learner.version
+
+    @property
+    def next_draw(self) -> int:
+        """Number of the first draw that is not yet learned from."""
+        return self._learner.next_draw
+
+    def step(self, draw: Draw) -> StepReport:
+        """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
+
+        Groups of sources that are set aside, and those older than the bound, are left out; where nothing else was
+        drawn they are measured only.
+        """
+        kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
+        level = self._state.level if kept else GuardLevel.FROZEN
+        used = _part(draw, kept) if kept else draw
+        report = self._learner.step(
+            used,
+            self._safe if level is GuardLevel.SAFE else None,
+            is_frozen=level is GuardLevel.FROZEN,
+            ratio_band=self._config.cap if level is GuardLevel.CAPPED else math.inf,
+        )
+        self._state = decide(self._state, self._learner.offness, self._config, self._max_age_steps)
+        self._learner.notes[_NOTE] = asdict(self._state)
+        figures = {**self._state.figures(), "guard_groups_left_out": float(len(draw.groups) - len(kept))}
+        return replace(report, diagnostics={**report.diagnostics, **figures})
+
+    def _may_use(self, drawn: DrawnGroup) -> bool:
+        if drawn.age_steps > self._state.max_age_steps:
+            return False
+        return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
+
+    def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
+        """Version and published tensors that belong together."""
+        return self._learner.snapshot()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The published tensors of the newest version."""
+        return self._learner.weights()
+
+    def save(self) -> None:
+        """Writes a checkpoint (blocking)."""
+        self._learner.save()
+
+
+def _part(draw: Draw, indices: Sequence[int]) -> Draw:
+    baselines = tuple(draw.baselines[index] for index in indices) if draw.baselines else ()
+    return replace(draw, groups=tuple(draw.groups[index] for index in indices), baselines=baselines)
+
+
+def decide(state: GuardState, stats: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int) -> GuardState:
     """The state for the next step.
 
     Args:
         state: of this step.
-        seen: `off_policy_by_source` of this step.
+        stats: `off_policy_by_source` of this step.
         config: thresholds.
         max_age_steps: the configured lag bound.
     """
     if not config.enabled:
-        return opened(max_age_steps)
-    telling = [each for each in seen if each.num_tokens >= config.min_tokens]
-    own = _own([each for each in telling if each.first_age is None])
+        return GuardState(max_age_steps=max_age_steps)
+    informative = [each for each in stats if each.num_tokens >= config.min_tokens]
+    own = _own([each for each in informative if each.first_age is None])
     level, frozen, why = _level(state, own, config)
-    bound, late = _lag_bound(state, telling, config, max_age_steps)
+    bound, late = _lag_bound(state, informative, config, max_age_steps)
     is_calm = own is not None and _is_calm(own, config)
     is_tighter = level > state.level or bound < state.max_age_steps
     if is_calm and not is_tighter and state.calm_steps + 1 >= config.hold_steps * state.patience:
-        level, bound = Level(max(level - 1, Level.OPEN)), min(max_age_steps, 2 * bound + 1)
+        level, bound = GuardLevel(max(level - 1, GuardLevel.OPEN)), min(max_age_steps, 2 * bound + 1)
         why = f"{state.calm_steps + 1} calm steps"
     changed = (level, bound) != (state.level, state.max_age_steps)
-    found = GuardState(
+    after = GuardState(
         level=level,
         max_age_steps=bound,
         step=state.step + 1,
         calm_steps=0 if changed or (own is not None and not is_calm) else state.calm_steps + is_calm,
         frozen_steps=frozen,
         patience=_patience(state, is_tighter, changed, is_calm, config),
-        held=_held(state, telling, config),
+        held=_quarantine(state, informative, config),
     )
     if changed:
-        _log(state, found, "; ".join(filter(None, (why, late))))
-    return found
+        _log(state, after, "; ".join(filter(None, (why, late))))
+    return after
 
 
 def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
-    """What our own policy's groups say as a whole; None where none is told of.
+    """Figures of our own policy's groups over all ages; None where there are none.
 
     Only those made here are beyond doubt. Where nothing is, the nodes that follow us stand for them, and of each figure
     the better of the two in the middle counts: it takes more than half of them to move a level.
@@ -122,33 +217,33 @@ def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
     )
 
 
-def _level(state: GuardState, own: OffPolicyStats | None, config: GuardConfig) -> tuple[Level, int, str]:
+def _level(state: GuardState, own: OffPolicyStats | None, config: GuardConfig) -> tuple[GuardLevel, int, str]:
     """(level, frozen steps, why) by our own groups; loosening is not decided here."""
     if own is None:
-        return (Level.SAFE, 0, "nothing to measure") if state.level is Level.FROZEN else (state.level, 0, "")
+        return (GuardLevel.SAFE, 0, "nothing to measure") if state.level is GuardLevel.FROZEN else (state.level, 0, "")
     alarm = _first_of(
         _below("ess_share", own.ess_share, config.alarm_ess), _above("mismatch_kl", own.mismatch_kl, config.alarm_kl)
     )
     if alarm and state.frozen_steps < config.freeze_steps:
-        return Level.FROZEN, state.frozen_steps + 1, alarm
-    if state.level is Level.FROZEN:
-        return Level.SAFE, 0, f"{state.frozen_steps} steps frozen"
+        return GuardLevel.FROZEN, state.frozen_steps + 1, alarm
+    if state.level is GuardLevel.FROZEN:
+        return GuardLevel.SAFE, 0, f"{state.frozen_steps} steps frozen"
     if trouble := _trouble(own, config):
-        return max(state.level, min(Level(state.level + 1), Level.SAFE)), 0, trouble
+        return max(state.level, min(GuardLevel(state.level + 1), GuardLevel.SAFE)), 0, trouble
     return state.level, 0, ""
 
 
 def _lag_bound(
-    state: GuardState, telling: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int
+    state: GuardState, informative: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int
 ) -> tuple[int, str]:
     """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do.
 
     Where nothing is made here, our own groups are those of most nodes that follow us.
     """
     bound = min(state.max_age_steps, max_age_steps)
-    makes_own = _makes_own(telling)
+    makes_own = _makes_own(informative)
     for first_age in AGE_BUCKETS[1:]:
-        of_age = [each for each in telling if each.first_age == first_age]
+        of_age = [each for each in informative if each.first_age == first_age]
         bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, config))]
         is_own = any(each.is_made_here for each, _ in bad) or (not makes_own and _are_most_followers(bad, of_age))
         if first_age <= bound and bad and (is_own or (len(bad) > 1 and 2 * len(bad) > len(of_age))):
@@ -156,16 +251,16 @@ def _lag_bound(
     return bound, ""
 
 
-def _makes_own(telling: Sequence[OffPolicyStats]) -> bool:
-    return any(each.is_made_here for each in telling)
+def _makes_own(informative: Sequence[OffPolicyStats]) -> bool:
+    return any(each.is_made_here for each in informative)
 
 
-def _are_most_followers(bad: Sequence[tuple[OffPolicyStats, str]], seen: Sequence[OffPolicyStats]) -> bool:
-    return 2 * sum(each.is_follower for each, _ in bad) > sum(each.is_follower for each in seen)
+def _are_most_followers(bad: Sequence[tuple[OffPolicyStats, str]], stats: Sequence[OffPolicyStats]) -> bool:
+    return 2 * sum(each.is_follower for each, _ in bad) > sum(each.is_follower for each in stats)
 
 
-def _held(state: GuardState, telling: Sequence[OffPolicyStats], config: GuardConfig) -> dict[str, Quarantine]:
-    """Who is set aside next; the patience with a source that behaves for as long as it was held starts anew.
+def _quarantine(state: GuardState, informative: Sequence[OffPolicyStats], config: GuardConfig) -> dict[str, Quarantine]:
+    """Sources set aside next; the patience with a source that behaves for as long as it was held starts anew.
 
     Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
     all of them, which level and lag bound answer, and without them nothing would be left to learn from.
@@ -174,9 +269,9 @@ def _held(state: GuardState, telling: Sequence[OffPolicyStats], config: GuardCon
     held = {
         source: hold for source, hold in state.held.items() if step < hold.until + config.hold_steps * hold.patience
     }
-    whole = [each for each in telling if each.first_age is None]
+    whole = [each for each in informative if each.first_age is None]
     bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, config))]
-    spares_followers = not _makes_own(telling) and _are_most_followers(bad, whole)
+    spares_followers = not _makes_own(informative) and _are_most_followers(bad, whole)
     for each, trouble in bad:
         if each.is_follower and spares_followers:
             continue
@@ -197,21 +292,21 @@ def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool,
     return 1 if is_settled else state.patience
 
 
-def _trouble(seen: OffPolicyStats, config: GuardConfig) -> str:
+def _trouble(stats: OffPolicyStats, config: GuardConfig) -> str:
     """Which figure is beyond its tight threshold; "" where none is."""
     return _first_of(
-        _below("ess_share", seen.ess_share, config.tight_ess),
-        _above("mismatch_kl", seen.mismatch_kl, config.tight_kl),
-        _above("log_ratio_m2", seen.log_ratio_m2, config.tight_m2),
+        _below("ess_share", stats.ess_share, config.tight_ess),
+        _above("mismatch_kl", stats.mismatch_kl, config.tight_kl),
+        _above("log_ratio_m2", stats.log_ratio_m2, config.tight_m2),
     )
 
 
-def _is_calm(seen: OffPolicyStats, config: GuardConfig) -> bool:
+def _is_calm(stats: OffPolicyStats, config: GuardConfig) -> bool:
     """Every figure is on the good side of its loose threshold."""
     return (
-        seen.ess_share >= config.loose_ess
-        and seen.mismatch_kl <= config.loose_kl
-        and seen.log_ratio_m2 <= config.loose_m2
+        stats.ess_share >= config.loose_ess
+        and stats.mismatch_kl <= config.loose_kl
+        and stats.log_ratio_m2 <= config.loose_m2
     )
 
 
@@ -237,25 +332,4 @@ def _log(before: GuardState, after: GuardState, reason: str) -> None:
             "max_age_steps_before": before.max_age_steps,
             "reason": reason,
         },
-    )
-
-
-def opened(max_age_steps: int) -> GuardState:
-    """The state of a run that begins."""
-    return GuardState(max_age_steps=max_age_steps)
-
-
-def from_plain(data: Mapping[str, Any], max_age_steps: int) -> GuardState:
-    """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
-    if not data:
-        return opened(max_age_steps)
-    held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
-    return GuardState(
-        level=Level(data["level"]),
-        max_age_steps=min(int(data["max_age_steps"]), max_age_steps),
-        step=int(data["step"]),
-        calm_steps=int(data["calm_steps"]),
-        frozen_steps=int(data["frozen_steps"]),
-        patience=int(data["patience"]),
-        held=held,
     )

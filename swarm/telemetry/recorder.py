@@ -34,7 +34,7 @@ from swarm.types import EdgeReport, JsonDict, short
 logger = logging.getLogger(__name__)
 
 MAX_SOURCES = 64  # label values kept per metric with label `source`: names that peers choose are bounded
-_GUARDS = {"ok": 0, "tightened": 1, "frozen": 2}
+_ADVICE = {"ok": 0, "tightened": 1, "frozen": 2}
 _BY_AGE = {
     "ess_share": "learn/age_ess_share",
     "mismatch_kl_k3": "learn/age_mismatch_kl",
@@ -162,7 +162,7 @@ class Telemetry:
         self.gauge("exchange/peers", len(status["peers"]))
         self.gauge("replay/groups", status["replay_groups"])
         self.gauge("replay/bytes", status["replay_bytes"])
-        self.gauge("node/guard", _GUARDS.get(status["guard"], 0))
+        self.gauge("node/advice", _ADVICE.get(status["advice"], 0))
         if "is_coordinator_reachable" in status:
             self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
         self._weights(status)

@@ -18,7 +18,7 @@ MAX_SOURCES: Final = 4096
 MAX_LABEL_CHARS: Final = 80
 MAX_DISPLAY_CHARS: Final = 40
 MAX_AGE_STEPS: Final = 1_000_000
-GUARD_STATES: Final = frozenset({"ok", "tightened", "frozen"})
+ADVICE_STATES: Final = frozenset({"ok", "tightened", "frozen"})
 _MAX_LEASE_S: Final = 86_400.0
 _MAX_COUNT: Final = 2**53
 
@@ -119,7 +119,7 @@ def advice_to_message(advice: Advice) -> pb.HeartbeatResponse:
     return pb.HeartbeatResponse(
         max_age_steps=-1 if advice.max_age_steps is None else advice.max_age_steps,
         source_weights=advice.source_weights,
-        guard=advice.guard,
+        state=advice.state,
         lease_s=advice.lease_s,
     )
 
@@ -131,7 +131,7 @@ def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
         message.max_age_steps <= MAX_AGE_STEPS
         and len(weights) <= MAX_SOURCES
         and all(is_node_id(source) and 0.0 <= weight <= 1.0 for source, weight in weights.items())
-        and message.guard in GUARD_STATES
+        and message.state in ADVICE_STATES
         and 0.0 < message.lease_s <= _MAX_LEASE_S
     )
     if not is_whole:
@@ -139,6 +139,6 @@ def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
     return Advice(
         max_age_steps=None if message.max_age_steps < 0 else message.max_age_steps,
         source_weights={source: decimal(weight) for source, weight in weights.items()},
-        guard=message.guard,
+        state=message.state,
         lease_s=decimal(message.lease_s),
     )

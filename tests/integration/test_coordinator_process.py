@@ -93,7 +93,7 @@ async def test_a_node_is_live_from_its_heartbeat_until_it_leaves(tmp_path: Path)
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, identity)
         advice = await client.heartbeat(report_of(identity))
-        assert advice.guard == "ok" and advice.max_age_steps is None and advice.lease_s == 30.0
+        assert advice.state == "ok" and advice.max_age_steps is None and advice.lease_s == 30.0
         assert [member.report for member in daemon.core.live_members()] == [report_of(identity)]
         await client.leave()
         assert daemon.core.live_members() == []
@@ -170,7 +170,7 @@ async def test_advice_reaches_the_node(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, identity)
         advice = await client.heartbeat(report_of(identity, edges=(bad,)))
-        assert (advice.guard, advice.max_age_steps, advice.source_weights) == ("tightened", 2, {source: 0.2})
+        assert (advice.state, advice.max_age_steps, advice.source_weights) == ("tightened", 2, {source: 0.2})
         await client.close()
 
 

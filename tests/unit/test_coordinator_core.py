@@ -74,7 +74,7 @@ async def core_on(disk: Disk, clock: ManualClock) -> CoordinatorCore:
     return core
 
 
-async def test_a_restart_restores_members_ledger_guard_and_log(disk: Disk) -> None:
+async def test_a_restart_restores_members_ledger_advice_and_log(disk: Disk) -> None:
     clock = ManualClock()
     core = await core_on(disk, clock)
     advice = await core.heartbeat(ADA, report())
@@ -84,7 +84,7 @@ async def test_a_restart_restores_members_ledger_guard_and_log(disk: Disk) -> No
     assert again.membership.all() == core.membership.all() != []
     assert again.ledger.lineages == core.ledger.lineages != {}
     assert list(again.advice_log) == list(core.advice_log) != []
-    assert again.guard.figures(clock.now_s()) == core.guard.figures(clock.now_s()) != []
+    assert again.advisor.figures(clock.now_s()) == core.advisor.figures(clock.now_s()) != []
     assert await again.heartbeat(ADA, report()) == advice
 
 
@@ -126,7 +126,7 @@ async def test_the_long_gone_are_forgotten_on_disk_and_the_change_of_advice_is_k
     again = await core_on(disk, clock)
     assert again.membership.all() == []
     assert list(again.advice_log) == list(core.advice_log)
-    assert core.advice_log[-1].after == "1.00" and core.guard.max_age_steps is not None
+    assert core.advice_log[-1].after == "1.00" and core.advisor.max_age_steps is not None
 
 
 class FullDisk(MemoryCoordinatorStore):

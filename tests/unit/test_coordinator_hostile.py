@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.advice import Guard
+from coordinator.advice import OffPolicyAdvisor
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError
 from swarm.types import EdgeReport
@@ -18,19 +18,19 @@ def late(source: str, ess: float) -> EdgeReport:
 
 
 def test_one_learner_that_invents_sources_has_one_vote_on_the_age_bound() -> None:
-    guard = Guard(base_max_age_steps=4)
+    advisor = OffPolicyAdvisor(base_max_age_steps=4)
     for reporter, source in ((0, 1), (1, 2), (2, 0)):
-        guard.report(IDS[reporter], (late(IDS[source], 0.9),), 0.0)
-    guard.report(IDS[3], tuple(late(source, 0.0) for source in IDS[10:74]), 0.0)
-    guard.decide(0.0)
-    assert guard.guard == "ok" and guard.max_age_steps is None
+        advisor.report(IDS[reporter], (late(IDS[source], 0.9),), 0.0)
+    advisor.report(IDS[3], tuple(late(source, 0.0) for source in IDS[10:74]), 0.0)
+    advisor.decide(0.0)
+    assert advisor.state == "ok" and advisor.max_age_steps is None
 
 
 def test_a_learner_holds_no_more_edges_than_its_newest_report() -> None:
-    guard = Guard(base_max_age_steps=4)
+    advisor = OffPolicyAdvisor(base_max_age_steps=4)
     for first in range(1, 90):
-        guard.report(IDS[0], (late(IDS[first], 0.9),), 0.0)
-    assert [figures.source for figures in guard.figures(0.0)] == [IDS[89]]
+        advisor.report(IDS[0], (late(IDS[first], 0.9),), 0.0)
+    assert [figures.source for figures in advisor.figures(0.0)] == [IDS[89]]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def status_of(**changes: Any) -> dict[str, Any]:
         "refusals": {},
         "evaluations": {},
         "num_failures": 0,
-        "guard": "normal",
+        "advice": "ok",
         **changes,
     }
 

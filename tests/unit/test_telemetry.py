@@ -151,7 +151,7 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
         "peers": ["a", "b"],
         "replay_groups": 4,
         "replay_bytes": 999,
-        "guard": "frozen",
+        "advice": "frozen",
         "tokens_generated": 0,
         "at_s": 0.0,
         "restarts": {"worker": 1, "p2pd": 2},
@@ -163,7 +163,7 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
     figures = scrape(telemetry)
     assert figures["swarm_exchange_received_bytes_total"] == 100
     assert figures["swarm_exchange_peers"] == 2
-    assert figures["swarm_node_guard"] == 2
+    assert figures["swarm_node_advice"] == 2
     assert figures['swarm_node_restarts_total{process="worker"}'] == 3
     assert figures['swarm_node_restarts_total{process="p2pd"}'] == 2
     assert figures["swarm_node_coordinator_reachable"] == 0

@@ -301,7 +301,7 @@ def test_heartbeat_with_a_broken_bound_is_none(change: dict[str, Any]):
 
 @pytest.mark.parametrize("max_age", [None, 0, 5])
 def test_advice_round_trips(max_age: int | None):
-    advice = Advice(max_age_steps=max_age, source_weights={"ab" * 32: 0.1}, guard="tightened", lease_s=30.0)
+    advice = Advice(max_age_steps=max_age, source_weights={"ab" * 32: 0.1}, state="tightened", lease_s=30.0)
     assert advice_from_message(advice_to_message(advice)) == advice
 
 
@@ -311,7 +311,7 @@ def test_advice_round_trips(max_age: int | None):
         {"source_weights": {"x": 0.5}},
         {"source_weights": {"ab" * 32: 1.5}},
         {"source_weights": {"ab" * 32: float("nan")}},
-        {"guard": "other"},
+        {"state": "other"},
         {"lease_s": 0.0},
         {"lease_s": float("nan")},
         {"max_age_steps": 2**30},

@@ -74,7 +74,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_advert_pb2.Role, str]]] = ..., endpoints: _Optional[_Iterable[str]] = ..., head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., tokens_per_s: _Optional[float] = ..., reward_mean: _Optional[float] = ..., num_local: _Optional[int] = ..., num_external: _Optional[int] = ..., num_refused: _Optional[int] = ..., edges: _Optional[_Iterable[_Union[EdgeReport, _Mapping]]] = ..., evaluations: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("max_age_steps", "source_weights", "guard", "lease_s")
+    __slots__ = ("max_age_steps", "source_weights", "state", "lease_s")
     class SourceWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,13 +84,13 @@ class HeartbeatResponse(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     MAX_AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    GUARD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     max_age_steps: int
     source_weights: _containers.ScalarMap[str, float]
-    guard: str
+    state: str
     lease_s: float
-    def __init__(self, max_age_steps: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., guard: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, max_age_steps: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., state: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class RecordVersionRequest(_message.Message):
     __slots__ = ("version",)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm.config import GuardConfig
 from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
-from swarm.learn.off_policy_guard import GuardState, Level, decide, from_plain, opened
+from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
 
 CONFIG = GuardConfig()
 MAX_AGE = 16
@@ -53,7 +53,7 @@ def swarm_of(law: Callable[[int], float], sources: tuple[str, ...] = ("own",)) -
 
 
 def play(step: Step, num_steps: int, state: GuardState | None = None) -> Iterator[GuardState]:
-    state = state or opened(MAX_AGE)
+    state = state or GuardState(max_age_steps=MAX_AGE)
     for _ in range(num_steps):
         state = decide(state, step(state), CONFIG, MAX_AGE)
         yield state
@@ -70,7 +70,7 @@ def test_fresh_data_never_tightens_anything() -> None:
 @pytest.mark.parametrize("sources", [("own",), ("own", "a", "b"), ("a", "b")])
 def test_old_data_is_cut_at_the_youngest_bad_age_and_only_there(sources: tuple[str, ...]) -> None:
     states = list(play(swarm_of(lambda age: 0.01 if age < 4 else 0.2, sources), 3))
-    assert states[0].max_age_steps == 3 and states[-1].level <= Level.CAPPED
+    assert states[0].max_age_steps == 3 and states[-1].level <= GuardLevel.CAPPED
 
 
 def test_the_bound_probes_ever_more_rarely_while_old_data_stays_bad() -> None:
@@ -83,17 +83,17 @@ def test_the_bound_probes_ever_more_rarely_while_old_data_stays_bad() -> None:
 
 def test_own_groups_that_are_off_policy_go_through_every_level_and_back() -> None:
     bad = list(play(constant(tokens(0.2)), 3))
-    assert [state.level for state in bad] == [Level.CAPPED, Level.SAFE, Level.SAFE]
+    assert [state.level for state in bad] == [GuardLevel.CAPPED, GuardLevel.SAFE, GuardLevel.SAFE]
     levels = [state.level for state in play(constant(tokens(0.01)), 200, bad[-1])]
-    assert levels == sorted(levels, reverse=True) and levels[-1] is Level.OPEN
-    assert levels.index(Level.CAPPED) >= CONFIG.hold_steps - 1
+    assert levels == sorted(levels, reverse=True) and levels[-1] is GuardLevel.OPEN
+    assert levels.index(GuardLevel.CAPPED) >= CONFIG.hold_steps - 1
 
 
 def test_an_alarm_freezes_for_a_bounded_time_and_then_tries_the_safe_recipe() -> None:
     levels = [state.level for state in play(constant(tokens(3.0)), 12)]
-    assert levels[: CONFIG.freeze_steps] == [Level.FROZEN] * CONFIG.freeze_steps
-    assert levels[CONFIG.freeze_steps] is Level.SAFE
-    assert levels.count(Level.SAFE) >= 2, "an endless alarm still lets updates through now and then"
+    assert levels[: CONFIG.freeze_steps] == [GuardLevel.FROZEN] * CONFIG.freeze_steps
+    assert levels[CONFIG.freeze_steps] is GuardLevel.SAFE
+    assert levels.count(GuardLevel.SAFE) >= 2, "an endless alarm still lets updates through now and then"
 
 
 @given(st.floats(0.11, 1e9), st.integers(0, 64), st.integers(1, 3))
@@ -101,13 +101,13 @@ def test_one_liar_is_set_aside_and_changes_nothing_else(lie: float, age: int, nu
     first = max(first for first in AGE_BUCKETS if first <= age)
     honest = [tokens(0.01, source, at) for source in ["own", "a", "b"][:num_honest] for at in (None, first)]
     states = list(play(constant(*honest, tokens(lie, "liar"), tokens(lie, "liar", first)), 60))
-    assert {(state.level, state.max_age_steps) for state in states} == {(Level.OPEN, MAX_AGE)}
+    assert {(state.level, state.max_age_steps) for state in states} == {(GuardLevel.OPEN, MAX_AGE)}
     assert all(state.is_held("liar") for state in states)
     assert not any(state.is_held(source) for state in states for source in ("own", "a", "b"))
 
 
 def test_a_source_that_lies_again_waits_longer() -> None:
-    state = decide(opened(MAX_AGE), [tokens(9.0, "a")], CONFIG, MAX_AGE)
+    state = decide(GuardState(max_age_steps=MAX_AGE), [tokens(9.0, "a")], CONFIG, MAX_AGE)
     waits: list[int] = []
     for _ in range(2):
         wait = 0
@@ -126,48 +126,48 @@ def test_a_million_liars_are_remembered_in_bounded_space() -> None:
 
 def test_between_the_thresholds_nothing_changes() -> None:
     middle = 0.5 * (CONFIG.loose_kl + CONFIG.tight_kl)
-    state = GuardState(level=Level.CAPPED, max_age_steps=7, calm_steps=3)
+    state = GuardState(level=GuardLevel.CAPPED, max_age_steps=7, calm_steps=3)
     for _ in range(20):
         state = decide(state, [tokens(middle)], CONFIG, MAX_AGE)
-    assert (state.level, state.max_age_steps, state.calm_steps) == (Level.CAPPED, 7, 0)
+    assert (state.level, state.max_age_steps, state.calm_steps) == (GuardLevel.CAPPED, 7, 0)
 
 
 @pytest.mark.parametrize("seen", [[], [tokens(9.0, num_tokens=CONFIG.min_tokens - 1)]], ids=["none", "few"])
 def test_few_tokens_and_missing_figures_say_nothing(seen: list[OffPolicyStats]) -> None:
-    careful = GuardState(level=Level.SAFE, max_age_steps=0)
-    for before in (opened(MAX_AGE), careful):
+    careful = GuardState(level=GuardLevel.SAFE, max_age_steps=0)
+    for before in (GuardState(max_age_steps=MAX_AGE), careful):
         states = list(play(constant(*seen), 30, before))
         assert {(state.level, state.max_age_steps) for state in states} == {(before.level, before.max_age_steps)}
 
 
 def test_switched_off_it_is_always_open() -> None:
-    state = GuardState(level=Level.SAFE, max_age_steps=1)
+    state = GuardState(level=GuardLevel.SAFE, max_age_steps=1)
     off = CONFIG.model_copy(update={"enabled": False})
-    assert decide(state, [tokens(5.0)], off, MAX_AGE) == opened(MAX_AGE)
+    assert decide(state, [tokens(5.0)], off, MAX_AGE) == GuardState(max_age_steps=MAX_AGE)
 
 
 @pytest.mark.parametrize("name", ["ess_share", "mismatch_kl"])
 def test_a_figure_of_ours_that_is_not_finite_is_an_alarm(name: str) -> None:
     broken = dataclasses.replace(tokens(0.01), **{name: math.nan})
-    assert decide(opened(MAX_AGE), [broken], CONFIG, MAX_AGE).level is Level.FROZEN
+    assert decide(GuardState(max_age_steps=MAX_AGE), [broken], CONFIG, MAX_AGE).level is GuardLevel.FROZEN
 
 
 @given(st.lists(st.floats(0, 4), min_size=1, max_size=80), st.integers(0, 64))
 def test_it_is_pure_bounded_and_survives_json(kls: list[float], configured: int) -> None:
-    state = opened(configured)
+    state = GuardState(max_age_steps=configured)
     for kl in kls:
         seen = [tokens(kl), tokens(kl / 2, "own", 0), tokens(kl, "own", 4), tokens(2 * kl, "a")]
         again = decide(state, seen, CONFIG, configured)
         assert again == decide(state, seen, CONFIG, configured)
         assert 0 <= again.max_age_steps <= configured and 0 <= again.frozen_steps <= CONFIG.freeze_steps
         assert 1 <= again.patience <= 16
-        assert from_plain(json.loads(json.dumps(dataclasses.asdict(again))), configured) == again
+        assert GuardState.from_json(json.loads(json.dumps(dataclasses.asdict(again))), configured) == again
         state = again
 
 
 def test_every_change_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        decide(opened(MAX_AGE), [tokens(0.2)], CONFIG, MAX_AGE)
+        decide(GuardState(max_age_steps=MAX_AGE), [tokens(0.2)], CONFIG, MAX_AGE)
     (record,) = caplog.records
     assert record.__dict__["level"] == "capped" and "mismatch_kl 0.2 above 0.1" in record.__dict__["reason"]
 
@@ -175,20 +175,21 @@ def test_every_change_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture
 def test_one_bad_follower_of_three_is_set_aside_and_moves_nothing_else() -> None:
     seen = constant(tokens(0.01, "A"), tokens(5.0, "B"), tokens(0.02, "C"))
     state = next(iter(play(seen, 1)))
-    assert state.level is Level.OPEN and state.max_age_steps == MAX_AGE and set(state.held) == {"B"}
+    assert state.level is GuardLevel.OPEN and state.max_age_steps == MAX_AGE and set(state.held) == {"B"}
 
 
 def test_where_most_followers_are_off_policy_the_level_rises_and_none_is_set_aside() -> None:
     seen = constant(tokens(0.2, "A"), tokens(0.3, "B"), tokens(0.01, "C"))
     state = next(iter(play(seen, 1)))
-    assert state.level is Level.CAPPED and not state.held
-    assert next(iter(play(constant(tokens(0.2, "A"), tokens(0.01, "C")), 1))).level is Level.OPEN, "half is not most"
+    assert state.level is GuardLevel.CAPPED and not state.held
+    (state,) = play(constant(tokens(0.2, "A"), tokens(0.01, "C")), 1)
+    assert state.level is GuardLevel.OPEN, "half is not most"
 
 
 def test_what_was_made_here_outweighs_any_number_of_followers() -> None:
     seen = constant(tokens(0.01), tokens(5.0, "A"), tokens(5.0, "B"))
     state = next(iter(play(seen, 1)))
-    assert state.level is Level.OPEN and set(state.held) == {"A", "B"}
+    assert state.level is GuardLevel.OPEN and set(state.held) == {"A", "B"}
 
 
 def test_the_lag_bound_falls_where_most_followers_are_off_policy_at_an_age() -> None:

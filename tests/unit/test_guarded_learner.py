@@ -9,9 +9,8 @@ import torch
 
 from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.off_policy_guard import Level
+from swarm.learn.off_policy_guard import GuardedLearner, GuardLevel
 from swarm.model import CharTokenizer, load_model
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
@@ -49,7 +48,7 @@ def test_off_policy_steps_go_up_the_levels_until_nothing_is_updated(tmp_path: Pa
     learner = guarded(tmp_path, GuardConfig(min_tokens=1, alarm_kl=0.3, freeze_steps=2))
     reports = [learner.step(draw(step, age=4 if step == 1 else 0)) for step in range(1, 6)]
     levels = [report.diagnostics["guard_level"] for report in reports]
-    assert levels[0] == Level.FROZEN, reports[0].diagnostics
+    assert levels[0] == GuardLevel.FROZEN, reports[0].diagnostics
     assert [report.was_skipped for report in reports[1:3]] == [True, True]
     assert reports[1].version == reports[0].version and reports[1].diagnostics["mismatch_kl_k3"] > 0.3
     assert not reports[3].was_skipped, "after a bounded freeze the safe recipe tries"
@@ -67,7 +66,7 @@ def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Pat
     liar = from_elsewhere(own, "b" * 64)
     first = learner.step(Draw(step=1, groups=(liar,), num_zero_variance=0))
     assert not first.was_skipped and first.diagnostics["guard_held_sources"] == 1
-    assert first.diagnostics["guard_level"] == Level.OPEN, "a stranger's claims change nothing else"
+    assert first.diagnostics["guard_level"] == GuardLevel.OPEN, "a stranger's claims change nothing else"
     second = learner.step(Draw(step=2, groups=(liar, own), num_zero_variance=0))
     assert (second.num_local, second.num_external) == (1, 0)
     assert second.diagnostics["guard_groups_left_out"] == 1
@@ -80,7 +79,7 @@ def test_the_level_of_a_trainer_that_generates_nothing_follows_its_followers(tmp
     theirs = [from_elsewhere(drawn, OWN) for drawn in draw(1).groups]
     report = learner.step(Draw(step=1, groups=tuple(theirs), num_zero_variance=0))
     assert (report.num_local, report.num_from_followers, report.num_external) == (2, 2, 0)
-    assert report.diagnostics["guard_level"] == Level.CAPPED and report.diagnostics["guard_held_sources"] == 0
+    assert report.diagnostics["guard_level"] == GuardLevel.CAPPED and report.diagnostics["guard_held_sources"] == 0
     assert [edge.source for edge in report.edges] == [OWN], "edges are by who made the groups"
 
 
@@ -88,7 +87,7 @@ def test_the_guard_wakes_up_where_it_was(tmp_path: Path) -> None:
     config = GuardConfig(min_tokens=1, alarm_kl=1e6, alarm_ess=0.0)
     learner = guarded(tmp_path, config)
     learner.step(draw(1))
-    assert learner.state.level is Level.CAPPED
+    assert learner.state.level is GuardLevel.CAPPED
     learner.save()
     again = guarded(tmp_path, config)
     assert again.state == learner.state
@@ -100,7 +99,7 @@ def test_groups_that_the_safe_recipe_has_no_ratio_for_keep_the_own_recipe(tmp_pa
     learner = guarded(tmp_path, GuardConfig(min_tokens=1, alarm_kl=1e6, alarm_ess=0.0))
     learner.step(draw(1))
     learner.step(draw(2))
-    assert learner.state.level is Level.SAFE
+    assert learner.state.level is GuardLevel.SAFE
     assert not learner.step(draw(3, Correction.NO_LOGPROBS)).was_skipped
 
 
