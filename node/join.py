@@ -1,7 +1,7 @@
-"""`swarm join`: from a link to a running node.
+"""`swarm join`: turns a join link into a configured, running node.
 
 Invariant: the manifest is verified against the link's fingerprint and checked, with what is set on top of it, before
-node.toml is written; it can name only built-in tasks and recipes. What was asked is done, or refused: never left out.
+node.toml is written; it can name only built-in environments and recipes. An option is applied or refused.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def join_swarm(
     identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
     if await asyncio.to_thread(path.exists):
         config = load_config(NodeConfig, path, overrides)
-        _require_as_asked(config, path, parsed, roles)
+        _require_same_node(config, path, parsed, roles)
         if not start and config != load_config(NodeConfig, path):
             raise ConfigError(f"{path} exists, and --set is not written into it: change the file itself")
         say(f"{path} exists and is used as it is{', with --set for this start' if overrides else ''}")
@@ -65,14 +65,14 @@ async def join_swarm(
         await run_daemon(config)
 
 
-def _require_as_asked(config: NodeConfig, path: Path, link: JoinLink, roles: Sequence[Role]) -> None:
+def _require_same_node(config: NodeConfig, path: Path, link: JoinLink, roles: Sequence[Role]) -> None:
     """Refuses to start a node of another run, coordinator or task than was asked for. Raises ConfigError."""
     pairs = [
         ("run_id", config.run_id, link.run_id),
         ("coordinator.fingerprint", config.coordinator.fingerprint, link.fingerprint),
         ("roles", ", ".join(config.roles), ", ".join(roles or config.roles)),
     ]
-    wrong = [f"{key} is {found!r}, you asked for {asked!r}" for key, found, asked in pairs if found != asked]
+    wrong = [f"{key} is {has!r}, you asked for {asked!r}" for key, has, asked in pairs if has != asked]
     if wrong:
         raise ConfigError(
             f"{path}: {'; '.join(wrong)}; give the new node a directory of its own with --dir, "
@@ -134,11 +134,11 @@ def _require_recipe(config: NodeConfig, origin: str) -> None:
 
 
 def listen_towards(data: JsonDict, own: str) -> str:
-    """Makes a joining node listen where the others are; says in a sentence who can dial it.
+    """Makes a joining node listen where the other nodes are; returns a sentence on who can dial it.
 
     Args:
         data: plain data of node.toml; changed in place.
-        own: this machine's address on the way to the coordinator.
+        own: this machine's address as the coordinator sees it.
     """
     if ipaddress.ip_address(own.strip("[]")).is_loopback:
         return "the coordinator is on this machine: only nodes on it can dial this one"

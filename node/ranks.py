@@ -1,7 +1,7 @@
-"""The policy in training: in one process, or shared by several where a model is too large for one GPU.
+"""Ranks: the processes of one node that share a policy too large for one GPU; one process where it is not.
 
-Invariant: only the first rank talks to the agent; the others follow its learner, and all end with the process that
-started them.
+Invariant: only rank 0 is connected to the agent; the others repeat its learner's steps, and all end with the process
+that started them.
 """
 
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 STORE_VARIABLE = "SWARM_RANKS_STORE"  # a file through which the ranks of one worker meet; only `launch` sets it
-_OF_A_RANK = (
+_RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -43,18 +43,18 @@ _OF_A_RANK = (
 
 
 def num_ranks(config: NodeConfig) -> int:
-    """Processes that the worker of this node consists of."""
+    """Number of processes that the worker of this node consists of."""
     return config.learner.num_processes if Role.TRAINER in config.roles else 1
 
 
 def own_rank() -> int | None:
-    """Which of the processes of `launch` this is; None where it is none, whatever another launcher around it says."""
+    """Rank of this process under `launch`; None elsewhere, also inside another launcher."""
     return int(os.environ["RANK"]) if STORE_VARIABLE in os.environ else None
 
 
 def forget_rank() -> None:
-    """Clears the environment of what launchers say of ranks: what is started from here is nobody's rank."""
-    for name in [name for name in os.environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")]:
+    """Removes the rank variables of launchers from the environment: child processes are no ranks."""
+    for name in [name for name in os.environ if name in _RANK_VARIABLES or name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
 
 

@@ -1,4 +1,4 @@
-"""Reading a node's status file, and saying what it does and what is wrong with it.
+"""Status file of a node: read, shown as rows, and checked for what keeps the node from making progress.
 
 Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`, and whether a process
 holds the directory (`swarm.process.is_running`).
@@ -41,24 +41,24 @@ def read_status(directory: Path) -> JsonDict:
     return status
 
 
-def rows(status: JsonDict) -> list[tuple[str, str]]:
+def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
-    found = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
-    found.append(("step", f"{status['step']}{' (finished; it goes on serving)' if status.get('is_finished') else ''}"))
+    shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
+    shown.append(("step", f"{status['step']}{' (finished; it goes on serving)' if status.get('is_finished') else ''}"))
     following = status.get("following")
     if following is not None:
-        found.append(("follows", _followed(following)))
+        shown.append(("follows", _describe_following(following)))
     if status.get("published_step") is not None:
-        found.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
+        shown.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
     alone = "none: this node is alone" if following is None else "none"
-    found.append(("peers", ", ".join(status.get("peers", [])) or alone))
+    shown.append(("peers", ", ".join(status.get("peers", [])) or alone))
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
-    found.append(("coordinator", answers[status.get("is_coordinator_reachable")]))
+    shown.append(("coordinator", answers[status.get("is_coordinator_reachable")]))
     counts = ("num_local_used", "num_external_used", "refusals", "evaluations")
-    return found + [(key, str(status.get(key, ""))) for key in counts]
+    return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
-def _followed(following: JsonDict) -> str:
+def _describe_following(following: JsonDict) -> str:
     if not following["policy"]:
         candidates = [*following["candidates"], *following["trainers_without_weights"]]
         return f"nobody (trainers: {', '.join(candidates) or 'none'})"
@@ -78,46 +78,48 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         max_idle_s: longest time without an optimizer step.
         runs: what `is_running` says of its directory.
     """
-    found: list[str] = []
-    silent_s = now_s - status["at_s"]
+    causes: list[str] = []
+    unwritten_s = now_s - status["at_s"]
     if not runs:
-        found.append(f"the node does not run: it stopped or was killed {silent_s:.0f} s ago (pid was {status['pid']})")
-    elif silent_s > STALE_AFTER_S:
-        found.append(f"the node wrote nothing for {silent_s:.0f} s: it hangs (pid {status['pid']})")
+        causes.append(
+            f"the node does not run: it stopped or was killed {unwritten_s:.0f} s ago (pid was {status['pid']})"
+        )
+    elif unwritten_s > STALE_AFTER_S:
+        causes.append(f"the node wrote nothing for {unwritten_s:.0f} s: it hangs (pid {status['pid']})")
     idle_s = now_s - status["last_step_at_s"]
     following = status.get("following")
     if idle_s > max_idle_s and not status.get("is_finished"):
         what = "optimizer step" if following is None else "group"
-        found.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
+        causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
     if following is not None:
-        found += _following_problems(following)
+        causes += _following_problems(following)
     if status["num_failures"]:
-        found.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
+        causes.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
     if status.get("num_events_lost"):
-        found.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
+        causes.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
     if status["advice"] == "frozen":
-        found.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
-    return found
+        causes.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
+    return causes
 
 
 def _following_problems(following: JsonDict) -> list[str]:
-    found: list[str] = []
+    causes: list[str] = []
     candidates, without_weights = following.get("candidates"), following["trainers_without_weights"]
     if candidates:
         names = ", ".join(map(short, candidates))
-        found.append(
+        causes.append(
             f"the run has {len(candidates)} trainers ({names}): set follow.policy to the id of the one to follow"
         )
     elif not following["policy"] and without_weights:
         names = ", ".join(map(short, without_weights))
-        found.append(f"no trainer publishes weights (there is {names}): on the trainer set weights.publish=true")
+        causes.append(f"no trainer publishes weights (there is {names}): on the trainer set weights.publish=true")
     elif not following["policy"]:
-        found.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
+        causes.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
     elif following["policy"] in without_weights and following["served_step"] is None:
-        found.append(f"the trainer {short(following['policy'])} publishes no weights: set weights.publish=true there")
+        causes.append(f"the trainer {short(following['policy'])} publishes no weights: set weights.publish=true there")
     elif not following["is_trainer_connected"]:
-        found.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its credit")
+        causes.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its credit")
     if following["last_error"]:
         served = following["served_step"]
-        found.append(f"the engine did not take a version and serves step {served} on: {following['last_error']}")
-    return found
+        causes.append(f"the engine did not take a version and serves step {served} on: {following['last_error']}")
+    return causes

@@ -1,8 +1,7 @@
-"""The worker process of a node: model, generator and learner, driven through a `LocalExchange`.
+"""Worker process of a node: model, generator and learner, driven through a `LocalExchange`.
 
-Invariant: nothing here touches the network; the agent is the only one the worker talks to. It runs
-in a process of its own (`python -m node.worker`), in several that share the learner (`learner.num_processes`), or
-inside the agent's (`worker = "inline"`).
+Invariant: no network; the worker is connected to its agent only. It runs in a process of its own (`python -m
+node.worker`), in several that share the learner (`learner.num_processes`), or inside the agent's (`worker = "inline"`).
 """
 
 import argparse

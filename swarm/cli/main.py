@@ -86,7 +86,7 @@ def status(
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
-    from node.status import problems, read_status, rows
+    from node.status import problems, read_status, status_rows
     from swarm.process import is_running
 
     figures = read_status(dir)
@@ -94,7 +94,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:
-        for key, value in rows(figures):
+        for key, value in status_rows(figures):
             console.print(f"{key:<18} {value}", markup=False, highlight=False, soft_wrap=True)
         for problem in found:
             console.print("[red]problem:[/red]", escape(problem), soft_wrap=True)

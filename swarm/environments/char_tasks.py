@@ -1,7 +1,7 @@
 """Eight tasks on short strings for a tiny character model, such as `rev:abcd=` -> `dcba`.
 
 Invariant: a prompt has at most 14 characters and an answer 1 to 8, all of `ALPHABET`; the reward is a
-plain string comparison, so scoring foreign text in these environments is safe in any process.
+plain string comparison, so scoring external text in these environments is safe in any process.
 """
 
 import random

@@ -72,9 +72,9 @@ class NumberedEnvironment(ABC):
         """The problem with that number. Raises LookupError."""
         if not 0 <= task_id < self.num_tasks:
             raise LookupError(f"environment {self.name}: task {task_id} is outside 0..{self.num_tasks - 1}")
-        found = self._problems.get(task_id) or self.build(task_id)
-        self._problems[task_id] = found
-        return found
+        problem = self._problems.get(task_id) or self.build(task_id)
+        self._problems[task_id] = problem
+        return problem
 
     @abstractmethod
     def build(self, task_id: int) -> Problem:

@@ -106,12 +106,12 @@ class _JsonLines:
             file.seek(self._offsets[index])
             line = file.readline(MAX_LINE_BYTES + 1)
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             raise LookupError(f"{self._origin}: record {index} is not JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(record, dict):
             raise LookupError(f"{self._origin}: record {index} is not a JSON object")
-        return cast("dict[str, Any]", found)
+        return cast("dict[str, Any]", record)
 
     def _index(self, read_line: Callable[[int], bytes], update: Callable[[bytes], None]) -> None:
         offset = 0

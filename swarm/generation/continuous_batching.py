@@ -1,4 +1,4 @@
-"""Rows that are decoded together in one cache: fresh ones join, ended ones leave, and room is used at once.
+"""Continuous batching: rows decoded together in one KV cache; a row that ends makes room for the next one at once.
 
 Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
 no position, so that nothing of a row depends on what else is there.
@@ -49,30 +49,30 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What a network keeps of some rows."""
+    """KV cache of some rows."""
 
     cache: Any  # transformers DynamicCache: keys and values [R, heads, L, width] of each layer
     mask: torch.Tensor  # [R, L] 1 for an entry of the row, 0 left of them
 
-    def picked(self, places: Sequence[int]) -> "Entries":
-        """Those rows, in that order and as often as given, without columns that none of them needs."""
-        index = torch.tensor(places, device=self.mask.device)
+    def select(self, indices: Sequence[int]) -> "Entries":
+        """Rows by index, in that order and as often as given, without columns that none of them needs."""
+        index = torch.tensor(indices, device=self.mask.device)
         mask = self.mask[index]
         first = int(mask.any(dim=0).int().argmax())
         pairs = ((keys[index, :, first:], values[index, :, first:]) for keys, values in _pairs(self.cache))
         return Entries(_cache(pairs), mask[:, first:])
 
-    def joined(self, other: "Entries") -> "Entries":
+    def concat(self, other: "Entries") -> "Entries":
         """The rows of both, the shorter ones padded on the left."""
         length = max(self.mask.shape[1], other.mask.shape[1])
         pairs = (
             (
-                torch.cat([_padded(one, length, dim=2), _padded(two, length, dim=2)])
+                torch.cat([_pad_left(one, length, dim=2), _pad_left(two, length, dim=2)])
                 for one, two in zip(ours, theirs, strict=True)
             )
             for ours, theirs in zip(_pairs(self.cache), _pairs(other.cache), strict=True)
         )
-        mask = torch.cat([_padded(self.mask, length, dim=1), _padded(other.mask, length, dim=1)])
+        mask = torch.cat([_pad_left(self.mask, length, dim=1), _pad_left(other.mask, length, dim=1)])
         return Entries(_cache((keys, values) for keys, values in pairs), mask)
 
 
@@ -117,7 +117,7 @@ def _pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _padded(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+def _pad_left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     shape = list(tensor.shape)
     shape[dim] = length - shape[dim]
     return torch.cat([tensor.new_zeros(shape), tensor], dim=dim) if shape[dim] else tensor
@@ -185,19 +185,19 @@ class Decoding:
         entries, logits = (None, None) if begun is None else (begun.entries, begun.logits)
         if fresh:
             made, after = prefill(self._network, [self._prompts[index] for index in fresh])
-            entries = made if entries is None else entries.joined(made)
+            entries = made if entries is None else entries.concat(made)
             logits = after if logits is None else torch.cat([logits, after])
         assert entries is not None and logits is not None
-        places = [(known + fresh).index(row.prompt) for row in rows]
+        indices = [(known + fresh).index(row.prompt) for row in rows]  # of their prompts in `entries`
         last = rows[-1].prompt
         has_more = bool(self._waiting) and self._waiting[0].prompt == last
-        at = places[-1]
-        self._begun = _Begun(last, version, entries.picked([at]), logits[at : at + 1]) if has_more else None
-        goes_on = self._append(rows, logits[places], version)
-        running = [place for place, on in zip(places, goes_on, strict=True) if on]
+        at = indices[-1]
+        self._begun = _Begun(last, version, entries.select([at]), logits[at : at + 1]) if has_more else None
+        goes_on = self._append(rows, logits[indices], version)
+        running = [index for index, on in zip(indices, goes_on, strict=True) if on]
         if running:
-            own = entries.picked(running)
-            self._entries = own if self._entries is None else self._entries.joined(own)
+            own = entries.select(running)
+            self._entries = own if self._entries is None else self._entries.concat(own)
             self._running += [row for row in rows if row.is_running]
 
     def _append(self, rows: Sequence[Row], logits: torch.Tensor, version: PolicyVersion) -> list[bool]:
@@ -215,10 +215,10 @@ class Decoding:
         return [row.is_running for row in rows]
 
     def _keep(self, entries: Entries, rows: Sequence[Row], goes_on: Sequence[bool]) -> None:
-        places = [place for place, on in enumerate(goes_on) if on]
-        self._running = [rows[place] for place in places]
-        if len(places) < len(rows):
-            self._entries = entries.picked(places) if places else None
+        indices = [index for index, on in enumerate(goes_on) if on]
+        self._running = [rows[index] for index in indices]
+        if len(indices) < len(rows):
+            self._entries = entries.select(indices) if indices else None
         else:
             self._entries = entries
 

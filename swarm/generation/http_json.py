@@ -1,7 +1,11 @@
-"""JSON over HTTP to one server, from many threads: deadlines, retries, and an end on demand.
+"""JSON client over HTTP to one server, for many threads: deadlines, retries, bounded replies, cancellation.
 
 Invariant: a call ends within its deadlines, or at once when it is cancelled, with a reply or one of the project's
 errors; the key travels in a header and stands in no message.
+
+Own code on http.client, since cancelling must end calls that wait for a reply: with httpx2 2.16, which is installed
+beside huggingface_hub, closing the client from another thread left such a call waiting for its whole timeout (7.0 of
+7 s). Of these lines it would replace about 25; retries, bounds and errors would stay.
 """
 
 import http.client
@@ -19,7 +23,7 @@ from swarm.flow import Backoff
 MAX_REPLY_BYTES: Final = 256 * 2**20
 ATTEMPTS: Final = 5
 FIRST_BACKOFF_S: Final = 0.2
-_PASSING: Final = frozenset({408, 425, 429})  # besides 5xx
+_TRANSIENT: Final = frozenset({408, 425, 429})  # besides 5xx
 _SHOWN: Final = 300  # characters of a server's explanation
 
 
@@ -35,7 +39,7 @@ class Cancelled(Exception):
     """The call was cancelled from another thread."""
 
 
-class _Passing(Exception):
+class _Transient(Exception):
     """Worth another attempt."""
 
 
@@ -84,7 +88,7 @@ class JsonClient:
                 raise Cancelled
             try:
                 return self._once(method, path, body)
-            except (_Passing, OSError, http.client.HTTPException) as error:
+            except (_Transient, OSError, http.client.HTTPException) as error:
                 if self._cancelled.is_set():
                     raise Cancelled from None
                 if attempt + 1 == attempts:
@@ -115,7 +119,7 @@ class JsonClient:
             connection.request(method, self._path + path, content, self._headers)
             response = connection.getresponse()
             reply = response.read(MAX_REPLY_BYTES + 1)
-            return self._decoded(f"{method} {self.url}{path}", response.status, reply)
+            return self._decode(f"{method} {self.url}{path}", response.status, reply)
         finally:
             with self._lock:
                 self._live.discard(connection)
@@ -126,13 +130,13 @@ class JsonClient:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
 
-    def _decoded(self, request: str, status: int, reply: bytes) -> Any:
+    def _decode(self, request: str, status: int, reply: bytes) -> Any:
         if len(reply) > MAX_REPLY_BYTES:
             raise TooLarge(f"{request}: reply exceeds {MAX_REPLY_BYTES} bytes")
-        if status >= 500 or status in _PASSING:
-            raise _Passing(f"status {status}: {_shown(reply)}")
+        if status >= 500 or status in _TRANSIENT:
+            raise _Transient(f"status {status}: {_excerpt(reply)}")
         if status >= 300:
-            raise Refusal(f"{request}: status {status}: {_shown(reply)}", status)
+            raise Refusal(f"{request}: status {status}: {_excerpt(reply)}", status)
         try:
             return json.loads(reply) if reply.strip() else None
         except ValueError:
@@ -140,11 +144,11 @@ class JsonClient:
 
 
 def _close(connection: http.client.HTTPConnection) -> None:
-    found = connection.sock
-    if isinstance(found, socket.socket):
+    stream = connection.sock
+    if isinstance(stream, socket.socket):
         with suppress(OSError):  # it may have ended meanwhile
-            found.shutdown(socket.SHUT_RDWR)
+            stream.shutdown(socket.SHUT_RDWR)
 
 
-def _shown(reply: bytes) -> str:
+def _excerpt(reply: bytes) -> str:
     return reply[:_SHOWN].decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What is asked of a server that speaks the OpenAI protocol, and what its answer says: vLLM and SGLang.
+"""Dialects of OpenAI-style servers: requests to, and replies of, vLLM and SGLang.
 
 Invariant: tokens are the ids that the server sampled, never a text tokenised again; a log-prob that the server did not
 give is None, never a guess.
@@ -100,8 +100,8 @@ class VllmServer:
             "return_token_ids": True,
         }
 
-        def scores(found: Any) -> list[float]:
-            entries = found["choices"][0]["prompt_logprobs"]
+        def scores(data: Any) -> list[float]:
+            entries = data["choices"][0]["prompt_logprobs"]
             if len(entries) != len(sequence):
                 raise ValueError(f"{len(entries)} log-probs for {len(sequence)} tokens")
             return [float(each[str(token)]["logprob"]) for each, token in zip(entries[1:], sequence[1:], strict=True)]
@@ -169,8 +169,8 @@ class SglangServer:
             "logprob_start_len": 0,
         }
 
-        def scores(found: Any) -> list[float]:
-            entries = found["meta_info"]["input_token_logprobs"]
+        def scores(data: Any) -> list[float]:
+            entries = data["meta_info"]["input_token_logprobs"]
             if [int(entry[1]) for entry in entries] != list(sequence):
                 raise ValueError("log-probs of other tokens than those that were asked for")
             return [float(entry[0]) for entry in entries[1:]]
@@ -180,7 +180,7 @@ class SglangServer:
     def _generate(self, model: str, body: dict[str, Any]) -> Any:
         """The reply, where it comes from the weights that were last given to the server under the name `model`."""
         reply = self._client.call("POST", "/generate", body)
-        has = _read(reply, lambda found: found["meta_info"].get("weight_version"))
+        has = _read(reply, lambda data: data["meta_info"].get("weight_version"))
         if model != self.model and has is not None and has != model:
             raise Unavailable(f"the server has weights {has!r} in place of {model!r}: it was restarted or given others")
         return reply
@@ -193,7 +193,7 @@ class SglangServer:
 
 
 def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Server:
-    """The dialect that the server says it speaks.
+    """Detects the dialect of a server.
 
     Args:
         model: name of the served model; empty: the first one that the server lists.
@@ -238,7 +238,7 @@ def log_probs_are_scaled(server: Server, model: str, prompts: Sequence[Sequence[
 
 
 _MOST_PROBES: Final = 16
-_PROBE_TOKENS: Final = 8  # so that several prompts and seeds are heard
+_PROBE_TOKENS: Final = 8  # so that several prompts and seeds take part
 _ENOUGH_TOKENS: Final = 32
 _RAW_NATS: Final = 0.25  # nearly all numeric noise is below; halving logits moves nearly every log-prob by more
 

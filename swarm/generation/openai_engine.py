@@ -1,4 +1,4 @@
-"""A server that somebody runs (vLLM, SGLang) as the engine of a node that only generates.
+"""OpenAI-style server (vLLM, SGLang) run by somebody else as the engine of a node that only generates.
 
 Invariant: every token is named after the version that the server was given last, which it takes between two calls of
 generate; what the server does not say exactly is not claimed (no log-probs rather than those of another distribution).
@@ -68,7 +68,7 @@ class OpenAIGenerator:
     Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
     environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
     that the server sees under the same path (each node has a folder of its own in it); `timeout_s` of a request. None
-    changes what is asked of the server: tokens are drawn as the rollout's `Sampling` says, and no other way.
+    changes what is asked of the server: tokens are drawn exactly as the rollout's `Sampling` says.
 
     Example:
         generator = OpenAIGenerator.from_config(config, tokenizer, PolicyVersion(policy_id="", step=0))
@@ -158,8 +158,8 @@ class OpenAIGenerator:
             raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
         with self._call, self._sampling():
             seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
-            asked = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
-            made = self._each(asked, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
+            requests = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
+            made = self._each(requests, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
             rollouts = [self._rollout(completion, sampling) for completion in made]
             return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
 
@@ -187,7 +187,7 @@ class OpenAIGenerator:
         """Has the server take published tensors, after the call in progress (blocking).
 
         Raises:
-            ConfigError: they are not what the configured way carries.
+            ConfigError: they are not what `engine.options.weights` carries.
             WeightsRefused: the server did not become that version; what it served before serves on. Where it does not
                 go back either, every further call raises Unavailable until it takes a version.
         """
@@ -231,7 +231,7 @@ class OpenAIGenerator:
 
     @contextmanager
     def _sampling(self) -> Generator[None]:
-        """While it lasts `cancel` has something to end."""
+        """A call of generate in progress, which `cancel` can end."""
         self._require_known_weights()
         with self._ending:
             self._is_sampling = True
@@ -253,15 +253,15 @@ class OpenAIGenerator:
         outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._tokenizer.vocab_size]
         if outside:
             raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._tokenizer.vocab_size}")
-        asked = [sequence for sequence in sequences if len(sequence) > 1]
-        made = iter(self._each(asked, lambda sequence: self._server.score(model, sequence), []))
+        scored = [sequence for sequence in sequences if len(sequence) > 1]
+        made = iter(self._each(scored, lambda sequence: self._server.score(model, sequence), []))
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
         for score in scores:
             if len(score) > 1:
                 score[1:] = next(made)
         return scores
 
-    def _each(self, asked: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
+    def _each(self, inputs: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
         """One request for each, at most `max_rows` at a time; `otherwise` for those that were cancelled."""
 
         def one(given: Given) -> Made:
@@ -270,7 +270,7 @@ class OpenAIGenerator:
             except Cancelled:
                 return otherwise
 
-        return list(self._pool.map(one, asked))  # the first error ends those that have not begun
+        return list(self._pool.map(one, inputs))  # the first error ends those that have not begun
 
     def _rollout(self, completion: Completion, sampling: Sampling) -> Rollout:
         num_tokens = len(completion.token_ids)

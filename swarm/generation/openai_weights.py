@@ -37,7 +37,7 @@ class Change:
 
 
 class Taking(Protocol):
-    """One way to give weights to a server."""
+    """How a server is given weights."""
 
     model: str  # name to ask the server's weights of the start by
 
@@ -45,7 +45,7 @@ class Taking(Protocol):
         """Gives the server a version (blocking).
 
         Raises:
-            ConfigError: they are not of the kind that this way carries.
+            ConfigError: they are not of the kind that it carries.
             WeightsRefused: the server did not take them; what served before serves on.
             Unavailable: nobody knows what the server has now.
         """
@@ -61,8 +61,9 @@ class NoWeights:
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
         """Refuses."""
         raise ConfigError(
-            f"engine.options.weights: nothing says how the server takes step {version.step}; set it to sglang_disk or "
-            "vllm_lora, with engine.options.weights_dir for a directory that the server sees under the same path"
+            f"engine.options.weights: no method is configured to give the server step {version.step}; set it "
+            "to sglang_disk or vllm_lora, with engine.options.weights_dir for a directory that the server sees "
+            "under the same path"
         )
 
 

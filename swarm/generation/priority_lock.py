@@ -1,6 +1,6 @@
-"""A lock that a busy loop cannot keep to itself.
+"""Lock with priority, so that a loop that takes it again and again cannot starve the one who waits.
 
-Invariant: who waits with `first` is served before anybody who asks after it, however often others ask.
+Invariant: who waits with `first` holds it next, however often others ask meanwhile.
 """
 
 import threading
@@ -9,25 +9,25 @@ from contextlib import contextmanager
 
 
 class PriorityLock:
-    """Guards weights: taken for each token by a call that goes on for long, and `first` by who replaces them.
+    """Guards weights: held for each token by a long call of generate, and with `first` by who replaces them.
 
     Example:
-        with turns.taken():
+        with lock.held():
             decoding.step(version)
     """
 
     def __init__(self) -> None:
-        self._admission = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
+        self._turnstile = threading.Lock()  # held by one who waits with `first`, so that others wait behind it
         self._lock = threading.Lock()
 
     @contextmanager
-    def taken(self, *, first: bool = False) -> Generator[None]:
+    def held(self, *, first: bool = False) -> Generator[None]:
         """Holds the lock (blocking)."""
         if first:
-            with self._admission, self._lock:
+            with self._turnstile, self._lock:
                 yield
             return
-        with self._admission:
+        with self._turnstile:
             self._lock.acquire()
         try:
             yield

@@ -36,14 +36,14 @@ def produce(
     Args:
         generator: whose weights answer.
         tokenizer: its tokenizer.
-        tasks: the questions.
+        tasks: what to answer.
         group_size: rollouts of each.
         sampling: how tokens are drawn.
         run_id: of the groups.
         producer: this node.
         clock: of `created_at_s`.
-        numbers: of each task among all that the node asks; see `Generator.generate`.
-        byte_lengths: say what each token stands for, for nodes of other tokenizers.
+        numbers: of each task in the node's training sequence; see `Generator.generate`.
+        byte_lengths: adds the bytes each token stands for, for nodes of other tokenizers.
 
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.

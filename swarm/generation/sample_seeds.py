@@ -1,4 +1,4 @@
-"""A seed for each sample, so that samples are made again by whoever asks the same question of the same weights.
+"""Per-sample seeds: the same prompt, number and weights give the same samples again.
 
 Invariant: a seed depends on the engine's seed, the policy version, the prompt, its number and the sample, on nothing
 else.
@@ -15,7 +15,7 @@ from swarm.types import PolicyVersion
 
 
 class SampleSeeds:
-    """The seeds of one engine; remembers how often each prompt was asked of the current weights.
+    """The seeds of one engine; counts how often each prompt was answered with the current weights.
 
     Example:
         seeds = SampleSeeds(seed=0)
@@ -24,7 +24,7 @@ class SampleSeeds:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._asked: Counter[bytes] = Counter()
+        self._num_answered: Counter[bytes] = Counter()
 
     def of(
         self,
@@ -36,23 +36,23 @@ class SampleSeeds:
         """[B][samples] seeds in [0, 2^128).
 
         Args:
-            version: whose weights are asked.
+            version: of the weights.
             prompts: token ids.
             num_samples: of each prompt.
-            numbers: of each prompt among all that the node asks; None: how often it was asked of these weights.
+            numbers: of each prompt in the node's training sequence; None: how often these weights answered it.
         """
         lineage = f"{self._seed}/{version.policy_id}/{version.step}".encode()
         seeds: list[list[int]] = []
         for index, prompt in enumerate(prompts):
             key = hashlib.sha256(lineage + b"\0" + np.asarray(prompt, dtype="<i8").tobytes()).digest()
-            number = self._asked[key] if numbers is None else numbers[index]
-            self._asked[key] += 1
+            number = self._num_answered[key] if numbers is None else numbers[index]
+            self._num_answered[key] += 1
             seeds.append([_seed(key, number, sample) for sample in range(num_samples)])
         return seeds
 
     def forget(self) -> None:
-        """Called when the weights are replaced: nothing has been asked of the new ones."""
-        self._asked.clear()
+        """Starts counting anew; called when the weights are replaced."""
+        self._num_answered.clear()
 
 
 def _seed(key: bytes, number: int, sample: int) -> int:

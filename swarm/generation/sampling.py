@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits, and what its log-probability was.
+"""Sampling: the next token from logits (greedy, temperature, top-k, top-p) and its log-probability.
 
 Invariant: a row's choice depends on its own logits and its own random number, on nothing else in the batch.
 
@@ -25,7 +25,7 @@ def sampler(sampling: Sampling) -> Choose:
 
     def choose(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
-        cumulative = truncated(logprobs.exp(), sampling).double().cumsum(dim=-1)
+        cumulative = truncate(logprobs.exp(), sampling).double().cumsum(dim=-1)
         uniforms = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=logits.device)
         # right=True: the first entry whose cumulative exceeds the wanted mass, never one of probability 0.
         wanted = uniforms[:, None] * cumulative[:, -1:]
@@ -35,7 +35,7 @@ def sampler(sampling: Sampling) -> Choose:
     return choose
 
 
-def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """[R, V] with the entries outside top-k and top-p set to 0 (not renormalised)."""
     if sampling.top_k > 0:
         least = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]

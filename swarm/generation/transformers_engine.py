@@ -126,7 +126,7 @@ class TransformersGenerator:
             prompts: token ids, none empty.
             num_samples: rollouts of each.
             sampling: how tokens are drawn.
-            numbers: of each prompt among all that the node asks; None: how often it was asked of these weights.
+            numbers: of each prompt in the node's training sequence; None: how often these weights answered it.
 
         Raises:
             ConfigError: a temperature of 0 or a repetition penalty, which this engine does not apply.
@@ -138,7 +138,7 @@ class TransformersGenerator:
             )
         with self._call:
             self._cancelled.clear()
-            with self._weights.taken():
+            with self._weights.held():
                 seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
             rows = [Row(prompt=index, seed=seed) for index, own in enumerate(seeds) for seed in own]
             decoding = Decoding(
@@ -151,14 +151,14 @@ class TransformersGenerator:
                 choose=sampler(sampling),
             )
             while decoding.goes_on and not self._cancelled.is_set():
-                with self._weights.taken():
+                with self._weights.held():
                     decoding.step(self._version)
             rollouts = [self._rollout(row, sampling) for row in rows]
             return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
         """The greedy answer text for each prompt, all of one version (blocking)."""
-        with self._call, self._weights.taken():
+        with self._call, self._weights.held():
             self._cancelled.clear()
             rows = [Row(prompt=index) for index in range(len(prompts))]
             decoding = Decoding(
@@ -180,7 +180,7 @@ class TransformersGenerator:
         Raises:
             ValueError: a token id outside the vocabulary.
         """
-        with self._call, self._weights.taken():
+        with self._call, self._weights.held():
             return self._score(sequences)
 
     def load(
@@ -205,9 +205,9 @@ class TransformersGenerator:
         if not isinstance(weights, dict):
             raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
         if in_flight:
-            with self._weights.taken(first=True):
+            with self._weights.held(first=True):
                 return self._replace(version, cast("PublishedTensors", weights), canaries)
-        with self._call, self._weights.taken(first=True):
+        with self._call, self._weights.held(first=True):
             return self._replace(version, cast("PublishedTensors", weights), canaries)
 
     def cancel(self) -> None:

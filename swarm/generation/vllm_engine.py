@@ -4,13 +4,11 @@ Invariant: what the process serves is `version`, also after it crashed: the next
 took effect before anything is asked of it.
 """
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -19,23 +17,20 @@ from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.tolerances import tolerance_nats
+from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
-from swarm.generation.vllm_settings import EngineSettings
 from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, resolve_source, weights_digest
 from swarm.model.network import save_tensors
 from swarm.model.source import TINY
-from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, VersionSpan
-from swarm.wire.engine import EngineClient, GenerateRequest, Made, NewWeights
+from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, TokenTrace
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-FOLDER: Final = "engine"  # of the node's directory: weights, socket, log
+FOLDER: Final = "engine"  # of the node's directory: weights and log
 RESTARTS: Final = 5  # attempts to start a new process after a crash
 FIRST_RESTART_S: Final = 1.0  # before the second attempt; doubled for each further one
 _SEED_BITS: Final = 63  # of vLLM's seeds
-_NAMELESS: Final = "unknown"  # stands on the wire for a policy without a name (a base model not yet followed)
 
 
 class VllmGenerator:
@@ -97,7 +92,7 @@ class VllmGenerator:
             dtype=config.model.dtype,
             max_rows=config.engine.max_rows,
             eos_ids=sorted(tokenizer.eos_ids),
-            version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+            version=version,
             options=config.engine.options,
             stall_s=config.engine.stall_s,
         )
@@ -137,30 +132,25 @@ class VllmGenerator:
             Unavailable: no engine can be started any more.
         """
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
-        wanted = GenerateRequest(
+        request = GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
             sampling=sampling,
             seeds=[seed >> (128 - _SEED_BITS) for row in seeds for seed in row],
         )
-        groups: list[list[Rollout | None]] = [[None] * num_samples for _ in prompts]
-        for made in self._make(wanted):
-            groups[made.prompt][made.sample] = self._finished(made.rollout, sampling)
-        return [[cast(Rollout, each) for each in group] for group in groups]
+        rollouts = [self._rollout(made, sampling) for made in self._call("generate", request)]
+        return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
         """The greedy answer text for each prompt (blocking). Raises as `generate`."""
-        sampling = Sampling(max_new_tokens=max_new_tokens)
-        texts = [""] * len(prompts)
-        for made in self._make(
-            GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, seeds=(), greedy=True)
-        ):
-            texts[made.prompt] = self._finished(made.rollout, sampling).text
-        return texts
+        request = GenerateRequest(
+            prompts=prompts, num_samples=1, sampling=Sampling(max_new_tokens=max_new_tokens), greedy=True
+        )
+        return [self._tokenizer.decode(made.token_ids.tolist()) for made in self._call("generate", request)]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it (blocking). Raises as `generate`."""
-        return self._ask("score", lambda client: client.score(sequences))
+        return self._call("score", sequences)
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
@@ -182,7 +172,7 @@ class VllmGenerator:
             digest = version.digest or weights_digest(tensors)
             path = self._staged(digest, tensors)
             new = NewWeights(
-                version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+                version=version,
                 path=path,
                 digest=digest,
                 canaries=canaries,
@@ -191,7 +181,7 @@ class VllmGenerator:
             )
             process = self._alive()
             try:
-                report = process.client.load(new)
+                report = process.call("load", new)
             except Unavailable as error:
                 self._discard(path)
                 self._revive(process)
@@ -214,8 +204,7 @@ class VllmGenerator:
 
         Waits for nothing, also while the engine is being started again.
         """
-        with contextlib.suppress(Unavailable):  # nothing is in progress in a process that is gone
-            self._process.client.cancel()
+        self._process.cancel()
 
     def close(self) -> None:
         """Ends the engine's process, and deletes the weights that were written for it."""
@@ -224,19 +213,17 @@ class VllmGenerator:
             self._process.close()
             _delete_weights(self._directory)
 
-    def _make(self, wanted: GenerateRequest) -> list[Made]:
-        return self._ask("generate", lambda client: list(client.generate(wanted)))
-
-    def _finished(self, rollout: Rollout, sampling: Sampling) -> Rollout:
-        assert rollout.trace is not None
-        trace, ids = rollout.trace, rollout.trace.token_ids.tolist()
-        spans = tuple(VersionSpan(start=span.start, version=self._named(span.version)) for span in trace.spans)
-        logprobs = np.empty(0, np.float32) if not ids else trace.logprobs  # none at all look like none known
-        trace = replace(trace, spans=spans, logprobs=logprobs)
-        return replace(rollout, text=self._tokenizer.decode(ids), sampling=sampling, trace=trace)
-
-    def _named(self, version: PolicyVersion) -> PolicyVersion:
-        return version if version.policy_id != _NAMELESS else replace(version, policy_id="")
+    def _rollout(self, made: Continuation, sampling: Sampling) -> Rollout:
+        num_tokens = made.token_ids.size
+        trace = TokenTrace(
+            token_ids=made.token_ids,
+            action_mask=np.ones(num_tokens, np.bool_),
+            logprobs=np.empty(0, np.float32) if num_tokens == 0 else made.logprobs,  # of no tokens all are known
+            turn_ids=np.zeros(num_tokens, np.int16),
+            spans=tuple(made.spans),
+        )
+        text = self._tokenizer.decode(made.token_ids.tolist())
+        return Rollout(text=text, trace=trace, sampling=sampling, finish=made.finish, claimed_reward=float("nan"))
 
     def _staged(self, digest: Digest, tensors: "PublishedTensors") -> Path:
         """Writes the tensors to a file of their own, whole or not at all."""
@@ -255,16 +242,16 @@ class VllmGenerator:
 
     # --- the process ---------------------------------------------------------------------------
 
-    def _ask(self, what: str, call: Callable[[EngineClient], Result]) -> Result:
-        """A call that changes nothing, repeated once where the process ended meanwhile."""
+    def _call(self, name: str, body: object) -> Any:
+        """The result of a call that changes nothing, repeated once where the process ended meanwhile."""
         for _ in range(2):
             process = self._alive()
             try:
-                return call(process.client)
+                return process.call(name, body)
             except Unavailable as error:
-                logger.warning("the engine was lost", extra={"call": what, "error": str(error)})
+                logger.warning("the engine was lost", extra={"call": name, "error": str(error)})
                 self._revive(process)
-        raise RolloutFailed(f"vllm: the engine's process ended twice over one call of {what}")
+        raise RolloutFailed(f"vllm: the engine's process ended twice over one call of {name}")
 
     def _alive(self) -> EngineProcess:
         process = self._process
@@ -293,15 +280,16 @@ class VllmGenerator:
             return process
         version, digest = self._version, bytes.fromhex(self._good.stem)
         try:
-            process.client.load(
+            process.call(
+                "load",
                 NewWeights(
-                    version=version if version.policy_id else replace(version, policy_id=_NAMELESS),
+                    version=version,
                     path=self._good,
                     digest=digest,
                     canaries=(),
                     tolerance_nats=self._tolerance,
                     in_flight=False,
-                )
+                ),
             )
         except BaseException:
             process.close()

@@ -1,26 +1,27 @@
-"""Starts the process of a vLLM engine in vLLM's own environment, and knows when it ended.
+"""Worker's side of a vLLM engine process: starts it in vLLM's own environment, calls it, and notices its end.
 
-Invariant: the process ends with this one, however that ends; what it prints is in `vllm.log`.
+Invariant: the process ends with this one, however that ends; what it prints is in `vllm.log`; a call in progress when
+it ends raises Unavailable.
 """
 
 import importlib.util
-import json
+import itertools
 import logging
 import os
 import queue
-import secrets
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Final
+from typing import Any, Final
 
 from swarm.config import EngineConfig
-from swarm.errors import ConfigError, Unavailable
-from swarm.generation.vllm_settings import EngineSettings
-from swarm.wire.engine import EngineClient
+from swarm.errors import ConfigError, Unavailable, WeightsRefused
+from swarm.generation.vllm_messages import EngineSettings, decode_line, encode_line
+from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ DEFAULT_PYTHON: Final = Path(".venv-vllm/bin/python")
 START_S: Final = 1800.0  # a large model from a slow disk
 PROGRESS_S: Final = 10.0  # between two log lines while it starts
 STOP_S: Final = 10.0
-MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un
+_ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # what it may answer a call with
 _MISSING = "make vllm creates .venv-vllm; or name an interpreter that has vllm and swarm-trainer in engine.python"
 
 
@@ -50,12 +51,15 @@ def has_vllm(config: EngineConfig) -> bool:
 
 
 class EngineProcess:
-    """A running engine.
+    """A running engine; any thread may call it.
+
+    Two threads serve it: one starts it, reads its answers and waits for its end, one writes requests, so that a
+    caller (of `cancel` above all) never waits for a pipe that a busy or stopped process does not read.
 
     Args:
         python: interpreter of vLLM's environment.
         settings: of the engine.
-        directory: for socket, settings and log.
+        directory: for its log.
         num_threads: of its computations on CPU.
 
     Raises:
@@ -64,19 +68,18 @@ class EngineProcess:
     """
 
     def __init__(self, python: str, settings: EngineSettings, directory: Path, num_threads: int) -> None:
-        socket = directory / f"{secrets.token_hex(3)}.sock"
-        if len(os.fsencode(str(socket.absolute()))) > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(f"dir: {str(socket)!r} is too long for a Unix socket; choose a shorter directory")
-        self._socket = socket.absolute()
-        self._log = directory / LOG
         self._python = python
-        self._settings = directory / "settings.json"
-        settings.write(self._settings)
+        self._log = directory / LOG
         self._environment = _environment(num_threads)
-        self._answers: queue.SimpleQueue[str | OSError] = queue.SimpleQueue()  # its first line, or why there is none
-        self._process: subprocess.Popen[bytes] | None = None
+        self._first: queue.SimpleQueue[JsonDict | OSError] = queue.SimpleQueue()  # ready, or why not
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests.put(encode_line(settings))
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Future[Any]] = {}
+        self._changing = threading.Lock()  # of the calls, and whether it has ended
         self._ended = threading.Event()
         self._is_closing = False
+        self._process: subprocess.Popen[bytes] | None = None
         # The thread lives as long as the process: Linux ends a process with the thread that started it.
         threading.Thread(target=self._watch, name="vllm-process", daemon=True).start()
         try:
@@ -84,7 +87,6 @@ class EngineProcess:
         except BaseException:
             self.close()
             raise
-        self.client = EngineClient(str(self._socket))
 
     @property
     def is_running(self) -> bool:
@@ -97,80 +99,116 @@ class EngineProcess:
         assert self._process is not None
         return self._process.pid
 
-    def wait(self, timeout_s: float) -> bool:
-        """True when it ended within that time."""
-        return self._ended.wait(timeout_s)
+    def call(self, name: str, body: object) -> Any:
+        """The result of a request (blocking).
+
+        Raises:
+            ConfigError, WeightsRefused: as the engine answers.
+            Unavailable: the process has ended, or ended meanwhile.
+        """
+        number, result = next(self._numbers), Future[Any]()
+        with self._changing:
+            if self._is_closing or self._ended.is_set():
+                raise Unavailable(f"{name}: the engine's process has ended")
+            self._calls[number] = result
+        self._requests.put(encode_line({"id": number, "call": name, "body": body}))
+        return result.result()
+
+    def cancel(self) -> None:
+        """Asks for the end of every sequence in the making, and waits for nothing."""
+        self._requests.put(encode_line({"id": 0, "call": "cancel", "body": None}))
 
     def close(self) -> None:
         """Ends it: it is asked by the end of its standard input, then killed."""
         self._is_closing = True
-        process = self._process
-        if process is not None:
-            if hasattr(self, "client"):
-                self.client.close()
-            assert process.stdin is not None
-            process.stdin.close()
-            if not self._ended.wait(STOP_S):
-                process.kill()
-                self._ended.wait(STOP_S)
-        self._socket.unlink(missing_ok=True)
+        self._requests.put(None)
+        if self._process is not None and not self._ended.wait(STOP_S):
+            self._process.kill()
+            self._ended.wait(STOP_S)
 
     def _watch(self) -> None:
-        """Starts the process, hands on its first line, waits for its end."""
-        command = [self._python, "-P", "-m", MODULE]
-        command += ["--settings", str(self._settings.absolute()), "--socket", str(self._socket)]
-        command += ["--parent", str(os.getpid())]
+        """Starts the process, reads its answers, waits for its end."""
         try:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=self._environment
+                    [self._python, "-P", "-m", MODULE, str(os.getpid())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
                 )
         except OSError as error:
             self._ended.set()
-            self._answers.put(error)
+            self._first.put(error)
             return
         self._process = process
-        assert process.stdout is not None
-        self._answers.put(_first_line(process.stdout))
+        assert process.stdin is not None and process.stdout is not None
+        writer = threading.Thread(target=self._write, args=(process.stdin,), name="vllm-requests", daemon=True)
+        writer.start()
+        with process.stdout:
+            try:
+                first = process.stdout.readline()
+                self._first.put(decode_line(first) if first else {})
+                for line in process.stdout:
+                    self._settle(decode_line(line))
+            except (ConfigError, ValueError, KeyError) as error:
+                self._first.put({"error": f"engine.python {self._python!r}: it does not answer as ours does: {error}"})
+                process.kill()
         code = process.wait()
-        process.stdout.close()
-        self._ended.set()
+        with self._changing:
+            self._ended.set()
+            lost, self._calls = self._calls, {}
+        for result in lost.values():
+            result.set_exception(Unavailable(f"the engine's process ended with code {code}"))
+        self._requests.put(None)
         if not self._is_closing:
             logger.warning("the engine's process ended", extra={"code": code, "log": str(self._log)})
+
+    def _write(self, pipe: Any) -> None:
+        """Writes requests until there are no more; the end of the pipe ends the process."""
+        try:
+            with pipe:
+                while (line := self._requests.get()) is not None:
+                    pipe.write(line)
+                    pipe.flush()
+        except OSError:  # it ended: `_watch` says so
+            pass
+
+    def _settle(self, answer: JsonDict) -> None:
+        result = self._calls.pop(answer["id"])
+        if "error" not in answer:
+            result.set_result(answer["result"])
+        else:
+            result.set_exception(_ERRORS.get(answer["error"], Unavailable)(answer["message"]))
 
     def _wait_until_ready(self) -> str:
         began_s = time.monotonic()
         while True:
             waited_s = time.monotonic() - began_s
             try:
-                answer = self._answers.get(timeout=PROGRESS_S)
+                first = self._first.get(timeout=PROGRESS_S)
                 break
             except queue.Empty:
                 logger.info("the engine is starting", extra={"seconds": round(waited_s), "log": str(self._log)})
             if waited_s > START_S:
                 raise Unavailable(f"vllm: not ready after {START_S:.0f} s; see {self._log}")
-        if isinstance(answer, OSError):
-            raise ConfigError(f"engine.python {self._python!r}: {answer.strerror}; {_MISSING}")
-        said: dict[str, str] = json.loads(answer) if answer else {}
-        if "ready" in said:
-            logger.info("the engine is ready", extra={"engine": said["ready"], "seconds": round(waited_s, 1)})
-            return said["ready"]
-        raise self._failure(said)
+        if isinstance(first, OSError):
+            raise ConfigError(f"engine.python {self._python!r}: {first.strerror}; {_MISSING}")
+        if "ready" in first:
+            logger.info("the engine is ready", extra={"engine": first["ready"], "seconds": round(waited_s, 1)})
+            return first["ready"]
+        raise self._failure(first)
 
-    def _failure(self, said: Mapping[str, str]) -> ConfigError | Unavailable:
+    def _failure(self, first: Mapping[str, str]) -> ConfigError | Unavailable:
         """Why the process ended instead of becoming ready."""
         self._ended.wait(STOP_S)
-        if "error" in said:
-            return ConfigError(said["error"])
+        if "error" in first:
+            return ConfigError(first["error"])
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = lines[-1] if lines else "it printed nothing"
-        if "missing" in said or "No module named" in last:  # the latter: our own package, before it can say anything
-            return ConfigError(f"engine.python {self._python!r}: {said.get('missing', last)}; {_MISSING}")
+        if "missing" in first or "No module named" in last:  # the latter: our own package, before it can say anything
+            return ConfigError(f"engine.python {self._python!r}: {first.get('missing', last)}; {_MISSING}")
         return Unavailable(f"vllm: its process ended while it started: {last[:200]} (see {self._log})")
-
-
-def _first_line(stream: IO[bytes]) -> str:
-    return stream.readline().decode("utf-8", errors="replace").strip()
 
 
 def _environment(num_threads: int) -> dict[str, str]:

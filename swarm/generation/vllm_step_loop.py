@@ -1,7 +1,23 @@
-"""The thread that owns a step-wise engine: sequences, the version of each of their tokens, and changes of weights.
+"""Step loop: one thread that owns an engine, names the version of each token, and changes weights between two steps.
 
-Invariant: a token that left this module was made by the weights that its span names. What a refused version made is
-taken back, and its sequences go on where they were before it.
+A sequence (`Row`) is WAITING (no job in the engine), RUNNING (`Row.name` is its job) or ENDED (reported once). A change
+of weights is a transaction; `in_flight` or not decides when it begins:
+
+    in flight:   at once, between two steps
+    otherwise:   after the running rows have ended; waiting ones are held back
+
+    caller            loop                                     engine
+      | load(v2) ------>| RELOAD: replace the weights ---------->| fails -> reload(last good) -> WeightsRefused
+      |                 | RESTART rows that have no token yet -->| drop, add with a new salt: nothing of v1 is cached
+      |                 | SCORE the canaries ------------------->| step, step, ...: running rows go on, made by v2
+      |                 |   within tolerance
+      |<- LoadReport ---| COMMIT: v2 is served; report the rows that ended meanwhile
+      |                 |   beyond it
+      |                 | ROLL BACK: reload(last good), --------->|
+      |                 |   cut every row to its tokens before, restart all of them with another salt
+      |<- WeightsRefused|
+
+Invariant: a token that left this module was made by the weights that its span names.
 """
 
 import itertools
@@ -92,8 +108,8 @@ class Row:
     scores: FloatArray | None = None
     name: str = ""  # of its job; empty where the engine has none
 
-    def take(self, progress: Progress, version: PolicyVersion) -> None:
-        """Adds what a step made of it."""
+    def extend(self, progress: Progress, version: PolicyVersion) -> None:
+        """Adds what a step of `version` made of it."""
         if progress.token_ids and (not self.spans or self.spans[-1].version != version):
             self.spans.append(VersionSpan(start=len(self.tokens), version=version))
         self.tokens += progress.token_ids
@@ -107,8 +123,8 @@ class Row:
         self.finish = finish
         self.spans = self.spans or [VersionSpan(start=0, version=version)]
 
-    def back_to(self, num_tokens: int) -> None:
-        """Takes back what was made after that."""
+    def truncate(self, num_tokens: int) -> None:
+        """Takes back the tokens after the first `num_tokens`."""
         del self.tokens[num_tokens:], self.logprobs[num_tokens:]
         self.spans = [span for span in self.spans if span.start < num_tokens]
         self.finish, self.scores = FinishReason.ABORTED, None
@@ -146,7 +162,6 @@ class EngineLoop:
         self._engine = engine
         self._version = version
         self._good: Path | None = None  # what the weights of `version` are loaded from
-        self._num_loads = 0
         self._numbers = itertools.count()
         self._epoch = next(self._numbers)  # of the weights in the engine: another one whenever they were replaced
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -159,18 +174,9 @@ class EngineLoop:
         """What is served."""
         return self._version
 
-    @property
-    def num_loads(self) -> int:
-        """Versions taken since the start."""
-        return self._num_loads
-
     def submit(self, rows: Sequence[Row]) -> None:
         """Takes up sequences; each is told when it ends."""
         self._inbox.put(lambda: self._waiting.extend(rows))
-
-    def forget(self, rows: Sequence[Row]) -> None:
-        """Drops sequences that nobody waits for any more, without a word."""
-        self._inbox.put(lambda: self._drop(rows))
 
     def cancel(self) -> None:
         """Ends every sequence in the making, as it is; scores are made to their end."""
@@ -203,14 +209,14 @@ class EngineLoop:
 
     def run(self) -> None:
         """Works until stopped. Raises what the engine raises, after which it cannot be used."""
-        while self._hear():
+        while self._read_inbox():
             if self._changes and (self._changes[0].in_flight or not self._running):
-                self._become(self._changes.popleft())
+                self._change_weights(self._changes.popleft())
             elif self._running:
-                _tell(self._step())
+                _report_ended(self._step())
 
-    def _hear(self) -> bool:
-        """Does what was asked meanwhile, waiting for something where nothing is to be done; False: stop."""
+    def _read_inbox(self) -> bool:
+        """Takes what was asked for meanwhile, waiting where there is nothing to do; False: stop."""
         while True:
             is_idle = not (self._running or self._waiting or self._changes)
             try:
@@ -247,7 +253,7 @@ class EngineLoop:
             row = self._running.get(progress.name)
             if row is None:
                 continue
-            row.take(progress, self._version)
+            row.extend(progress, self._version)
             if progress.finish is not None:
                 del self._running[progress.name]
                 row.name = ""
@@ -267,37 +273,37 @@ class EngineLoop:
         self._drop(rows)
         for row in rows:
             row.end(FinishReason.ABORTED, self._version)
-        _tell(rows)
+        _report_ended(rows)
 
     # --- changes of weights --------------------------------------------------------------------
 
-    def _become(self, change: _Change) -> None:
-        """The whole transaction, between two steps. What ends while canaries are scored is told after the verdict."""
-        began_s, before = time.monotonic(), (self._version, self._num_loads)
+    def _change_weights(self, change: _Change) -> None:
+        """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK. Rows that end meanwhile are reported after the verdict."""
+        began_s, before = time.monotonic(), self._version
         marks = [(row, len(row.tokens)) for row in self._running.values()]
         if not self._reload(change):
             return
-        self._version, self._num_loads, self._epoch = change.version, self._num_loads + 1, next(self._numbers)
+        self._version, self._epoch = change.version, next(self._numbers)
         swapped_s = time.monotonic()
         # Their prompts were read by the old weights, or were being read: that of a new sequence is read anew.
-        self._again([row for row, num_tokens in marks if num_tokens == 0])
+        self._restart([row for row, num_tokens in marks if num_tokens == 0])
         ended: list[Row] = []
-        found = mismatch_nats(change.canaries, lambda sequences: self._score(sequences, ended))
-        if found <= change.tolerance_nats:
+        mismatch = mismatch_nats(change.canaries, lambda sequences: self._score(sequences, ended))
+        if mismatch <= change.tolerance_nats:
             self._good = change.path
             pause_s = (swapped_s if marks else time.monotonic()) - began_s
-            change.done.set_result(LoadReport(pause_s=pause_s, mismatch_nats=found))
-            _tell(ended)
+            change.done.set_result(LoadReport(pause_s=pause_s, mismatch_nats=mismatch))
+            _report_ended(ended)
             return
         self._engine.reload(self._good)
-        self._version, self._num_loads = before
+        self._version = before
         self._epoch = next(self._numbers)  # the last step may have left a block of theirs under the old one
         for row, num_tokens in marks:
-            row.back_to(num_tokens)
-        self._again([row for row, _ in marks])
+            row.truncate(num_tokens)
+        self._restart([row for row, _ in marks])
         change.done.set_exception(
             WeightsRefused(
-                f"step {change.version.step}: canary log-probs differ by {found:.3g} nats on average, more than the "
+                f"step {change.version.step}: canary log-probs differ by {mismatch:.3g} nats on average, more than the "
                 f"tolerance {change.tolerance_nats:.3g}"
             )
         )
@@ -313,8 +319,8 @@ class EngineLoop:
             return False
         return True
 
-    def _again(self, rows: Sequence[Row]) -> None:
-        """Has the engine begin them again, from the tokens they have, with nothing cached before."""
+    def _restart(self, rows: Sequence[Row]) -> None:
+        """Has the engine read them anew, from the tokens they have, with nothing cached before."""
         self._drop(rows)
         for row in rows:
             self._begin(row)
@@ -338,6 +344,6 @@ def score_row(sequence: Sequence[int], ended: Callable[[Row], None]) -> Row:
     return row
 
 
-def _tell(rows: Sequence[Row]) -> None:
+def _report_ended(rows: Sequence[Row]) -> None:
     for row in rows:
         row.ended(row)

@@ -1,4 +1,4 @@
-"""A bound on how long native code may keep a process: whoever waits for a process that hangs is better off without it.
+"""Watchdog: ends the process when native code blocks for too long, so that its supervisor can start another.
 
 Invariant: the bound holds whatever the interpreter is doing, also where something never gives its lock back.
 """

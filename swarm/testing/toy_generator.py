@@ -86,7 +86,7 @@ class ToyGenerator:
         if sampling.temperature <= 0:
             raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
         self._is_cancelled = False
-        with self._weights.taken():
+        with self._weights.held():
             seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
         return [
             [self._rollout(prompt, sampling, seed) for seed in own] for prompt, own in zip(prompts, seeds, strict=True)
@@ -94,12 +94,12 @@ class ToyGenerator:
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
         """The most likely answer to each prompt."""
-        with self._weights.taken():
+        with self._weights.held():
             return [self._tokenizer.decode(self._greedy(prompt, max_new_tokens)) for prompt in prompts]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it, the first NaN."""
-        with self._weights.taken():
+        with self._weights.held():
             return self._score(sequences)
 
     def load(
@@ -107,7 +107,7 @@ class ToyGenerator:
     ) -> LoadReport:
         """Replaces the weights between two tokens, whatever `in_flight` says, or not at all."""
         content = _content(weights)
-        with self._weights.taken(first=True):
+        with self._weights.held(first=True):
             before, self._content = self._content, content
             try:
                 mismatch = check_canaries(version, canaries, self._score, tolerance_nats=1e-6)
@@ -129,7 +129,7 @@ class ToyGenerator:
         spans: list[VersionSpan] = []
         finish = FinishReason.ABORTED
         while finish is FinishReason.ABORTED and not self._is_cancelled:
-            with self._weights.taken():
+            with self._weights.held():
                 if not spans or spans[-1].version != self._version:
                     spans.append(VersionSpan(start=len(tokens), version=self._version))
                 own = _log_softmax(self._logits([*prompt, *tokens]) / sampling.temperature)

@@ -9,14 +9,12 @@ Shape letter: T tokens of a canary.
 from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
-
 from swarm.errors import TooLarge
 from swarm.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
-from swarm.types import Canary, Credit, Digest, RefusalReason, SealedManifest
-from swarm.wire.rollout_groups import MAX_ID, MAX_NAME_CHARS, MAX_STEP, Malformed
-from swarm.wire.v1 import engine_service_pb2, policy_pb2
+from swarm.types import Credit, Digest, RefusalReason, SealedManifest
+from swarm.wire.rollout_groups import MAX_NAME_CHARS, MAX_STEP, Malformed
 from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.v1 import policy_pb2
 
 # Between nodes. 32 bytes a chunk: enough for a version of about 120 GiB in full, and within a gRPC message.
 MAX_MANIFEST_BYTES: Final = 4 * 2**20
@@ -24,7 +22,6 @@ MAX_LOCAL_MANIFEST_BYTES: Final = 16 * 2**20  # within a node
 MAX_PUBLISHED_MANIFESTS: Final = 16  # ways to one version
 MAX_CHUNK_BYTES: Final = 2**20
 MAX_WINDOW: Final = 2**16  # groups that one watcher may ask leave for at a time
-MAX_CANARY_TOKENS: Final = 512
 DIGEST_BYTES: Final = 32
 
 
@@ -111,28 +108,3 @@ def require_digest(digest: bytes) -> Digest:
     if len(digest) != DIGEST_BYTES:
         raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
     return digest
-
-
-# --- canaries ----------------------------------------------------------------------------------
-
-
-def canary_to_message(canary: Canary) -> engine_service_pb2.Canary:
-    """A canary as a message to an engine."""
-    return engine_service_pb2.Canary(
-        token_ids=canary.token_ids.tolist(), logprobs=canary.logprobs.astype("<f4").tobytes()
-    )
-
-
-def canary_from_message(message: engine_service_pb2.Canary) -> Canary:
-    """A canary of consistent lengths. Whether its numbers can be compared, the engine says. Raises Malformed."""
-    count = len(message.token_ids)
-    if count > MAX_CANARY_TOKENS:
-        raise Malformed(RefusalReason.BAD_TOKENS, f"canary of {count} tokens, at most {MAX_CANARY_TOKENS}")
-    token_ids = np.fromiter(message.token_ids, np.uint32, count)
-    if count and int(token_ids.max()) >= MAX_ID:
-        raise Malformed(RefusalReason.BAD_TOKENS, f"canary token id {int(token_ids.max())} not below {MAX_ID}")
-    if len(message.logprobs) != 4 * count:
-        raise Malformed(RefusalReason.BAD_LOGPROBS, f"{len(message.logprobs)} bytes, expected {4 * count}")
-    return Canary(
-        token_ids=token_ids.view(np.int32), logprobs=np.frombuffer(message.logprobs, "<f4").astype(np.float32)
-    )

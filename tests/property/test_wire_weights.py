@@ -1,35 +1,28 @@
 """Weights on the wire: round trips of anything in bounds, and no bytes at all that come out of bounds or raise."""
 
 import json
-import math
-from typing import Any
 
-import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import TooLarge
-from swarm.types import ApplyReport, Canary, Credit, PolicyVersion, SealedManifest
+from swarm.types import ApplyReport, Credit, PolicyVersion, SealedManifest
 from swarm.weights import chunks
-from swarm.weights import manifest as weights_manifest
 from swarm.weights.manifest import Limits
 from swarm.wire.local import apply_report_from_json, apply_report_to_json
 from swarm.wire.rollout_groups import MAX_STEP, Malformed
 from swarm.wire.session import MAX_MESSAGE_BYTES
-from swarm.wire.v1 import engine_service_pb2, policy_pb2
 from swarm.wire.v1 import exchange_service_pb2 as pb
+from swarm.wire.v1 import policy_pb2
 from swarm.wire.weights import (
-    MAX_CANARY_TOKENS,
     MAX_CHUNK_BYTES,
     MAX_LOCAL_MANIFEST_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_PUBLISHED_MANIFESTS,
     MAX_WINDOW,
     bounded_bodies,
-    canary_from_message,
-    canary_to_message,
     manifest_from_message,
     manifest_to_message,
     require_digest,
@@ -45,7 +38,7 @@ manifests = st.builds(
     public_key=st.binary(min_size=32, max_size=32),
     signature=st.binary(min_size=64, max_size=64),
 )
-credit_ledger = st.builds(Credit, head_step=st.integers(0, MAX_STEP - 1), limit=st.integers(0, MAX_STEP - 1))
+credit_ledger = st.builds(Credit, head_step=st.integers(0, MAX_STEP - 1), granted=st.integers(0, MAX_STEP - 1))
 finite = st.floats(0, 1e6, allow_nan=False)
 reports = st.builds(
     ApplyReport,
@@ -59,13 +52,6 @@ reports = st.builds(
 )
 
 
-@st.composite
-def canaries(draw: Any) -> Canary:
-    ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40))
-    rest = draw(st.lists(st.floats(-(2.0**100), 0.0, width=32), min_size=len(ids) - 1, max_size=len(ids) - 1))
-    return Canary(token_ids=np.array(ids, np.int32), logprobs=np.array([math.nan, *rest], np.float32))
-
-
 @given(manifests | credit_ledger)
 def test_what_is_watched_round_trips(item: SealedManifest | Credit) -> None:
     data = watched_to_message(item).SerializeToString()
@@ -76,15 +62,6 @@ def test_what_is_watched_round_trips(item: SealedManifest | Credit) -> None:
 def test_request_to_watch_round_trips_with_its_window_within_bounds(policy_id: str, window: int) -> None:
     data = watch_to_message(policy_id, window).SerializeToString()
     assert watch_from_message(pb.WatchRequest.FromString(data)) == (policy_id, max(0, min(window, MAX_WINDOW)))
-
-
-@given(canaries())
-def test_any_canary_round_trips(canary: Canary) -> None:
-    data = canary_to_message(canary).SerializeToString()
-    back = canary_from_message(engine_service_pb2.Canary.FromString(data))
-    np.testing.assert_array_equal(back.token_ids, canary.token_ids)
-    np.testing.assert_array_equal(back.logprobs, canary.logprobs)
-    assert back.token_ids.dtype == np.int32 and back.logprobs.dtype == np.float32
 
 
 @given(reports)
@@ -119,14 +96,14 @@ def test_only_a_key_of_32_and_a_signature_of_64_bytes_around_something_is_a_mani
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_leave_is_exact_as_a_float_or_malformed(head_step: int, limit: int) -> None:
+def test_credit_is_exact_as_a_float_or_malformed(head_step: int, limit: int) -> None:
     message = pb.WatchResponse(credit=pb.Credit(head_step=head_step, limit=limit))
     try:
         credit = watched_from_message(message)
     except Malformed:
         assert max(head_step, limit) >= MAX_STEP
     else:
-        assert credit == Credit(head_step=head_step, limit=limit) and max(head_step, limit) < MAX_STEP
+        assert credit == Credit(head_step=head_step, granted=limit) and max(head_step, limit) < MAX_STEP
 
 
 @given(st.text(max_size=200), st.integers(0, 2**32 - 1))
@@ -137,25 +114,6 @@ def test_only_a_named_lineage_and_a_bounded_window_can_be_watched(policy_id: str
     else:
         with pytest.raises(Malformed):
             watch_from_message(message)
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=MAX_CANARY_TOKENS + 2), st.binary(max_size=64))
-def test_no_canary_comes_out_whose_lengths_do_not_agree(token_ids: list[int], logprobs: bytes) -> None:
-    message = engine_service_pb2.Canary(token_ids=token_ids, logprobs=logprobs)
-    try:
-        canary = canary_from_message(message)
-    except Malformed:
-        return
-    assert canary.token_ids.size == canary.logprobs.size == len(token_ids) <= MAX_CANARY_TOKENS
-    assert canary.token_ids.dtype == np.int32 and canary.token_ids.tolist() == token_ids
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "num_bytes"), [([1, 2], 4), ([1, 2], 9), ([2**31], 4), ([1] * (MAX_CANARY_TOKENS + 1), 4 * 513)]
-)
-def test_canary_out_of_bounds_is_malformed(token_ids: list[int], num_bytes: int) -> None:
-    with pytest.raises(Malformed):
-        canary_from_message(engine_service_pb2.Canary(token_ids=token_ids, logprobs=bytes(num_bytes)))
 
 
 def test_manifests_beyond_their_bounds_are_neither_sent_nor_taken() -> None:
@@ -175,7 +133,7 @@ def test_manifests_beyond_their_bounds_are_neither_sent_nor_taken() -> None:
 
 def test_bounds_of_the_wire_are_those_of_the_manifests_and_chunks_it_carries() -> None:
     assert Limits().manifest_bytes == MAX_MANIFEST_BYTES < MAX_MESSAGE_BYTES
-    assert (MAX_CHUNK_BYTES, MAX_CANARY_TOKENS) == (chunks.CHUNK_BYTES, weights_manifest.MAX_CANARY_TOKENS)
+    assert MAX_CHUNK_BYTES == chunks.CHUNK_BYTES
 
 
 @given(st.binary(max_size=40))

@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sandbox(config: NodeConfig) -> Finding:
         return Finding(name="sandbox", is_ok=True, detail="not looked at here")
 
-    monkeypatch.setattr(doctor, "_sandbox", sandbox)
+    monkeypatch.setattr(doctor, "_check_sandbox", sandbox)
     monkeypatch.setattr(doctor, "DIAL_TIMEOUT_S", 0.5)
 
 

@@ -10,7 +10,7 @@ from swarm.clock import ManualClock
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation import transformers_engine
 from swarm.generation.produce import UNSCORED, evaluate, produce
-from swarm.generation.sampling import truncated
+from swarm.generation.sampling import truncate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
 from swarm.model import CharTokenizer, snapshot, tiny_network
@@ -141,10 +141,10 @@ def test_eos_is_kept_and_finish_says_why_a_rollout_ended() -> None:
 
 def test_truncated_sampling_keeps_the_most_likely_tokens_only() -> None:
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
-    assert truncated(probabilities, Sampling(top_k=2)).nonzero()[:, 1].tolist() == [1, 3]
-    assert truncated(probabilities, Sampling(top_p=0.65)).nonzero()[:, 1].tolist() == [1, 3]
-    assert truncated(probabilities, Sampling(top_p=0.75)).nonzero()[:, 1].tolist() == [1, 2, 3]
-    assert truncated(probabilities, Sampling(top_p=0.01)).nonzero()[:, 1].tolist() == [1]
+    assert truncate(probabilities, Sampling(top_k=2)).nonzero()[:, 1].tolist() == [1, 3]
+    assert truncate(probabilities, Sampling(top_p=0.65)).nonzero()[:, 1].tolist() == [1, 3]
+    assert truncate(probabilities, Sampling(top_p=0.75)).nonzero()[:, 1].tolist() == [1, 2, 3]
+    assert truncate(probabilities, Sampling(top_p=0.01)).nonzero()[:, 1].tolist() == [1]
     only = engine().generate(PROMPTS, 2, Sampling(top_k=1, max_new_tokens=10))
     assert [group[0].text for group in only] == engine().greedy(PROMPTS, 10)
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from node.status import problems, read_status, rows
+from node.status import problems, read_status, status_rows
 from swarm.cli import main as cli
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
@@ -55,27 +55,30 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
     status = status_of(at_s=2000.0)
     assert "no optimizer step" in problems(status, 2000.0, 300.0)[0]
     assert problems(status | {"is_finished": True}, 2000.0, 300.0) == []
-    assert "finished" in dict(rows(status | {"is_finished": True}))["step"]
+    assert "finished" in dict(status_rows(status | {"is_finished": True}))["step"]
 
 
 def test_whether_the_coordinator_answers_and_whether_the_node_is_alone_is_shown() -> None:
-    assert dict(rows(status_of()))["coordinator"] == "none"
-    assert dict(rows(status_of(is_coordinator_reachable=True)))["coordinator"] == "answers"
-    assert "does not answer" in dict(rows(status_of(is_coordinator_reachable=False)))["coordinator"]
-    assert dict(rows(status_of()))["peers"] == OTHER
-    assert "alone" in dict(rows(status_of(peers=[])))["peers"]
-    assert "alone" not in dict(rows(status_of(peers=[], following=following())))["peers"]
+    assert dict(status_rows(status_of()))["coordinator"] == "none"
+    assert dict(status_rows(status_of(is_coordinator_reachable=True)))["coordinator"] == "answers"
+    assert "does not answer" in dict(status_rows(status_of(is_coordinator_reachable=False)))["coordinator"]
+    assert dict(status_rows(status_of()))["peers"] == OTHER
+    assert "alone" in dict(status_rows(status_of(peers=[])))["peers"]
+    assert "alone" not in dict(status_rows(status_of(peers=[], following=following())))["peers"]
 
 
 def test_whom_a_node_follows_and_who_follows_it_is_shown_with_whole_ids() -> None:
-    follows = dict(rows(status_of(following=following())))["follows"]
+    follows = dict(status_rows(status_of(following=following())))["follows"]
     assert follows == f"{TRAINER} (connected; step 5 is served, 7 is the newest)"
     waits = following(is_trainer_connected=False, served_step=None)
-    assert dict(rows(status_of(following=waits)))["follows"] == f"{TRAINER} (not connected; no version was taken yet)"
-    torn = dict(rows(status_of(following=following(policy="", candidates=[TRAINER, OTHER]))))["follows"]
+    assert (
+        dict(status_rows(status_of(following=waits)))["follows"]
+        == f"{TRAINER} (not connected; no version was taken yet)"
+    )
+    torn = dict(status_rows(status_of(following=following(policy="", candidates=[TRAINER, OTHER]))))["follows"]
     assert "nobody" in torn and TRAINER in torn and OTHER in torn
     published = dict(
-        rows(status_of(published_step=9, followers={OTHER: {"granted": 1, "delivered": 0, "expired": 0}}))
+        status_rows(status_of(published_step=9, followers={OTHER: {"granted": 1, "delivered": 0, "expired": 0}}))
     )["published"]
     assert published == f"step 9, to {OTHER}"
 

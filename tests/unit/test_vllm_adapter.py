@@ -1,5 +1,6 @@
 """What the vLLM adapter makes of vLLM's outputs: a scripted LLMEngine in place of vLLM's."""
 
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,10 +13,10 @@ import pytest
 
 from swarm.errors import WeightsRefused
 from swarm.generation.vllm_adapter import TESTED, VllmAdapter
-from swarm.generation.vllm_server import Handler, Limits
+from swarm.generation.vllm_messages import GenerateRequest
+from swarm.generation.vllm_server import EngineLimits, RequestHandler
 from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
 from swarm.types import Canary, FinishReason, PolicyVersion, Sampling
-from swarm.wire.engine import GenerateRequest
 
 NAN = float("nan")
 VERSION = PolicyVersion(policy_id="a", step=1)
@@ -109,8 +110,15 @@ def sample(loop: EngineLoop) -> Row:
     return ended(loop, lambda tell: Row([1], Mode.SAMPLE, Sampling(max_new_tokens=4), 0, tell))
 
 
-def handler(loop: EngineLoop) -> Handler:
-    return Handler(loop, "", Limits(max_tokens=64, vocab_size=32), {})
+def answer_to(loop: EngineLoop, call: str, body: object) -> Any:
+    """What the engine process answers to a request."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    RequestHandler(loop, EngineLimits(max_tokens=64, vocab_size=32), {}, answers.put).handle(
+        {"id": 7, "call": call, "body": body}
+    )
+    answer = answers.get(timeout=5.0)
+    assert answer["id"] == 7 and answers.empty()
+    return answer["result"]
 
 
 def test_rounding_above_zero_is_taken_off_and_nan_stays_nan(vllm: ScriptedLLMEngine, loop: EngineLoop) -> None:
@@ -139,19 +147,25 @@ def test_an_end_for_another_reason_is_an_abortion(
     assert [(span.start, span.version) for span in row.spans] == [(0, VERSION)]
 
 
-async def test_scores_that_the_engine_gave_up_are_nan(vllm: ScriptedLLMEngine, loop: EngineLoop) -> None:
+def test_scores_that_the_engine_gave_up_are_nan(vllm: ScriptedLLMEngine, loop: EngineLoop) -> None:
     vllm.outputs = {"score": sampled([], [], "error")}
-    (scores,) = await handler(loop).score([[6, 7, 8]])
+    (scores,) = answer_to(loop, "score", [[6, 7, 8]])
     assert scores.shape == (3,) and np.isnan(scores).all()
 
 
 @pytest.mark.parametrize(("given", "claimed"), [([-1.0, -2.0], [-1.0, -2.0]), ([-1.0, NAN], None)])
-async def test_logprobs_that_are_no_numbers_are_not_claimed(
+def test_logprobs_that_are_no_numbers_are_not_claimed(
     vllm: ScriptedLLMEngine, loop: EngineLoop, given: list[float], claimed: list[float] | None
 ) -> None:
     vllm.outputs = {"sample": sampled([5, 6], given)}
     wanted = GenerateRequest(prompts=[[1]], num_samples=1, sampling=Sampling(max_new_tokens=2), seeds=[0])
-    (made,) = [each async for each in handler(loop).generate(wanted)]
-    assert made.rollout.trace is not None and made.rollout.trace.token_ids.tolist() == [5, 6]
-    logprobs = made.rollout.trace.logprobs
-    assert (None if logprobs is None else logprobs.tolist()) == claimed
+    (made,) = answer_to(loop, "generate", wanted)
+    assert made.token_ids.tolist() == [5, 6]
+    assert (None if made.logprobs is None else made.logprobs.tolist()) == claimed
+
+
+def test_requests_for_nothing_are_answered_at_once(loop: EngineLoop) -> None:
+    assert answer_to(loop, "score", []) == []
+    (alone,) = answer_to(loop, "score", [[5]])
+    assert np.isnan(alone).all() and alone.shape == (1,)
+    assert answer_to(loop, "generate", GenerateRequest(prompts=[], num_samples=2, sampling=Sampling())) == []

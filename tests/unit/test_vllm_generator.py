@@ -1,4 +1,4 @@
-"""The vLLM generator without vLLM: the real process and socket around a scripted engine, and scripted processes."""
+"""The vLLM generator without vLLM: the real process and pipes around a scripted engine, and scripted processes."""
 
 import os
 import resource
@@ -16,8 +16,8 @@ import torch
 
 from swarm.errors import Unavailable, WeightsRefused
 from swarm.generation.vllm_engine import VllmGenerator
+from swarm.generation.vllm_messages import EngineSettings
 from swarm.generation.vllm_process import EngineProcess
-from swarm.generation.vllm_settings import EngineSettings
 from swarm.model import CharTokenizer
 from swarm.model.network import save_tensors
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
@@ -183,20 +183,18 @@ class Process:
     pid = 1
 
     def __init__(self) -> None:
-        self.client = self
         self.is_running = True
         self.loads: list[PolicyVersion] = []
         self.during_load: Callable[[], object] = lambda: None
 
-    def score(self, sequences: list[list[int]]) -> list[FloatArray]:
+    def call(self, name: str, body: Any) -> list[FloatArray] | LoadReport:
+        if name == "load":
+            self.loads.append(body.version)
+            self.during_load()
+            return LoadReport(pause_s=0.0, mismatch_nats=0.0)
         if not self.is_running:
             raise Unavailable("gone")
-        return [np.zeros(len(sequence), np.float32) for sequence in sequences]
-
-    def load(self, new: Any) -> LoadReport:
-        self.loads.append(new.version)
-        self.during_load()
-        return LoadReport(pause_s=0.0, mismatch_nats=0.0)
+        return [np.zeros(len(sequence), np.float32) for sequence in body]
 
     def close(self) -> None:
         self.is_running = False

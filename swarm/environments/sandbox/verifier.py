@@ -1,4 +1,4 @@
-"""Scores answers in a confined process of its own, so that no answer can run code on the node.
+"""Sandboxed verifier: scores answers in a confined process, so that no answer can run code on the node.
 
 Invariant: nothing of an answer is interpreted in this process; what comes back is bounded, parsed as JSON
 and checked; a scoring process that misbehaves is killed, never waited for.
@@ -75,7 +75,7 @@ class SandboxVerifier:
             await self._account(reply)
             try:
                 return _verdict(env, task_id, len(answers), reply)
-            except ValueError as error:  # no verifier of ours says that: an answer has taken the child over
+            except ValueError as error:  # no verifier of ours answers so: an answer has taken the child over
                 await self._stop()
                 raise RolloutFailed(f"environment {env}: malformed verdict: {error}") from None
 
