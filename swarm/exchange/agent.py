@@ -118,15 +118,12 @@ class Agent:
 
         # what goes out: weights, and groups
         self.weight_server = WeightServer(
-            node_id=self.node_id,
+            context,
             store=weights,
-            publishes=config.weights.publish,
             credit_ledger=self.credit_ledger,
             capacity=self._generation.for_followers,
-            require_allowed=self.reputation.require_allowed,
+            reputation=self.reputation,
             record_version=self.versions.record,
-            changed=context.changed,
-            offload=context.offload,
         )
         self.version_publisher = self._make_publisher(weights)
         self.weight_follower = self._make_follower(weights)
@@ -171,26 +168,16 @@ class Agent:
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
         if weights is None or not self.config.weights.publish:
             return None
-        context = self.context
-        return VersionPublisher(context.identity, weights, self.weight_server, context.emit, context.offload)
+        return VersionPublisher(self.context, weights, self.weight_server)
 
     def _make_follower(self, weights: WeightStore | None) -> WeightFollower | None:
         """A node that publishes follows nobody; a generator without a trainer of its own follows one."""
-        config, context = self.config, self.context
+        config = self.config
         if weights is None or config.weights.publish:
             return None
         if Role.TRAINER in config.roles or Role.GENERATOR not in config.roles:
             return None
-        return WeightFollower(
-            config=config,
-            node_id=self.node_id,
-            store=weights,
-            weight_server=self.weight_server,
-            changed=context.changed,
-            emit=context.emit,
-            clock=self.clock,
-            offload=context.offload,
-        )
+        return WeightFollower(self.context, weights, self.weight_server)
 
     # --- restart -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
 from swarm.types import NodeId, StreamFilter
-from swarm.weight_sync.chunk_slots import CHUNK_STALL_S, ChunkSlots
+from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.envelopes import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
 from swarm.wire.grpc_errors import Context, answering
 from swarm.wire.server import Sessions

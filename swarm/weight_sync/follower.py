@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.errors import StorageFull
-from swarm.events import ApplyFailed, DiskFull, Emit, VersionApplied, digest_text
-from swarm.flow import Signal
-from swarm.interfaces import Offload, PeerClient
+from swarm.events import ApplyFailed, DiskFull, VersionApplied, digest_text
+from swarm.interfaces import PeerClient
+from swarm.node_context import NodeContext
 from swarm.types import (
     Advert,
     ApplyReport,
@@ -54,14 +52,9 @@ class WeightFollower:
     """The versions of the trainer that a node without a trainer of its own generates for. One method for each input.
 
     Args:
-        config: of the node.
-        node_id: our own.
+        context: of the node; `changed` is fired when the plan, the credit or a connection changed.
         store: where chunks and manifests are kept.
         weight_server: serves to others what has arrived in whole.
-        changed: fires when the plan, the credit or a connection changed.
-        emit: takes events.
-        clock: of the sources' rates, and of adverts.
-        offload: for the disk.
 
     Example:
         await follower.on_adverts(await directory.lookup())
@@ -69,30 +62,22 @@ class WeightFollower:
         chain = await follower.next_update(held, wait=True)
     """
 
-    def __init__(
-        self,
-        *,
-        config: NodeConfig,
-        node_id: NodeId,
-        store: WeightStore,
-        weight_server: WeightServer,
-        changed: Signal,
-        emit: Emit,
-        clock: Clock,
-        offload: Offload,
-    ) -> None:
+    def __init__(self, context: NodeContext, store: WeightStore, weight_server: WeightServer) -> None:
+        config, clock = context.config, context.clock
         self._config = config
-        self._node_id = node_id
+        self._node_id = context.node_id
+        self._emit = context.emit
+        self._offload = context.offload
         self._store = store
         self._weight_server = weight_server
-        self._emit = emit
-        self._offload = offload
-        self._choice = TrainerChoice(node_id=node_id, named=config.follow.policy, directory=config.dir, clock=clock)
+        self._choice = TrainerChoice(
+            node_id=context.node_id, named=config.follow.policy, directory=config.dir, clock=clock
+        )
         self._planner = UpdatePlanner(KnownPatches(config.follow.policy), store.max_bytes)  # empty while SEARCHING
         self._handed: tuple[Patch, ...] = ()  # the chain that was handed out last
         self.state = FollowerState.SEARCHING
         self.head = self._no_version  # what our advert says: the version that the engine serves
-        self.changed = changed
+        self.changed = context.changed
         self.credit = CreditBalance()
         self.sources = ChunkSources(clock)
         self.fetcher = ChunkFetcher(
@@ -102,7 +87,7 @@ class WeightFollower:
             is_planned=lambda: self._is_listed,
             store_chunk=self.on_chunk,
             on_lacked=self.on_lacked,
-            changed=changed,
+            changed=context.changed,
             clock=clock,
         )
         self.known_head_step = 0  # newest step of the trainer by its advert or the coordinator's ledger

@@ -1,17 +1,16 @@
-"""A trainer's versions, signed and served: from bodies that the worker made to manifests that others can follow.
+"""Publishing of a trainer's versions: from the bodies that its worker made to signed manifests that others can follow.
 
 Invariant: what is served is one branch that ends at the version published last, and each manifest of it is on the disk
-with all of its chunks before anybody hears of it. Chunks of what cannot be served are deleted at once; a trainer that
-is killed in the middle leaves some that nothing names, which go after a while.
+with all of its chunks before anybody learns of it. Chunks of what cannot be served are deleted at once; those that a
+trainer killed in the middle leaves behind are named by no manifest and deleted after a while.
 """
 
 import logging
 from collections.abc import Sequence
 
 from swarm.errors import StorageFull
-from swarm.events import Emit, VersionUnpublished
-from swarm.identity import Identity
-from swarm.interfaces import Offload
+from swarm.events import VersionUnpublished
+from swarm.node_context import NodeContext
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.manifest import Manifest, seal_body
@@ -25,35 +24,37 @@ class VersionPublisher:
     """The publishing side of a node's own lineage, in its agent.
 
     Example:
-        await publishing.publish(version, bodies)
+        await version_publisher.publish(version, bodies)
     """
 
-    def __init__(
-        self, identity: Identity, store: WeightStore, weight_server: WeightServer, emit: Emit, offload: Offload
-    ) -> None:
-        self._identity = identity
+    def __init__(self, context: NodeContext, store: WeightStore, weight_server: WeightServer) -> None:
+        self._identity = context.identity
+        self._emit = context.emit
+        self._offload = context.offload
         self._store = store
         self._weight_server = weight_server
-        self._emit = emit
-        self._offload = offload
 
     async def restore(self) -> None:
-        """What was published before a restart is served again at once."""
+        """After a restart: serves again what was published."""
         await self._weight_server.restore(self._identity.node_id)
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
-        """A version is the newest now: what led beyond it, or to other weights of its step, is served no more.
+        """Makes a version the newest: what leads beyond it, or to other weights of its step, is served no longer.
 
         Args:
             version: of our own lineage.
-            bodies: ways to it; none where its chunks found no room. The worker waits, and writes no chunk meanwhile.
+            bodies: of manifests that lead to it; none where its chunks found no room. The worker waits meanwhile and
+                writes no chunk.
         """
-        await self._cut_off(version)
+        await self._abandon_beyond(version)
         is_served = bool(bodies)
         for body in bodies:
             error = await self._publish(version, body)
             if error:
-                logger.error("a version cannot be followed", extra={"step": version.step, "error": error})
+                logger.error(
+                    "a version could not be published; nobody can follow it",
+                    extra={"step": version.step, "error": error},
+                )
                 self._emit(VersionUnpublished(step=version.step, error=error))
                 is_served = False
         if not is_served:
@@ -69,7 +70,7 @@ class VersionPublisher:
         self._weight_server.withdraw(before - kept)
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
-        """Serves one way to the version. Returns why it is not served, empty where it is."""
+        """Serves one manifest of the version. Returns why it is not served, empty where it is."""
         sealed: SealedManifest = await self._offload(seal_body, body, self._identity)
         manifest: Manifest | Unusable = await self._offload(self._store.open, sealed)
         if isinstance(manifest, Unusable):
@@ -86,13 +87,14 @@ class VersionPublisher:
         self._weight_server.offer(manifest, sealed)
         return ""
 
-    async def _cut_off(self, version: PolicyVersion) -> None:
+    async def _abandon_beyond(self, version: PolicyVersion) -> None:
         head_step = self._weight_server.head_step(version.policy_id)
         if head_step is None or version.step > head_step:
             return  # the usual case
-        found: list[tuple[Manifest, SealedManifest]] = await self._offload(self._store.manifests, version.policy_id)
-        gone = [s.digest for m, s in found if m.version.step >= version.step and m.version != version]
+        manifests: list[tuple[Manifest, SealedManifest]] = await self._offload(self._store.manifests, version.policy_id)
+        gone = [s.digest for m, s in manifests if m.version.step >= version.step and m.version != version]
         self._weight_server.withdraw(gone)
         await self._offload(self._store.drop_manifests, gone)
         if gone:
-            logger.warning("back to an earlier version", extra={"step": version.step, "manifests": len(gone)})
+            extra = {"step": version.step, "manifests": len(gone)}
+            logger.warning("resumed from an earlier step; later versions are no longer served", extra=extra)

@@ -1,22 +1,32 @@
-"""The weights that a node serves: manifests of its own and its followed lineage, chunks, and leave to its followers.
+"""Weight server: manifests of the own and the followed lineage, their chunks, and credit to the own followers.
 
-Invariant: a manifest is named to others only when every chunk of it is on this node's disk, and only a welcome peer
-gets anything.
+Invariant: a manifest is named to others only when every chunk of it is on this node's disk, and only a peer that is
+allowed gets anything. At most CHUNKS_TOTAL chunks are being sent and CHUNKS_WAITING calls wait for a slot.
 """
 
+import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from swarm.errors import NotHeld, Unavailable
-from swarm.flow import Signal
-from swarm.interfaces import Offload
+from swarm.node_context import NodeContext
+from swarm.peers.reputation import Reputation
 from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weight_sync.credit import CreditLedger, CreditLine
 from swarm.weights.manifest import Manifest
 from swarm.weights.store import WeightStore
+from swarm.wire.grpc_errors import Context
 
 logger = logging.getLogger(__name__)
+
+CHUNKS_PER_PEER: Final = 8  # under way or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms
+CHUNKS_TOTAL: Final = 32  # of 1 MiB, about three times that with gRPC's copies
+CHUNKS_WAITING: Final = 512
+CHUNK_STALL_S: Final = 10.0  # 100 kB/s per chunk; slower ones are cut only while others wait
+_LISTED_AT_ONCE: Final = 8  # manifests: what is held may change while they are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,57 +40,51 @@ class WeightServer:
     """The part of `ExchangeHandler` that is about weights.
 
     Args:
-        node_id: our own lineage.
+        context: of the node; `changed` fires when there may be more to send, and is fired here when a stream ends.
         store: None where this node neither publishes nor follows: it holds nothing.
-        publishes: whether a lineage of our own is served; then its watchers get leave.
-        leaves: what was given to whom.
+        credit_ledger: where our own lineage is published, its followers get credit from it.
         capacity: groups of our lineage that all followers together may have outstanding now.
-        require_allowed: raises Unavailable for a peer that gets nothing now.
-        record_version: told of each version that certainly existed.
-        changed: fires when there may be more to say; fired here when a watch ends.
-        offload: for the disk.
+        reputation: which peers get anything.
+        record_version: takes each version that certainly existed.
     """
 
     def __init__(
         self,
+        context: NodeContext,
         *,
-        node_id: NodeId,
         store: WeightStore | None,
-        publishes: bool,
         credit_ledger: CreditLedger,
         capacity: Callable[[], int],
-        require_allowed: Callable[[NodeId], None],
+        reputation: Reputation,
         record_version: Callable[[PolicyVersion], None],
-        changed: Signal,
-        offload: Offload,
     ) -> None:
-        self._node_id = node_id
+        self._node_id = context.node_id
+        self._changed = context.changed
+        self._offload = context.offload
+        self._publishes = context.config.weights.publish and store is not None
         self._store = store
-        self._publishes = publishes and store is not None
         self._credit_ledger = credit_ledger
         self._capacity = capacity
-        self._require_allowed = require_allowed
+        self._reputation = reputation
         self._record_version = record_version
-        self._changed = changed
-        self._offload = offload
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
         self._number = 0
         self.bytes_sent = 0  # of chunks, since the process started
 
-    # --- told by the agent and the follower ----------------------------------------------------------
+    # --- what is served, by the publisher and the follower of this node --------------------------------
 
     async def restore(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
-        """After a restart: what lies on the disk in whole is held. Returns every manifest of the lineage."""
+        """After a restart: serves what is complete on the disk. Returns every manifest of the lineage."""
         if self._store is None:
             return []
-        found = await self._offload(self._store.manifests, policy_id)
-        for manifest, sealed in found:
+        manifests = await self._offload(self._store.manifests, policy_id)
+        for manifest, sealed in manifests:
             if not await self._offload(self._store.missing, manifest.chunks):
                 self.offer(manifest, sealed)
-        return found
+        return manifests
 
     def offer(self, manifest: Manifest, sealed: SealedManifest) -> None:
-        """A manifest and all of its chunks are on the disk."""
+        """Serves a manifest, all of whose chunks are on the disk."""
         lineage = self._held.setdefault(manifest.version.policy_id, {})
         if sealed.digest not in lineage:
             self._number += 1
@@ -89,7 +93,7 @@ class WeightServer:
             self._changed.fire()
 
     def withdraw(self, digests: Collection[Digest]) -> None:
-        """These manifests are not served any more."""
+        """Serves these manifests no longer."""
         for lineage in self._held.values():
             for digest in digests:
                 lineage.pop(digest, None)
@@ -102,74 +106,69 @@ class WeightServer:
         """Newest step that is served of a lineage."""
         return max((held.step for held in self._held.get(policy_id, {}).values()), default=None)
 
-    # --- asked by peers --------------------------------------------------------------------------------
+    # --- calls of peers --------------------------------------------------------------------------------
 
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Held manifests of a lineage, oldest first, then each new one; leave for those who follow our own.
+        """Held manifests of a lineage, oldest first, then each new one; credit for followers of our own.
 
-        Leave comes after the manifests that were held when it was given, so `head_step` is never behind them.
+        Credit comes after the manifests that were held when it was granted, so `head_step` is never behind them.
 
         Raises:
             NotHeld: nothing is held of that lineage.
-            Unavailable: the peer is not welcome, or watches anew; also in the middle of a stream.
+            Unavailable: the peer is not allowed, or opened a newer stream; also in the middle of a stream.
         """
-        self._require_allowed(peer)
+        self._reputation.require_allowed(peer)
         is_own = policy_id == self._node_id and self._publishes
         if not is_own and not self._held.get(policy_id):
             raise NotHeld(f"nothing is held of lineage {short(policy_id)}")
         logger.debug("peer watches", extra={"peer": short(peer), "lineage": short(policy_id), "window": window})
         line = self._credit_ledger.open(peer, window if is_own else 0)
         try:
-            async for item in self._watched(line, policy_id):
+            async for item in self._stream(line, policy_id):
                 yield item
         finally:
             self._credit_ledger.close(line)
             self._changed.fire()  # what it had outstanding is for others
 
-    async def _watched(self, line: CreditLine, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
-        number, said = 0, None
+    async def _stream(self, line: CreditLine, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
+        number, sent = 0, None
         while True:
-            self._require_allowed(line.peer)
+            self._reputation.require_allowed(line.peer)
             if line.is_closed:
-                raise Unavailable("this peer watches on another stream")
-            news = self._after(policy_id, number)
-            for held in news:
+                raise Unavailable("this peer has opened a newer stream")
+            lineage = self._held.get(policy_id, {}).values()
+            news = sorted((held for held in lineage if held.number > number), key=lambda held: held.number)
+            for held in news[:_LISTED_AT_ONCE]:
                 number = held.number
                 yield held.sealed
             if news:
-                continue  # leave says that everything was listed: the cheapest way may come last
-            credit = self._credit(line, policy_id)
-            if credit is not None and credit != said:
-                said = credit
+                continue  # credit says that everything was listed: the cheapest patch may come last
+            credit = self._grant(line, policy_id)
+            if credit is not None and credit != sent:
+                sent = credit
                 yield credit
                 continue
-            await self._changed.until(lambda: self._has_news(line, policy_id, number, said))  # noqa: B023
+            await self._changed.until(lambda: self._has_news(line, policy_id, number, sent))  # noqa: B023
 
-    def _after(self, policy_id: str, number: int) -> list[_Held]:
-        """What came after, oldest first; only the next few, since what is held may change while they are sent."""
-        return sorted((h for h in self._held.get(policy_id, {}).values() if h.number > number), key=_number_of)[:8]
-
-    def _credit(self, line: CreditLine, policy_id: str) -> Credit | None:
-        """The newest word to a follower; None where it gets no leave, or nothing was published yet."""
+    def _grant(self, line: CreditLine, policy_id: str) -> Credit | None:
+        """The newest credit of a follower; None where it wants none, or nothing was published yet."""
         head_step = self.head_step(policy_id)
         if not line.window or head_step is None:
             return None
         self._credit_ledger.grant(self._capacity())
         return Credit(head_step=head_step, granted=line.granted)
 
-    def _has_news(self, line: CreditLine, policy_id: str, number: int, said: Credit | None) -> bool:
-        if line.is_closed or any(held.number > number for held in self._held.get(policy_id, {}).values()):
+    def _has_news(self, line: CreditLine, policy_id: str, number: int, sent: Credit | None) -> bool:
+        if line.is_closed or not self._reputation.is_allowed(line.peer):
             return True
-        try:
-            self._require_allowed(line.peer)
-        except Unavailable:
+        if any(held.number > number for held in self._held.get(policy_id, {}).values()):
             return True
-        credit = self._credit(line, policy_id)
-        return credit is not None and credit != said
+        credit = self._grant(line, policy_id)
+        return credit is not None and credit != sent
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """A held chunk. Raises NotHeld; Unavailable for a peer that is not welcome."""
-        self._require_allowed(peer)
+        """A held chunk. Raises NotHeld; Unavailable for a peer that is not allowed."""
+        self._reputation.require_allowed(peer)
         data = None if self._store is None else await self._offload(self._store.chunk, digest)
         if data is None:
             raise NotHeld(f"chunk {short(digest)} is not held")
@@ -177,5 +176,100 @@ class WeightServer:
         return data
 
 
-def _number_of(held: _Held) -> int:
-    return held.number
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call for a chunk: it waits for its slot, or has it."""
+
+    peer: NodeId
+    task: "asyncio.Task[Any]"
+    turn: "asyncio.Future[None]"  # done once it has a slot, or is turned away
+    stalled: asyncio.TimerHandle | None = None
+    is_late: bool = False
+    is_cut: bool = False
+
+
+class ChunkSlots:
+    """Slots for the chunks that a server has in memory at once, held until the last byte was sent.
+
+    No peer has more than CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer that holds the
+    fewest, in turn; a peer that has not read its chunk within the stall timeout loses its slot as soon as others wait.
+
+    Example:
+        await slots.acquire(peer, context)  # given back when the call has ended
+    """
+
+    def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._held: dict[_Call, None] = {}  # oldest first
+        self._num_held: Counter[NodeId] = Counter()
+        self._waiting: dict[NodeId, deque[_Call]] = {}  # the peer whose turn is next comes first
+
+    async def acquire(self, peer: NodeId, context: Context) -> None:
+        """Waits for a slot, which the call keeps until it has ended.
+
+        Raises:
+            Unavailable: the peer asks for too many at a time, or too many calls wait already.
+        """
+        num_waiting = len(self._waiting.get(peer, ()))
+        if self._num_held[peer] + num_waiting >= CHUNKS_PER_PEER:
+            raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")
+        if sum(map(len, self._waiting.values())) >= CHUNKS_WAITING:
+            self._turn_one_away(num_waiting + 1)
+        task = asyncio.current_task()
+        assert task is not None
+        call = _Call(peer, task, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(peer, deque()).append(call)
+        self._assign_slots()
+        try:
+            await call.turn
+        except BaseException:
+            self._end(call)
+            raise
+        # A unary answer is written after its handler has returned: the slot is kept until the call has ended.
+        cast(Any, context).add_done_callback(lambda _: self._end(call))
+
+    def _turn_one_away(self, num_own: int) -> None:
+        """The peer with the most calls waiting loses its newest one, where another peer would have fewer even so."""
+        most = max(self._waiting.values(), key=len)
+        if len(most) <= num_own:
+            raise Unavailable(f"{CHUNKS_WAITING} calls wait for chunks; try another holder")
+        turn = most.pop().turn
+        if not turn.done():
+            turn.set_exception(Unavailable("others wait for fewer chunks; ask again, or another holder"))
+
+    def _assign_slots(self) -> None:
+        while self._waiting and len(self._held) < CHUNKS_TOTAL:
+            peer = min(self._waiting, key=self._num_held.__getitem__)  # the first one of those with the fewest
+            calls = self._waiting.pop(peer)
+            call = calls.popleft()
+            if calls:
+                self._waiting[peer] = calls  # as the last one
+            self._held[call] = None
+            self._num_held[peer] += 1
+            call.stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._mark_late, call)
+            if not call.turn.done():  # else it was cancelled, and ends in a moment
+                call.turn.set_result(None)
+        num_waiting = sum(map(len, self._waiting.values()))
+        for late in [call for call in self._held if call.is_late][:num_waiting]:
+            if not late.is_cut:
+                late.is_cut = True
+                late.task.cancel()
+
+    def _mark_late(self, call: _Call) -> None:
+        call.is_late = True
+        self._assign_slots()
+
+    def _end(self, call: _Call) -> None:
+        """A call ended, while it waited or with its slot."""
+        if call in self._held:
+            assert call.stalled is not None
+            call.stalled.cancel()
+            del self._held[call]
+            self._num_held[call.peer] -= 1
+            if not self._num_held[call.peer]:
+                del self._num_held[call.peer]
+            self._assign_slots()
+        elif call in (calls := self._waiting.get(call.peer, deque[_Call]())):
+            calls.remove(call)
+            if not calls:
+                del self._waiting[call.peer]

@@ -23,7 +23,7 @@ from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
-from swarm.weight_sync.chunk_slots import CHUNKS_PER_PEER, CHUNKS_TOTAL
+from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, open_channel
 from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate

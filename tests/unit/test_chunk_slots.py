@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import Unavailable
-from swarm.weight_sync.chunk_slots import CHUNKS_PER_PEER, CHUNKS_TOTAL, CHUNKS_WAITING, ChunkSlots
+from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL, CHUNKS_WAITING, ChunkSlots
 
 NUM_FULL = CHUNKS_TOTAL // CHUNKS_PER_PEER  # peers that can hold every slot
 
