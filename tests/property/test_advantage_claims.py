@@ -134,9 +134,21 @@ def wrong_signs(part: AdvantagePart, size: int, rewards: Tensor) -> float:
     return float((chances * turned).sum())
 
 
-def test_the_median_turns_fewer_signs_than_the_mean_when_one_reward_is_far_out() -> None:
-    rewards = CHANCES.new_tensor([-0.1, 0.05, -3.0])  # the rare answer is a disaster
-    assert wrong_signs(MedianDeviation(), 3, rewards) < wrong_signs(GroupCentred(), 3, rewards)
+@pytest.mark.parametrize("size", [3, 5])  # G + 1 of the paper's G = 2 and 4
+@pytest.mark.parametrize(
+    "rewards", [[-0.1, 0.05, -3.0], [0.0, 0.15, -2.0], [0.4, 0.5, 0.0]], ids=["disaster", "bad", "partial credit"]
+)
+def test_the_median_turns_fewer_signs_than_the_mean_with_graded_rewards(rewards: list[float], size: int) -> None:
+    graded = CHANCES.new_tensor(rewards)
+    assert wrong_signs(MedianDeviation(), size, graded) < wrong_signs(GroupCentred(), size, graded)
+
+
+def test_with_binary_rewards_the_mean_turns_no_sign_and_the_median_spares_most() -> None:
+    binary = CHANCES.new_tensor([0.0, 1.0, 1.0])
+    assert wrong_signs(GroupCentred(), 3, binary) == 0
+    batch, answers, chances = every_group(3, binary)
+    spared = (MedianDeviation()(batch).reshape(answers.shape) == 0).double().mean(dim=1)
+    assert float((chances * spared).sum()) > 0.6
 
 
 def test_failing_groups_learn_from_the_virtual_maximum_and_only_they_differ_in_sign() -> None:

@@ -165,6 +165,12 @@ def test_zero_advantages_of_the_median_are_made_up_for() -> None:
     assert close(found, [-5 / 3, 0.0, 0.0, 10 / 3, 5.0])
 
 
+def test_a_group_of_which_more_than_half_agree_is_scaled_by_its_standard_deviation() -> None:
+    # One of four stands out by 1: std 1/2, and three zeros are made up for. The released floor alone gave 4000.
+    found = MedianDeviation(floor=0.0)(step([[0.0, 0.0, 0.0, 1.0]]))
+    assert close(found, [0.0, 0.0, 0.0, 8.0])
+
+
 def test_token_statistics_fall_back_to_the_group_where_they_go_far() -> None:
     # One success of one token beside 40 wrong tokens: p = 1/41, (1 - p) / sqrt(p (1 - p)) = sqrt(40) = 6.3 > 5.
     batch = step([[1.0, 0.0, 0.0], [1.0, 0.0]], [[1, 20, 20], [1, 3]])
@@ -382,11 +388,18 @@ def test_a_paper_hands_its_advantage_to_the_members_by_their_lead() -> None:
     part = BundleRisk(bundle=2, low=0.25, high=0.75, tail_weight=1.0)
     batch = step([[1.0, 0.0], [1.0, 0.0, 1.0]], memory={"BundleRisk": {"quantiles": [0.5, 1.0]}})
     found = part(batch)
-    # Papers score 2 and 0. Middle: (1.5 - 1 - 0.5) / 0.5 = 0 and -0.5 / 0.5; tail: 0 and -0.5 / 0.25.
-    assert float(found[0] + found[2]) == pytest.approx(0.0, abs=1e-5)
-    assert float(found[1] + found[3]) == pytest.approx((-2.0 - 1.0) / 2 / math.sqrt(2), rel=1e-4)
+    # Papers score 2 and 0. Middle: (1.5 - 1) / 0.5 and 0; tail: 0 and -0.5 / 0.25.
+    assert float(found[0] + found[2]) == pytest.approx(1.0 / 2 / math.sqrt(2), rel=1e-4)
+    assert float(found[1] + found[3]) == pytest.approx(-2.0 / 2 / math.sqrt(2), rel=1e-4)
     assert float(found[1] / found[3]) == pytest.approx(0.5 / (2 / 3))
     assert float(found[4]) == 0.0, "beyond the smallest group"
+
+
+def test_a_bundle_whose_papers_all_score_the_same_is_not_divided_by_its_deviation() -> None:
+    part = BundleRisk(bundle=2)
+    all_wrong = step([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], memory={"BundleRisk": {"quantiles": [0.5, 1.5]}})
+    # Tail -0.5 / 0.2, times 1.5 / 2.5, half of it for each member: it was -5e5 with the released 1e-6.
+    assert close(part(all_wrong).round(decimals=4), [-0.75] * 6)
 
 
 def test_the_proportion_moves_to_what_is_unsettled() -> None:

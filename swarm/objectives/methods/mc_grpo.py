@@ -3,14 +3,16 @@
 With few rollouts a mean is thrown by one outlier and flips signs. The paper samples one rollout more and
 leaves the median one out of the backward pass: here it has advantage 0. Ours: an even number of rollouts
 uses the lower median, and the one left out still counts in G and in the mean over rollouts, which only
-scales the step; against counting it in neither the two cancel. With binary rewards most groups have a
-deviation of 0; the released floor of 1e-3 then gives advantages near 1000, which only a gradient clip
-holds: raise `advantage.floor` to calm them.
+scales the step; against counting it in neither the two cancel. Draw the extra one with an odd
+`generator.group_size`; nothing draws it by itself. For graded rewards: with binary ones a mean never turns a sign,
+while the median gives most rollouts nothing. Ours: where more than half of a group agree, so that the deviation is
+0, the group's standard deviation is the scale; the released floor of 1e-3 alone gave advantages near 1000.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from swarm.objectives.batch import Batch
@@ -27,19 +29,20 @@ class MedianDeviation(AdvantagePart):
     """Distance from the group's median in median absolute deviations; zeros are made up for by the others.
 
     The median is that of a member, the lower one of an even number, so that the median rollout gets 0 and an
-    unlucky outlier moves nobody's sign. Where more than half of a group agree the deviation is 0 and the
-    floor alone sets the scale, as in the released code.
+    unlucky outlier moves nobody's sign. Where more than half of a group agree, the median deviation is 0 and says
+    nothing about the scale; the standard deviation then stands in (ours: the released code divides by the floor).
 
     Source: MC-GRPO, arXiv:2601.22582; lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - median_G) / (MAD_G + floor) * G / #{A != 0}"
+    equation: ClassVar[str] = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
     floor: float = 1e-3
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
         centred = batch.rewards.to(group.mean.dtype) - group_lower_median(batch.rewards, batch.group_index)
-        scores = centred / (group_lower_median(centred.abs(), batch.group_index) + self.floor)
+        deviation = group_lower_median(centred.abs(), batch.group_index)
+        scores = centred / (torch.where(deviation > 0, deviation, group.std) + self.floor)
         not_zero = group_sum((scores != 0).to(scores.dtype), batch.group_index)
         return where_signal(scores * group.count / not_zero.clamp(min=1), group, batch.rewards)
 

@@ -1,8 +1,8 @@
 """RiskPO: the objective is a mixture of tail and middle of the scores of bundles of prompts, not their mean.
 
 Bundles keep hard prompts, whose own rewards are all equal, in the update, and what lies below the lower
-quantile weighs more. The released runs differ in credit and upper level; this is the DAPO-Math one.
-Ours: token mean.
+quantile weighs more. The released runs differ in credit, upper level and baseline; this is the DAPO-Math one
+(`run_qwen2.5_1.5b_MVaR_dapomath.sh`), which has natural_baseline_adv off: a good paper is pushed up. Ours: token mean.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
 
 _TINY = 1e-6
+_FLAT = 1e-3  # a deviation that is not divided by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +34,14 @@ class BundleRisk(AdvantagePart):
     the mean of their own group, evenly where the leads cancel. The quantiles are tracked over the steps.
 
     Ours: groups that are left over at the end of a step make a smaller bundle; before the first step the
-    quantiles are those of its own scores.
+    quantiles are those of its own scores; a bundle whose papers all score the same is divided by 1 instead of the
+    released 1e-6, as the released code does with a question whose deviation is at most 1e-3.
 
     Source: RiskPO, arXiv:2510.00911; RTkenny/RiskPO `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking`.
     """
 
     equation: ClassVar[str] = (
-        "A = (w CVaR + RVaR) / (w+1) / std_bundle, RVaR = ((S-ql)+ - (S-qh)+ + ql - qh) / (high - low), "
-        "CVaR = -(ql - S)+ / low"
+        "A = (w CVaR + RVaR) / (w+1) / std_bundle, RVaR = ((S-ql)+ - (S-qh)+) / (high - low), CVaR = -(ql - S)+ / low"
     )
     bundle: int = 5
     low: float = 0.2  # levels
@@ -65,7 +66,8 @@ class BundleRisk(AdvantagePart):
         for papers, rewards, leads in self._bundles(batch):
             scores = rewards.sum(dim=1)  # [papers]
             value = self._risk(scores, *bounds)
-            value = value / ((scores.std() if scores.numel() > 1 else 1.0) + _TINY)
+            deviation = float(scores.std()) if scores.numel() > 1 else 0.0
+            value = value / ((deviation if deviation > _FLAT else 1.0) + _TINY)
             total = leads.sum(dim=1, keepdim=True)
             is_sound = total.abs() > _TINY
             share = torch.where(is_sound, leads / torch.where(is_sound, total, 1.0), 1.0 / leads.shape[1])
@@ -84,7 +86,7 @@ class BundleRisk(AdvantagePart):
         }
 
     def _risk(self, scores: Tensor, at_low: float, at_high: float) -> Tensor:
-        between = (scores - at_low).clamp(min=0) - (scores - at_high).clamp(min=0) + at_low - at_high
+        between = (scores - at_low).clamp(min=0) - (scores - at_high).clamp(min=0)
         below = -(at_low - scores).clamp(min=0)
         mixed = self.tail_weight * below / (self.low + _TINY) + between / (self.high - self.low + _TINY)
         return mixed / (self.tail_weight + 1)

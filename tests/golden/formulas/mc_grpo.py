@@ -1,8 +1,8 @@
-"""Entry 3.14: A = (R - median) / (MAD + 1e-3) * members / nonzero members; clip .2, rollout mean."""
+"""Entry 3.14: A = (R - median) / (MAD or std + 1e-3) * members / nonzero members; clip .2, rollout mean."""
 
 import statistics
 
-from golden_case import Case, Tensor, log_ratio, ppo_min, zero
+from golden_case import Case, Tensor, log_ratio, ppo_min, std, zero
 
 
 def loss(case: Case) -> Tensor:
@@ -11,7 +11,10 @@ def loss(case: Case) -> Tensor:
         lows = [statistics.median_low(group.rewards)]
         deviations = [abs(reward - lows[0]) for reward in group.rewards]
         nonzero = sum(deviation > 0 for deviation in deviations)
-        advantage = (response.reward - lows[0]) / (statistics.median_low(deviations) + 1e-3)
+        if max(group.rewards) == min(group.rewards):
+            continue
+        scale = statistics.median_low(deviations) or std(group.rewards)
+        advantage = (response.reward - lows[0]) / (scale + 1e-3)
         advantage *= len(group.members) / max(1, nonzero)
         for token in response.tokens:
             term = ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2)

@@ -21,9 +21,10 @@ def of_bundle(case: Case, bundle: list[Group]) -> Tensor:
     scores = [sum(group.rewards[k] for group in bundle) for k in range(papers)]
     total = zero()
     for k, score in enumerate(scores):
-        middle = (max(score - low, 0) - max(score - high, 0) + low - high) / (0.6 + 1e-6)
+        middle = (max(score - low, 0) - max(score - high, 0)) / (0.6 + 1e-6)
         tail = -max(low - score, 0) / (0.2 + 1e-6)
-        value = (1.5 * tail + middle) / 2.5 / ((std(scores) if papers > 1 else 1.0) + 1e-6)
+        deviation = std(scores) if papers > 1 and std(scores) > 1e-3 else 1.0
+        value = (1.5 * tail + middle) / 2.5 / (deviation + 1e-6)
         leads = [group.rewards[k] - mean(group.rewards) for group in bundle]
         for group, lead in zip(bundle, leads, strict=True):
             advantage = value * (lead / sum(leads) if abs(sum(leads)) > 1e-6 else 1 / len(leads))
