@@ -27,7 +27,12 @@ from swarm.objectives.methods.r2vpo import RatioVariance
 from swarm.objectives.methods.rec import OneSidedGate, RingGate, TwoSidedGate
 from swarm.objectives.methods.red_weight import ExponentialWeight
 from swarm.objectives.methods.sapo_soft_gate import SoftGate
-from swarm.objectives.methods.spear import RecalibratedReplay, ReplayWarmup
+from swarm.objectives.methods.spear import (
+    ConstantLengthApart,
+    CovarianceClipApart,
+    RecalibratedReplay,
+    ReplayWarmup,
+)
 from swarm.objectives.methods.st_ppo import BiasNormalisedClip
 from swarm.objectives.methods.stable_reinforce import OutlierFiltered, PreClip
 from swarm.objectives.methods.topr import TaperedToken, TaperedTrajectory
@@ -160,6 +165,30 @@ def test_covariance_outside_the_bounds_and_clipped_tokens_are_never_dropped() ->
     assert CovarianceClip(least=2.5, most=4.0, share=1.0)(clipped).losses.flatten().tolist() == pytest.approx(
         [-8 * 1.2, 8 * 0.8]
     )
+
+
+def test_fresh_and_replayed_tokens_are_left_out_for_covariances_of_their_own() -> None:
+    """Replayed rollouts are likely and good: beside them every fresh covariance would be another one."""
+    scored = one_row([math.exp(x) for x in (0.1, -0.1, 3.1, 2.9)], [8.0, -8.0, 108.0, 92.0])
+    rows = {name: getattr(scored, name).reshape(4, 1) for name in ("logprobs", "advantages", "log_ratio", "entropy")}
+    batch = replace(make_batch([1.0] * 4, torch.ones(4, 1, dtype=torch.bool)), age_steps=torch.tensor([0, 0, 3, 3]))
+    apart = replace(scored, batch=batch, **rows)
+    wide = {"low": 0.9, "high": 99.0}  # so that the ratio clips nothing
+    # Covariances are .8 and .8 among the fresh, .8 and .8 among the replayed; together they would be 77 to 78 and 81.
+    both = CovarianceClipApart(**wide, share=1.0, least=0.5, most=1.0, replay_share=1.0, replay_least=0.5)
+    assert both(apart).bounded.flatten().tolist() == [True] * 4
+    fresh = CovarianceClipApart(**wide, share=1.0, least=0.5, most=1.0, replay_least=0.9)
+    assert fresh(apart).bounded.flatten().tolist() == [True, True, False, False]
+    replayed = CovarianceClipApart(**wide, replay_share=0.5, replay_least=0.5)
+    assert replayed(apart).bounded.flatten().sum().item() == 1, "fresh: 1 to 5 by default"
+
+
+def test_replayed_rollouts_have_a_mean_of_their_own() -> None:
+    scored = one_row([1.0], [1.0])
+    batch = replace(scored.batch.select([0, 0, 0, 0]), age_steps=torch.tensor([0, 0, 0, 3]), step_rollouts=4)
+    losses = torch.tensor([[3.0], [3.0], [3.0], [5.0]], dtype=torch.float64)
+    limit = float(batch.max_new_tokens[0])
+    assert float(ConstantLengthApart()(losses, replace(scored, batch=batch))) == pytest.approx((3.0 + 5.0) / limit)
 
 
 def test_gates_keep_the_tokens_that_they_say() -> None:

@@ -1,8 +1,11 @@
 """SPEAR, its objective: old rollouts are imitated where they beat what the policy does today, more so later on.
 
-Ours: the buffer is whatever older rollouts a step draws, here with one step for both kinds instead of two.
-Tokens of high covariance are left out by rank instead of at random. Its bonus for tool calls, its filters and
-its selection of groups by spread belong to rewards and sampling and are left out.
+Fresh and replayed rollouts are two losses that are added up: each has its own mean, its own covariances and its own
+share of tokens that are left out for theirs. The released scripts set share and bounds of the replayed ones only
+(`clip_cov_ratio_replay` .02 of 1 to 40), so fresh ones have verl's defaults (.0002 of 1 to 5). Ours: the buffer is
+whatever older rollouts a step draws, with one step for both kinds instead of two; rollouts that are older than the
+buffer keeps still count in the mean. Tokens of high covariance are left out by rank instead of at random. Its bonus for
+tool calls, its filters and its selection of groups by spread belong to rewards and sampling and are left out.
 """
 
 import math
@@ -15,9 +18,18 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, CorrectionPart, Memory, Requirement, Scored
-from swarm.objectives.parts.aggregate import ConstantLength
-from swarm.objectives.parts.clip import CovarianceClip
+from swarm.objectives.part import (
+    AdvantagePart,
+    AggregatePart,
+    CorrectionPart,
+    Memory,
+    Requirement,
+    Scope,
+    Scored,
+    TokenLosses,
+    WeightPart,
+)
+from swarm.objectives.parts.clip import clip_surrogate, covariances, largest
 from swarm.objectives.parts.group_statistics import group_statistics, where_signal
 from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
@@ -100,6 +112,68 @@ class ReplayWarmup(CorrectionPart):
         return torch.where(is_fresh, 1.0, torch.full_like(scored.log_ratio.detach(), weight))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CovarianceClipApart(WeightPart):
+    """Clip-Cov on fresh and on replayed tokens, each among themselves.
+
+    Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `core_algos.py`, its scripts. Ours: by rank.
+    """
+
+    equation: ClassVar[str] = (
+        "L_t = 0 on the largest `share` of cov_t in (least, most), apart for age 0 and older (replay_*), "
+        "else -min(r A, clip(r, 1-low, 1+high) A)"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+    low: float = 0.2  # half-width
+    high: float = 0.28  # half-width
+    share: float = 2e-4  # of the step's fresh tokens, at least one
+    least: float = 1.0
+    most: float = 5.0
+    replay_share: float = 0.02  # of its replayed tokens, at least one
+    replay_least: float = 1.0
+    replay_most: float = 40.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.share <= 1 and 0 < self.replay_share <= 1):
+            raise ConfigError(f"share {self.share} and replay_share {self.replay_share} must be in (0, 1]")
+        if self.least >= self.most or self.replay_least >= self.replay_most:
+            raise ConfigError("least must be below most")
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
+        is_fresh = (scored.batch.age_steps == 0)[:, None]
+        dropped = torch.zeros_like(scored.mask)
+        for kind, share, least, most in (
+            (is_fresh, self.share, self.least, self.most),
+            (~is_fresh, self.replay_share, self.replay_least, self.replay_most),
+        ):
+            tokens = scored.mask & kind
+            covariance = covariances(scored, tokens)
+            eligible = (covariance > least) & (covariance < most) & tokens & ~found.bounded
+            dropped = dropped | largest(covariance, eligible, share, tokens)
+        losses = torch.where(dropped, torch.zeros_like(found.losses), found.losses)
+        return TokenLosses(losses=losses, bounded=found.bounded | dropped)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantLengthApart(AggregatePart):
+    """Dr.GRPO's mean over fresh rollouts, and another over replayed ones: few fresh do not make the replay small.
+
+    Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py`.
+    """
+
+    equation: ClassVar[str] = "L = sum over kinds k of (1/N_k) sum_{i in k} (1/limit_i) sum_t L_t, k age 0 or older"
+    scope: ClassVar[Scope] = Scope.STEP
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        batch = scored.batch
+        limit = torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
+        is_fresh = batch.age_steps == 0
+        count = torch.where(is_fresh, is_fresh.sum(), (~is_fresh).sum())  # [N], of its kind
+        share = batch.num_rollouts / max(1, batch.step_rollouts)  # of the step, where it has several recipes
+        return share * (losses.sum(dim=1) / limit / count).sum()
+
+
 RECIPE = Recipe(
     name="spear",
     title="Learn the Ropes, Then Trust the Wins: Self-imitation with Progressive Exploration for "
@@ -110,7 +184,7 @@ RECIPE = Recipe(
     verification="code",
     advantage=RecalibratedReplay(),
     ratio=TokenRatio(),
-    weight=CovarianceClip(low=0.2, high=0.28, share=0.02, least=1.0, most=40.0),
+    weight=CovarianceClipApart(),
     corrections=(ReplayWarmup(),),
-    aggregate=ConstantLength(),
+    aggregate=ConstantLengthApart(),
 )

@@ -118,13 +118,19 @@ class PreservingClip(WeightPart):
         return dual_clipped(found, advantages, self.dual)
 
 
-def covariances(scored: Scored) -> Tensor:
-    """(A - mean A) (log pi - mean log pi), means over the step's trained tokens: float64 [N, L], detached."""
-    count = max(1, int(scored.mask.sum()))
+def covariances(scored: Scored, among: Tensor | None = None) -> Tensor:
+    """(A - mean A) (log pi - mean log pi), means over the step's trained tokens: float64 [N, L], detached.
+
+    Args:
+        scored: the whole step.
+        among: bool [N, L], the trained tokens that count; None: all of them.
+    """
+    mask = scored.mask if among is None else among
+    count = max(1, int(mask.sum()))
     advantages, logprobs = scored.advantages.double(), scored.logprobs.detach().double()
-    centred = (values - masked_sum(values, scored.mask) / count for values in (advantages, logprobs))
+    centred = (values - masked_sum(values, mask) / count for values in (advantages, logprobs))
     product = next(centred) * next(centred)
-    return torch.where(scored.mask, product, torch.zeros_like(product))
+    return torch.where(mask, product, torch.zeros_like(product))
 
 
 def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Tensor:
