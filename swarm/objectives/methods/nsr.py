@@ -1,6 +1,7 @@
 """NSR: only incorrect rollouts are learned from, each with advantage -1.
 
-Ours: a reward above 0.5 is correct, and rollouts that are left out still count in the token mean.
+The rest leaves the batch, as in the released code: the token mean is over what is learned from. Ours: a reward above
+0.5 is correct.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
 from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
+from swarm.objectives.parts.aggregate import KeptTokenMean, TokenMean
 from swarm.objectives.parts.clip import Clip
 from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
@@ -20,12 +21,12 @@ from swarm.objectives.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignWeights(AdvantagePart):
-    """A fixed advantage for correct rollouts and another, negative, for the rest.
+    """A fixed advantage for correct rollouts and another, negative, for the rest; those whose size is 0 drop out.
 
     Source: PSR, NSR and W-REINFORCE, arXiv:2506.01347; TianHongZXY/RLVR-Decomposed. The threshold is ours.
     """
 
-    equation: ClassVar[str] = "A_i = positive if R_i > threshold else -negative"
+    equation: ClassVar[str] = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
     positive: float = 1.0
     negative: float = 1.0
     threshold: float = 0.5
@@ -39,8 +40,9 @@ class SignWeights(AdvantagePart):
         return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
-        wrong = torch.full_like(batch.rewards, -self.negative)
-        return torch.where(batch.rewards > self.threshold, torch.full_like(wrong, self.positive), wrong)
+        right = torch.full_like(batch.rewards, self.positive or torch.nan)
+        wrong = torch.full_like(batch.rewards, -self.negative or torch.nan)
+        return torch.where(batch.rewards > self.threshold, right, wrong)
 
 
 RECIPE = Recipe(
@@ -53,7 +55,7 @@ RECIPE = Recipe(
     advantage=SignWeights(positive=0.0, negative=1.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),
-    aggregate=TokenMean(),
+    aggregate=KeptTokenMean(),
 )
 
 
@@ -64,12 +66,12 @@ PSR = Recipe(
     arxiv="2506.01347",
     row="S164",
     verification="code",
-    about="PSR: only correct rollouts are learned from, each with advantage 1. Ours: a reward above 0.5 is correct, "
-    "and rollouts that are left out still count in the token mean.",
+    about="PSR: only correct rollouts are learned from, each with advantage 1; the rest leaves the batch. Ours: a "
+    "reward above 0.5 is correct.",
     advantage=SignWeights(positive=1.0, negative=0.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),
-    aggregate=TokenMean(),
+    aggregate=KeptTokenMean(),
 )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, AggregatePart, PromptPart, Requirement, Scope, Scored
+from swarm.objectives.part import AdvantagePart, PromptPart, Requirement
+from swarm.objectives.parts.aggregate import KeptTokenMean
 from swarm.objectives.parts.clip import Clip
 from swarm.objectives.parts.group_statistics import group_statistics, where_signal
 from swarm.objectives.parts.ratio import TokenRatio
@@ -57,23 +58,6 @@ class KeptOfPool(AdvantagePart):
             is_right = (batch.rewards[members] > self.right).tolist()
             is_kept[members[kept_of_pool(is_right, self.keep)]] = True
         return torch.where(is_kept, centred, torch.nan)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptTokenMean(AggregatePart):
-    """Every token that is trained on counts the same; dropped rollouts do not make the step smaller.
-
-    Source: token mean of arXiv:2503.14476, after the down-sampling of arXiv:2510.04996.
-    """
-
-    equation: ClassVar[str] = (
-        "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, "
-        "share of the step's tokens (1 but for mixed kinds)"
-    )
-    scope: ClassVar[Scope] = Scope.STEP
-
-    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
-        return scored.batch.step_share * losses.sum() / scored.mask.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +107,7 @@ RECIPE = Recipe(
     verification="code",
     advantage=KeptOfPool(),
     ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.28, dual=3.0),
+    weight=Clip(low=0.2, high=0.28, dual=10.0),  # clip_ratio_c of the released script
     aggregate=KeptTokenMean(),
     prompts=SuccessiveElimination(),
 )

@@ -61,3 +61,20 @@ class ConstantLength(AggregatePart):
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         limit = torch.maximum(scored.batch.max_new_tokens, scored.batch.length).clamp(min=1)
         return (losses.sum(dim=1) / limit).sum() / max(1, scored.batch.step_rollouts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptTokenMean(AggregatePart):
+    """Every token that is trained on counts the same; dropped rollouts do not make the step smaller.
+
+    Source: token mean of arXiv:2503.14476, after the down-sampling of 2510.04996 or the filter of 2506.01347.
+    """
+
+    equation: ClassVar[str] = (
+        "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, "
+        "share of the step's tokens (1 but for mixed kinds)"
+    )
+    scope: ClassVar[Scope] = Scope.STEP
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return scored.batch.step_share * losses.sum() / scored.mask.sum().clamp(min=1)

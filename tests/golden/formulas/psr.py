@@ -1,4 +1,4 @@
-"""Entry 3.16: token mean of -min(r A, clip(r, .8, 1.2) A); A = 1.0 if R > .5 else 0.0."""
+"""Entry 3.16: mean of -min(r A, clip(r, .8, 1.2) A), A = 1, over the tokens of responses with R > .5."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, zero
 
@@ -9,9 +9,8 @@ INERT = {
 
 
 def loss(case: Case) -> Tensor:
+    tokens = [token for _, _, response in case if response.reward > 0.5 for token in response.tokens]
     total = zero()
-    for _, _, response in case:
-        advantage = 1.0 if response.reward > 0.5 else 0.0
-        for token in response.tokens:
-            total = total - ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.2) / case.num_tokens
+    for token in tokens:
+        total = total - ppo_min(log_ratio(token, token.mu).exp(), 1.0, 0.8, 1.2) / len(tokens)
     return total

@@ -1,4 +1,4 @@
-"""Entry 6.3: A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 3."""
+"""Entry 6.3: A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 10."""
 
 from functools import partial
 
@@ -19,8 +19,8 @@ def loss(case: Case, limit: float = 0.7) -> Tensor:
             for token in group.members[place].tokens:
                 num_tokens += 1
                 term = -ppo_min(log_ratio(token, token.mu).exp(), advantage, 0.8, 1.28)
-                if advantage < 0 and term.item() > -3.0 * advantage:
-                    term = zero() + -3.0 * advantage
+                if advantage < 0 and term.item() > -10.0 * advantage:
+                    term = zero() + -10.0 * advantage
                 total = total + term
     return total / num_tokens
 
