@@ -42,11 +42,19 @@ def test_the_gaussian_curriculum_follows_its_running_mean() -> None:
     assert part.odds(memory, ["easy", "hard", "half", "new"]) == pytest.approx([expected, expected, 1.0, 1.0])
 
 
-def test_prompts_around_half_accuracy_are_drawn_most() -> None:
+@pytest.mark.parametrize(
+    ("part", "least"),
+    [
+        (GaussianAccuracy(), 0.55),  # the published .35 and .1: an even draw gives .505, this one .585
+        (GaussianAccuracy(width=0.1, pace=0.3), 0.8),
+    ],
+    ids=["published", "narrow"],
+)
+def test_prompts_around_half_accuracy_are_drawn_most(part: GaussianAccuracy, least: float) -> None:
     """Hundred prompts of known success rates, answered and drawn for a while."""
     rng = random.Random(0)
     rates = {f"sums/{number}": number / 99 for number in range(100)}
-    part, drawn = GaussianAccuracy(width=0.1, pace=0.3), list[float]()
+    drawn = list[float]()
     memory = part.initial()
     for step in range(4000):
         keys = rng.sample(sorted(rates), 16)
@@ -55,7 +63,7 @@ def test_prompts_around_half_accuracy_are_drawn_most() -> None:
         if step >= 2000:
             drawn.append(rates[key])
     centre = sum(0.25 <= rate <= 0.75 for rate in drawn) / len(drawn)
-    assert centre > 0.8, centre
+    assert centre > least, centre
     assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.05)
 
 

@@ -51,7 +51,7 @@ class PerturbedRatio(RatioPart):
         return Noise(std=self.std, rate=self.rate)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratios = log_ratio(scored.logprobs.detach(), scored.behavior, scored.mask)
+        ratios = log_ratio(scored.logprobs, scored.behavior, scored.mask)
         whole = rollout_sum(ratios, scored.mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return on_tokens(whole, scored.logprobs, scored.mask)
 

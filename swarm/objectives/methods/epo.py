@@ -1,7 +1,7 @@
 """EPO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
 
 The penalty counts tokens, so it has no gradient: it shows in the reported loss and moves nothing. What acts is the
-bonus. That follows from the released code; nothing was added to make the band pull.
+bonus. That follows from the released code; in the recipe `epo_band`, a variant of ours, the band pulls.
 
 The paper is about agents of many turns: it keeps one history for each turn and applies the penalty in the later
 half of them. This is its single-turn form, in which there is one history and the penalty always applies. The
@@ -80,6 +80,30 @@ class EntropyBand(TermPart):
         return -self.strength * bonus
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullingBand(EntropyBand):
+    """The same bonus, and a pull back into the band that grows with the distance to it. Ours.
+
+    The penalty is in nats outside the band, with gradient. At more than 1 / weight it turns the bonus around above
+    the band, so that entropy is held from both sides; below the band it adds to the bonus.
+    """
+
+    equation: ClassVar[str] = (
+        "L -= strength * mean_t (H_t - weight(step) * penalty * (max(low past H - H_t, 0) + max(H_t - high past H, 0)))"
+    )
+    penalty: float = 3.0
+
+    def __call__(self, scored: Scored) -> Tensor:
+        memory = self.remembered(scored.batch)
+        bonus = mean_entropy(scored)
+        if (steps := int(memory["steps"])) > 0:
+            past, entropy = float(memory["entropy_sum"]) / steps, scored.entropy
+            outside = (self.low * past - entropy).clamp(min=0) + (entropy - self.high * past).clamp(min=0)
+            distance = masked_sum(outside, scored.mask) / max(1, scored.batch.step_tokens)
+            bonus = bonus - self.weight(steps) * self.penalty * distance
+        return -self.strength * bonus
+
+
 RECIPE = Recipe(
     name="epo",
     title="EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
@@ -92,4 +116,22 @@ RECIPE = Recipe(
     weight=Clip(low=0.2, high=0.2, dual=3.0),
     aggregate=TokenMean(),
     terms=(EntropyBand(),),
+)
+
+
+EPO_BAND = Recipe(
+    name="epo_band",
+    title="EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
+    acronym="EPO",
+    arxiv="2509.22576",
+    row="S081",
+    verification="ours",
+    about="EPO with a band that pulls: outside it the penalty is the distance in nats, with gradient, and strong "
+    "enough to turn the bonus around above it. The released band has no gradient, so its claim of a steadier entropy "
+    "cannot come from it. Ours: the distance, and its strength of 3.",
+    advantage=GroupZScore(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.2, dual=3.0),
+    aggregate=TokenMean(),
+    terms=(PullingBand(),),
 )

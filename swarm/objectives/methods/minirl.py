@@ -1,8 +1,9 @@
 """MiniRL: REINFORCE weighted by the whole ratio to the generator, gated by PPO's clip around the start of the update.
 
 The weight is mismatch times staleness, a constant; the gate drops tokens that a later update of the same batch
-pushed out of the clip. The paper's half-widths are not known to us. Ours: 0.2. Replay of expert routing, its
-third ingredient, concerns mixture-of-experts models and is not here.
+pushed out of the clip. Secondary: half-widths of .2 and .27 and the cut of the mismatch factor at 5 are as the paper
+is read; no stored text of it confirms them. Replay of expert routing, its third ingredient, concerns
+mixture-of-experts models and is not here.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from swarm.objectives.part import CorrectionPart, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts.advantage import GroupCentred
 from swarm.objectives.parts.aggregate import RolloutSum
-from swarm.objectives.parts.mismatch_correction import pushed
+from swarm.objectives.parts.mismatch_correction import TruncatedMismatch, pushed
 from swarm.objectives.parts.ratio import Against, AgainstPolicy, TokenRatio, log_ratio
 from swarm.objectives.recipe import Recipe
 
@@ -31,7 +32,7 @@ class SignGate(AgainstPolicy, CorrectionPart):
 
     equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
     low: float = 0.2  # half-widths
-    high: float = 0.2
+    high: float = 0.27
     against: Against = "proximal"
 
     def __call__(self, scored: Scored) -> Tensor:
@@ -61,8 +62,8 @@ RECIPE = Recipe(
     row="S088",
     verification="secondary",
     advantage=GroupCentred(),
-    ratio=TokenRatio(),
+    ratio=TokenRatio(against="proximal"),
     weight=DetachedRatio(),
-    corrections=(SignGate(low=0.2, high=0.2),),
+    corrections=(TruncatedMismatch(cap=5.0), SignGate(low=0.2, high=0.27)),
     aggregate=RolloutSum(),
 )

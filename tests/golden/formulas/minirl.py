@@ -1,4 +1,4 @@
-"""Added entry MiniRL: (1/N) sum of -M sg[pi/mu] A log pi, A = R - mean, M by pi/pi_old beyond .8 or 1.2."""
+"""Added entry MiniRL: (1/N) sum of -M min(pi_old/mu, 5) sg[pi/pi_old] A log pi, M by pi/pi_old beyond .8 or 1.27."""
 
 import math
 
@@ -13,8 +13,9 @@ def loss(case: Case) -> Tensor:
         advantage = group.rewards[place] - mean(group.rewards)
         for token in response.tokens:
             staleness = math.exp(log_ratio(token, token.old).item())
-            if (advantage > 0 and staleness > 1.2) or (advantage < 0 and staleness < 0.8):
+            if (advantage > 0 and staleness > 1.27) or (advantage < 0 and staleness < 0.8):
                 continue
-            weight = math.exp(log_ratio(token, token.mu).item())
+            mismatch = math.exp(max(-20.0, min(20.0, token.old - token.mu)))
+            weight = min(mismatch, 5.0) * staleness
             total = total - weight * advantage * token.logp / case.num_responses
     return total
