@@ -72,11 +72,6 @@ def stepped_far(weights: Weights) -> Weights:
     return {"w": replace(weights["w"], bits=weights["w"].bits[::-1].copy())}
 
 
-async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    """Runs at once what a node would leave to a thread."""
-    return function(*arguments)
-
-
 class LoopClock:
     """The virtual loop's time as a node's clock."""
 

@@ -6,9 +6,8 @@ differ, the composition of a generated batch among it (which decides the low bit
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, St
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
-from swarm.testing.builders import ToyTokenizer, make_agent, make_context, make_identity, make_rollout
+from swarm.testing.builders import ToyTokenizer, inline, make_agent, make_context, make_identity, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
@@ -208,10 +207,6 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
         offload=inline,
     )
     await run_worker(worker)
-
-
-async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    return function(*arguments)
 
 
 def curve(machine: Machine) -> list[tuple[object, ...]]:

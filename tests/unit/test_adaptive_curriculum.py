@@ -16,6 +16,7 @@ from swarm.interfaces import PromptChooser, Verdict
 from swarm.objectives.methods.fg_expo import GaussianAccuracy
 from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
 from swarm.objectives.methods.rollout_gdro import RobustCounts
+from swarm.testing.builders import inline
 from swarm.types import FinishReason, Message, Rollout, RolloutGroup, Sampling, Task
 
 NUM_TASKS = 10
@@ -62,10 +63,6 @@ class Model:
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         rewards = np.array([float(answer) for answer in answers], np.float32)
         return Verdict(task=task(task_id), rewards=rewards, verifier="", reference="")
-
-
-async def inline(function: Any, /, *arguments: object) -> Any:
-    return function(*arguments)
 
 
 def chosen(

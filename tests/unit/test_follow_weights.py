@@ -13,7 +13,7 @@ from swarm.errors import Unavailable
 from swarm.loops import follow_weights
 from swarm.loops.follow_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
-from swarm.testing.builders import ToyTokenizer, make_group
+from swarm.testing.builders import ToyTokenizer, inline, make_group
 from swarm.types import ApplyReport, FinishReason, PatchChain, PolicyVersion, RolloutGroup
 
 TRAINER = "t" * 64
@@ -115,9 +115,6 @@ def swarm_of(
             group = replace(group, rollouts=rollouts)
         return [group]
 
-    async def offload(function: Callable[..., Any], /, *arguments: object) -> Any:
-        return function(*arguments)
-
     worker = Worker(
         config=config,
         exchange=exchange,  # type: ignore[arg-type]
@@ -128,7 +125,7 @@ def swarm_of(
         tokenizer=ToyTokenizer(),
         evaluation_tasks={},
         clock=SystemClock(),
-        offload=offload,
+        offload=inline,
         ask=ask,
     )
     return FollowWeightsLoop(worker, applier), exchange, engine, applier  # type: ignore[arg-type]

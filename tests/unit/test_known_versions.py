@@ -153,10 +153,6 @@ class Gate:
         return await self.admission.admit(make_sealed(made_by(*named), FOLLOWER), FOLLOWER.node_id)
 
 
-async def inline(function, *arguments):  # type: ignore[no-untyped-def]
-    return function(*arguments)
-
-
 async def test_admission_takes_a_followers_group_as_one_of_ours_made_elsewhere() -> None:
     scored = await Gate().admit(version(2), version(3))
     assert isinstance(scored, ScoredGroup)

@@ -10,7 +10,7 @@ from swarm.config import NodeConfig
 from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate, make_groups
 from swarm.loops.overlap import Overlap
-from swarm.testing.builders import make_group
+from swarm.testing.builders import inline, make_group
 from swarm.types import FinishReason, RolloutGroup
 
 
@@ -38,9 +38,6 @@ def worker_that_cancels(exchange: Exchange, *batches: set[int]) -> Any:
             cut(make_group(task_id=n)) if n in cancelled else make_group(task_id=n) for n in range(first, first + count)
         ]
 
-    async def offload(function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
     clock = SystemClock()
     return SimpleNamespace(
         config=NodeConfig(),
@@ -48,7 +45,7 @@ def worker_that_cancels(exchange: Exchange, *batches: set[int]) -> Any:
         learner=None,
         ask=None,
         produce=produce,
-        offload=offload,
+        offload=inline,
         clock=clock,
         overlap=Overlap(clock),
     )

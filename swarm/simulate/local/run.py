@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
@@ -33,6 +34,15 @@ from swarm.wire.run_manifest import manifest_of
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
 FIRST_STEP_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """A disturbance of one process, some seconds after the first step of the run."""
+
+    at_s: float
+    kind: Literal["kill", "stop", "restart"]
+    name: str  # of a node, or `coordinator`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,44 +191,54 @@ async def _watch(
     watch: Watch,
     tick: Callable[[], None],
 ) -> None:
-    """Follows the events until every node that trains has finished; carries out kills and restarts on time."""
+    """Pumps events, and carries out the kills, stops and restarts that are due, until every trainer has finished.
+
+    Raises:
+        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S, or a process died unasked.
+    """
     preset = PRESETS[options.preset]
-    everyone = {**nodes, "coordinator": coordinator}
-    finished: set[str] = set()
-    has_begun = False
-    pending = sorted(
-        [(at_s, name, signal.SIGKILL) for name, at_s in options.kill]
-        + [(at_s, name, signal.SIGSTOP) for name, at_s in options.stop]
-    )
-    restarts: list[tuple[float, str]] = []
     limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
-    began_s = time.monotonic()
-    while not trainers <= finished:
+    everyone = {**nodes, "coordinator": coordinator}
+    actions = [Action(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
+    actions += [Action(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
+    running = set(trainers)
+    started_s, first_step_s = time.monotonic(), None  # kills and the limit count from the first step
+    while running:
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
-                if isinstance(event, StepMade) and not has_begun:
-                    has_begun, began_s = True, time.monotonic()
+                if isinstance(event, StepMade) and first_step_s is None:
+                    first_step_s = time.monotonic()
                 if isinstance(event, NodeFinished):
-                    finished.add(name)
+                    running.discard(name)
             process.check()
         coordinator.check()
-        elapsed_s = time.monotonic() - began_s if has_begun else 0.0
-        while pending and pending[0][0] <= elapsed_s and has_begun:
-            _, name, number = pending.pop(0)
-            everyone[name].send(number)
-            watch(name, (NodeKilled if number == signal.SIGKILL else NodeStopped)(at_s=time.time()))
-            if number == signal.SIGKILL and options.restart:
-                restarts.append((elapsed_s + RESTART_AFTER_S, name))
-            elif name in trainers:
-                finished.add(name)
-        while restarts and restarts[0][0] <= elapsed_s:
-            _, name = restarts.pop(0)
-            await everyone[name].start()
-            watch(name, NodeRestarted(at_s=time.time()))
-        if has_begun and elapsed_s > limit_s:
-            break
-        if not has_begun and time.monotonic() - began_s > FIRST_STEP_TIMEOUT_S:
+        if first_step_s is not None:
+            elapsed_s = time.monotonic() - first_step_s
+            for action in sorted((each for each in actions if each.at_s <= elapsed_s), key=lambda each: each.at_s):
+                actions.remove(action)
+                watch(action.name, await _carry_out(action, everyone[action.name]))
+                if action.kind == "kill" and options.restart:
+                    actions.append(Action(at_s=elapsed_s + RESTART_AFTER_S, kind="restart", name=action.name))
+                elif action.kind != "restart":
+                    running.discard(action.name)  # it cannot finish any more
+            if elapsed_s > limit_s:
+                return
+        elif time.monotonic() - started_s > FIRST_STEP_TIMEOUT_S:
             raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
         tick()
         await asyncio.sleep(POLL_S)
+
+
+async def _carry_out(action: Action, process: Process) -> Event:
+    """Signals or starts the process; returns the event for the live view."""
+    match action.kind:
+        case "kill":
+            process.send(signal.SIGKILL)
+            return NodeKilled(at_s=time.time())
+        case "stop":
+            process.send(signal.SIGSTOP)
+            return NodeStopped(at_s=time.time())
+        case "restart":
+            await process.start()
+            return NodeRestarted(at_s=time.time())
