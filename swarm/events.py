@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from swarm.config import ReplayConfig
 from swarm.types import (
     Digest,
     Draw,
@@ -24,6 +23,9 @@ from swarm.types import (
     ScoredGroup,
     StepReport,
 )
+
+if TYPE_CHECKING:
+    from swarm.config import ReplayConfig
 
 VersionName = tuple[int, str]  # step, digest as `digest_text`
 
@@ -224,7 +226,7 @@ class GroupsDrawn(Event):
     max_reuse: int
 
     @classmethod
-    def of(cls, draw: Draw, bounds: ReplayConfig, policy_id: str) -> Self:
+    def of(cls, draw: Draw, bounds: "ReplayConfig", policy_id: str) -> Self:
         """A draw of the learner of `policy_id`."""
         return cls(
             draw_step=draw.step,

@@ -1,11 +1,11 @@
-"""How many generators a learner needs, how fast, and on which lines, for a chosen bound of age.
+"""Capacity planning: how many generators a learner needs, how fast, and on which lines, for a chosen lag bound.
 
-Invariant: pure arithmetic over measured figures; every answer comes with the inequality that it follows from, and the
-numbers that were put into it.
+Invariant: pure arithmetic over measured figures; every answer comes with the inequality that it follows from and the
+numbers that were put into it. The command `swarm plan` is in `plan_command`.
 
 Symbols, in the inequalities as here:
 T      seconds of one optimizer step that waits for no data, publishing its version included
-b      groups that a step uses up, those without signal included
+b      groups that a step uses up, zero-variance groups included
 N, r   generators, and groups that one of them makes in a second
 g      groups that a generator makes together
 
@@ -15,8 +15,8 @@ rest of its step's groups and for the step before: `queue` steps, one as long as
 this is ceil(sum / T) + queue steps between its oldest token and its use, on average sum / T + queue.
 
 That is the lag of a swarm in balance, and the smallest bound that it can keep. Where supply exceeds demand, groups
-wait: leave to begin one is given as long as it can still be used, and the oldest are used first, so that ages settle at
-the bound and never beyond it. Whoever wants younger data lowers the bound, not the number of generators.
+wait: credit to begin one is granted as long as it can still be used, and the oldest are used first, so that ages settle
+at the bound and never beyond it. For younger data lower the bound, not the number of generators.
 """
 
 import math
@@ -109,12 +109,12 @@ def fewest(demand: float, rate: float) -> int | None:
 
 
 def covers(supply: float, demand: float) -> bool:
-    """supply >= demand, as far as floating point can tell."""
+    """supply >= demand, up to rounding."""
     return supply >= demand * (1 - _ROUNDING)
 
 
-def seconds_on_the_way(learner: LearnerFigures, generator: GeneratorFigures) -> dict[str, float]:
-    """Of a group and the version it was begun with, by stage; bandwidths of infinity take no time."""
+def stage_seconds(learner: LearnerFigures, generator: GeneratorFigures) -> dict[str, float]:
+    """Seconds of each stage, of a group and of the version it was begun with; an infinite bandwidth takes no time."""
     tokens = generator.groups_per_batch * learner.tokens_per_group
     return {
         "T_generate": tokens / generator.tokens_per_s if generator.tokens_per_s > 0 else math.inf,
@@ -127,7 +127,7 @@ def seconds_on_the_way(learner: LearnerFigures, generator: GeneratorFigures) -> 
 
 def lag_steps(learner: LearnerFigures, generator: GeneratorFigures, num_generators: int) -> int | None:
     """Steps between a group's oldest token and its use, in the worst case; None where nothing arrives."""
-    total_s = sum(seconds_on_the_way(learner, generator).values())
+    total_s = sum(stage_seconds(learner, generator).values())
     queue = queue_steps(learner, num_generators * groups_per_s(learner, generator))
     if queue is None or math.isinf(total_s):
         return None
@@ -144,20 +144,46 @@ def plan(learner: LearnerFigures, generator: GeneratorFigures) -> Plan:
     rate = groups_per_s(learner, generator)
     number = fewest(learner.demand, rate)
     counted = number or 1
-    lag, total_s = lag_steps(learner, generator, counted), sum(seconds_on_the_way(learner, generator).values())
-    queue = queue_steps(learner, counted * rate)
+    lag, queue = lag_steps(learner, generator, counted), queue_steps(learner, counted * rate)
+    stages = stage_seconds(learner, generator)
+    terms = " + ".join(figure(value) for value in stages.values())
+    bytes_per_s = learner.patch_bytes / learner.step_s
+    # credit covers what the steps of one group's life use up; a batch of each generator has to fit in
+    room, begun = (learner.max_age_steps + 1) * learner.groups_per_step, counted * generator.groups_per_batch
+    supply = Inequality(
+        name="supply",
+        formula="N r >= b / T",
+        numbers=f"{counted} x {figure(rate)} = {figure(counted * rate)} >= {_demand(learner)} groups/s",
+        holds=covers(counted * rate, learner.demand),
+    )
+    staleness = Inequality(
+        name="lag",
+        formula=f"ceil(({' + '.join(stages)}) / T) + queue <= max_age",
+        numbers=f"ceil(({terms}) / {figure(learner.step_s)}) + {'never' if queue is None else queue}"
+        f" = {'never' if lag is None else lag} <= {learner.max_age_steps} steps",
+        holds=lag is not None and lag <= learner.max_age_steps,
+    )
+    bandwidth = Inequality(
+        name="bandwidth",
+        formula="patch_bytes / T <= b_down",
+        numbers=f"{figure(learner.patch_bytes)} / {figure(learner.step_s)} = {figure(bytes_per_s)}"
+        f" <= {figure(generator.down_bytes_per_s)} bytes/s",
+        holds=covers(generator.down_bytes_per_s, bytes_per_s),
+    )
+    credit = Inequality(
+        name="credit",
+        formula="N g <= (max_age + 1) b",
+        numbers=f"{counted} x {generator.groups_per_batch} = {begun} <= {learner.max_age_steps + 1} x"
+        f" {figure(learner.groups_per_step)} = {figure(room)} groups",
+        holds=covers(room, begun),
+    )
     return Plan(
         generator=generator,
         num_generators=number,
         groups_per_s=rate,
         lag_steps=lag,
-        lag_mean_steps=None if lag is None or queue is None else total_s / learner.step_s + queue,
-        inequalities=(
-            _supply(learner, rate, counted),
-            _lag(learner, generator, queue, lag),
-            _bandwidth(learner, generator),
-            _leave(learner, generator, counted),
-        ),
+        lag_mean_steps=None if lag is None or queue is None else sum(stages.values()) / learner.step_s + queue,
+        inequalities=(supply, staleness, bandwidth, credit),
         least_tokens_per_s=_least_tokens_per_s(learner, generator),
         least_down_bytes_per_s=_least_down(learner, generator),
     )
@@ -175,65 +201,13 @@ def fleet(learner: LearnerFigures, generators: Sequence[GeneratorFigures]) -> In
     )
 
 
-# --- the conditions ------------------------------------------------------------------------------
-
-
-def _supply(learner: LearnerFigures, rate: float, number: int) -> Inequality:
-    return Inequality(
-        name="supply",
-        formula="N r >= b / T",
-        numbers=f"{number} x {figure(rate)} = {figure(number * rate)} >= {_demand(learner)} groups/s",
-        holds=covers(number * rate, learner.demand),
-    )
-
-
-def _lag(learner: LearnerFigures, generator: GeneratorFigures, queue: int | None, lag: int | None) -> Inequality:
-    stages = seconds_on_the_way(learner, generator)
-    terms = " + ".join(figure(value) for value in stages.values())
-    found = "never" if lag is None else str(lag)
-    waits = "never" if queue is None else str(queue)
-    return Inequality(
-        name="lag",
-        formula=f"ceil(({' + '.join(stages)}) / T) + queue <= max_age",
-        numbers=f"ceil(({terms}) / {figure(learner.step_s)}) + {waits} = {found} <= {learner.max_age_steps} steps",
-        holds=lag is not None and lag <= learner.max_age_steps,
-    )
-
-
-def _bandwidth(learner: LearnerFigures, generator: GeneratorFigures) -> Inequality:
-    needed = learner.patch_bytes / learner.step_s
-    return Inequality(
-        name="bandwidth",
-        formula="patch_bytes / T <= b_down",
-        numbers=f"{figure(learner.patch_bytes)} / {figure(learner.step_s)} = {figure(needed)}"
-        f" <= {figure(generator.down_bytes_per_s)} bytes/s",
-        holds=covers(generator.down_bytes_per_s, needed),
-    )
-
-
-def _leave(learner: LearnerFigures, generator: GeneratorFigures, number: int) -> Inequality:
-    """Leave to begin groups is given for what the steps of one group's life use up; a batch each has to fit in."""
-    room = (learner.max_age_steps + 1) * learner.groups_per_step
-    begun = number * generator.groups_per_batch
-    return Inequality(
-        name="credit",
-        formula="N g <= (max_age + 1) b",
-        numbers=f"{number} x {generator.groups_per_batch} = {begun} <= {learner.max_age_steps + 1} x"
-        f" {figure(learner.groups_per_step)} = {figure(room)} groups",
-        holds=covers(room, begun),
-    )
-
-
 def _demand(learner: LearnerFigures) -> str:
     return f"{figure(learner.groups_per_step)} / {figure(learner.step_s)} = {figure(learner.demand)}"
 
 
-# --- what would be enough --------------------------------------------------------------------------
-
-
 def _slack_s(learner: LearnerFigures, generator: GeneratorFigures, without: str) -> float:
-    """Seconds that the lag bound leaves for one stage, given the others and one step in the queue."""
-    stages = seconds_on_the_way(learner, generator)
+    """Seconds left for one stage within the lag bound, after the others and one step in the queue."""
+    stages = stage_seconds(learner, generator)
     return (learner.max_age_steps - 1) * learner.step_s - sum(s for name, s in stages.items() if name != without)
 
 
@@ -243,7 +217,7 @@ def _least_tokens_per_s(learner: LearnerFigures, generator: GeneratorFigures) ->
 
 
 def _least_down(learner: LearnerFigures, generator: GeneratorFigures) -> float | None:
-    """Bytes per second that keep up with every version and leave the lag within its bound."""
+    """Bytes per second that keep up with every version and keep the lag within its bound."""
     if learner.patch_bytes == 0:
         return 0.0
     slack_s = min(learner.step_s, _slack_s(learner, generator, "T_fetch"))

@@ -9,8 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
-from swarm.cli.plan import GeneratorFigures, LearnerFigures, fleet, groups_per_s, lag_steps, plan, seconds_on_the_way
-from swarm.cli.plan_run import read_run
+from swarm.cli.plan import (
+    GeneratorFigures,
+    LearnerFigures,
+    fleet,
+    groups_per_s,
+    lag_steps,
+    plan,
+    stage_seconds,
+)
+from swarm.cli.plan_command import read_run
 from swarm.errors import ConfigError
 from swarm.events import Event, GroupPut, GroupsDrawn, GroupUse, StepMade, VersionApplied, VersionPublished, to_json
 
@@ -18,7 +26,7 @@ pytestmark = pytest.mark.timeout(60)
 # T = 2 s, b = 8 groups of 50 tokens: 4 groups/s. Generator: 100 tokens/s, so 2 groups/s; batches of 4 take 2 s.
 LEARNER = LearnerFigures(step_s=2.0, groups_per_step=8, tokens_per_group=50, max_age_steps=4)
 GENERATOR = GeneratorFigures(name="one", tokens_per_s=100.0, groups_per_batch=4)
-# the way: 2 + 4 * 1000 / 8000 + 0.25 + 10_000 / 20_000 + 1.25 = 4.5 s
+# all stages: 2 + 4 * 1000 / 8000 + 0.25 + 10_000 / 20_000 + 1.25 = 4.5 s
 LINES = replace(LEARNER, bytes_per_group=1000, patch_bytes=10_000, encode_s=0.25)
 ON_LINES = replace(GENERATOR, apply_s=1.25, down_bytes_per_s=20_000, up_bytes_per_s=8_000)
 
@@ -32,9 +40,9 @@ def test_supply_covers_demand_with_the_fewest_generators() -> None:
     assert supply.holds and supply.numbers == "2 x 2 = 4 >= 8 / 2 = 4 groups/s"
 
 
-def test_the_lag_is_the_way_in_steps_rounded_up_and_one_in_the_queue() -> None:
+def test_the_lag_is_all_stages_in_steps_rounded_up_and_one_in_the_queue() -> None:
     assert lag_steps(LEARNER, GENERATOR, 2) == 1 + 1
-    assert sum(seconds_on_the_way(LINES, ON_LINES).values()) == pytest.approx(4.5)
+    assert sum(stage_seconds(LINES, ON_LINES).values()) == pytest.approx(4.5)
     found = plan(LINES, ON_LINES)
     assert (found.lag_steps, found.lag_mean_steps) == (3 + 1, 4.5 / 2 + 1)
     assert found.holds and not plan(replace(LINES, max_age_steps=3), ON_LINES).holds
@@ -61,8 +69,8 @@ def test_what_would_be_enough_is_just_enough() -> None:
 
 def test_a_line_too_slow_for_every_version_fails_although_the_lag_is_kept() -> None:
     found = plan(replace(LINES, max_age_steps=9), replace(ON_LINES, down_bytes_per_s=4_000))
-    supply, lag, bandwidth, leave = found.inequalities
-    assert supply.holds and lag.holds and leave.holds and not bandwidth.holds
+    supply, lag, bandwidth, credit = found.inequalities
+    assert supply.holds and lag.holds and credit.holds and not bandwidth.holds
     assert bandwidth.numbers == "10 k / 2 = 5000 <= 4000 bytes/s"
     assert found.least_down_bytes_per_s == 5000
 
@@ -73,8 +81,8 @@ def test_standing_still_for_a_version_costs_its_share_of_each_step() -> None:
     assert plan(LEARNER, replace(GENERATOR, pause_s=2.0)).num_generators is None
 
 
-def test_batches_that_do_not_fit_into_the_leave_are_seen() -> None:
-    small = replace(LEARNER, max_age_steps=2, groups_per_step=4)  # leave for 12 groups
+def test_batches_that_do_not_fit_into_the_credit_are_seen() -> None:
+    small = replace(LEARNER, max_age_steps=2, groups_per_step=4)  # credit for 12 groups
     assert plan(small, replace(GENERATOR, groups_per_batch=12)).inequalities[3].holds
     assert not plan(small, replace(GENERATOR, groups_per_batch=13)).inequalities[3].holds
 
@@ -149,7 +157,7 @@ def test_a_run_is_read_as_it_was_measured(run: Path) -> None:
     assert found.patch_bytes == 2000, "the first version is no patch"
     (bell,) = found.generators
     assert bell.name == "bell" and bell.groups_per_batch == 2
-    assert bell.tokens_per_s == pytest.approx(25.0), "of its fastest fifth: in the others it waited for leave"
+    assert bell.tokens_per_s == pytest.approx(25.0), "of its fastest fifth: in the others it waited for credit"
     assert (bell.apply_s, bell.pause_s) == (0.75, 0.1)
     assert math.isinf(bell.down_bytes_per_s), "a run on one machine says nothing of lines"
 
