@@ -1,7 +1,6 @@
-"""Whom a node without a trainer of its own follows: who is named, else whom it followed before, else the only one
-that publishes its weights.
+"""Choice of the trainer to follow: the configured one, else the previous one, else the only one that publishes weights.
 
-Invariant: an advert never makes a node leave the trainer that it follows, and never makes it choose among several.
+Invariant: an advert never moves a node away from the trainer that it follows, nor makes it choose among several.
 """
 
 import json
@@ -27,14 +26,14 @@ class TrainerChoice:
 
     Args:
         node_id: our own.
-        named: `follow.policy`; empty: nobody.
-        directory: the node's own; whom it followed is remembered there.
+        named: `follow.policy`; empty where none is configured.
+        directory: the node's own; the previous trainer is remembered there.
         clock: wall clock of the adverts.
 
     Example:
-        trainers.observe(adverts)
-        policy_id = trainers.choose()
-        trainers.remember(policy_id)  # once its versions come
+        choice.observe(adverts)
+        policy_id = choice.choose()
+        choice.remember(policy_id)  # once its versions come
     """
 
     def __init__(self, *, node_id: NodeId, named: NodeId, directory: Path, clock: Clock) -> None:
@@ -45,10 +44,10 @@ class TrainerChoice:
         self._cached: NodeId | None = None  # None: not read yet
         self._until_s = BoundedTable[NodeId, float](MAX_PEERS)  # expiry of the newest advert of each publishing trainer
         self._weightless_until_s = BoundedTable[NodeId, float](MAX_PEERS)  # of each trainer without weights
-        self.candidates: tuple[NodeId, ...] = ()  # among whom nobody is chosen
+        self.candidates: tuple[NodeId, ...] = ()  # several trainers, of which none is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Who trains in the run, and whose weights can be had.
+        """Takes the adverts of the run's trainers.
 
         A trainer counts until its advert expires: one look-up that misses it does not make another the only one.
         """
@@ -63,7 +62,7 @@ class TrainerChoice:
 
     @property
     def without_weights(self) -> tuple[NodeId, ...]:
-        """TrainerChoice that publish no weights, or none yet."""
+        """Trainers that publish no weights, or none yet."""
         return tuple(sorted(self._weightless_until_s.keys() - self._until_s.keys()))
 
     def choose(self) -> NodeId:
@@ -75,21 +74,24 @@ class TrainerChoice:
         candidates = tuple(found) if len(found) > 1 else ()
         if candidates and candidates != self.candidates:
             logger.warning(
-                "several trainers: nobody is followed until follow.policy names one by its id",
+                "several trainers: none is followed until follow.policy names one by its id",
                 extra={"trainers": list(map(short, candidates))},
             )
         self.candidates = candidates
         return found[0] if len(found) == 1 else ""
 
     def remember(self, policy_id: NodeId) -> None:
-        """Its versions come: after a restart it is followed again, whoever else is there then."""
+        """Remembers the trainer whose versions come, so that it is followed again after a restart."""
         if policy_id == self._previous():
             return
         try:
             write_json(self._path, {"policy": policy_id})
             self._cached = policy_id
         except OSError as error:
-            logger.error("whom this node follows could not be written down", extra={"error": str(error)})
+            logger.error(
+                "the followed trainer could not be written to the disk; after a restart it may not be found again",
+                extra={"error": str(error)},
+            )
 
     def _previous(self) -> NodeId:
         if self._cached is None:
@@ -103,6 +105,6 @@ class TrainerChoice:
             return ""
         except (OSError, ValueError, KeyError, TypeError) as error:
             extra = {"path": str(self._path), "error": str(error)}
-            logger.error("whom this node followed before cannot be read", extra=extra)
+            logger.error("the trainer followed before cannot be read; one is chosen anew", extra=extra)
             return ""
         return policy_id if isinstance(policy_id, str) and len(policy_id) == _ID_CHARS else ""

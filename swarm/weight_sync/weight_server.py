@@ -232,10 +232,10 @@ class ChunkSlots:
         """The peer with the most calls waiting loses its newest one, where another peer would have fewer even so."""
         most = max(self._waiting.values(), key=len)
         if len(most) <= num_own:
-            raise Unavailable(f"{CHUNKS_WAITING} calls wait for chunks; try another holder")
+            raise Unavailable(f"{CHUNKS_WAITING} calls wait for chunks; try another source")
         turn = most.pop().turn
         if not turn.done():
-            turn.set_exception(Unavailable("others wait for fewer chunks; ask again, or another holder"))
+            turn.set_exception(Unavailable("others wait for fewer chunks; ask again, or another source"))
 
     def _assign_slots(self) -> None:
         while self._waiting and len(self._held) < CHUNKS_TOTAL:

@@ -83,7 +83,7 @@ class LoopClock:
 
 
 class Engine:
-    """Takes whatever it is given, unless told to refuse; checks that weights and name agree."""
+    """Takes whatever it is given, unless scripted to refuse; checks that weights and name agree."""
 
     def __init__(self) -> None:
         self.version = PolicyVersion(policy_id="", step=0)
@@ -165,7 +165,7 @@ class Node:
         """What the worker does; see subclasses."""
 
     async def kill(self) -> None:
-        """As kill -9 would: nothing is said, and the disk stays as it is."""
+        """As kill -9 would: without a message, and the disk stays as it is."""
         self.world.network.crash(self.node_id)
         assert self._running is not None
         self._running.cancel()
@@ -180,7 +180,7 @@ class Node:
 
 
 class Trainer(Node):
-    """Learns when told to; what it learned since its checkpoint is lost with it."""
+    """Learns on demand; what it learned since its checkpoint is lost with it."""
 
     def __init__(self, world: World, number: int = 0, **sections: Any) -> None:
         super().__init__(world, number, (Role.TRAINER,), **sections)
@@ -220,7 +220,7 @@ class Trainer(Node):
 
 
 class Generator(Node):
-    """Follows, and makes groups as far as it has leave."""
+    """Follows, and makes groups as far as it has credit."""
 
     def __init__(
         self, world: World, number: int, makes_groups: bool = True, seconds: float = 0.2, **sections: Any
@@ -256,9 +256,9 @@ class Generator(Node):
             await asyncio.sleep(0.05)
 
     async def _take(self, wait: bool) -> None:
-        way = await self.agent.next_update(self.applier.version, wait=wait)
-        if way is not None:
-            report = self.applier.apply(way)
+        chain = await self.agent.next_update(self.applier.version, wait=wait)
+        if chain is not None:
+            report = self.applier.apply(chain)
             await self.agent.applied(report)
             await asyncio.sleep(0.5 if report.error else 0.0)
 

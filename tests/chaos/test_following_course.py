@@ -87,7 +87,7 @@ def test_who_comes_later_is_served_by_those_who_came_before(tmp_path: Path) -> N
     play(tmp_path, scene)
 
 
-def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay_says(tmp_path: Path) -> None:
+def test_a_trainer_takes_groups_from_all_who_have_its_credit_whatever_the_overlay_says(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         few = ExchangeConfig(lookup_every_s=0.5, advert_every_s=5.0, max_neighbours=1)
         trainer = Trainer(world, exchange=few)
@@ -104,22 +104,22 @@ def test_a_trainer_takes_groups_from_all_who_have_its_leave_whatever_the_overlay
     play(tmp_path, scene)
 
 
-def test_groups_that_are_refused_give_their_leave_back_and_forged_ones_do_not(tmp_path: Path) -> None:
+def test_groups_that_are_refused_give_their_credit_back_and_forged_ones_do_not(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
         credit_ledger = trainer.agent.credit_ledger
-        await until(lambda: any(line["granted"] for line in credit_ledger.status().values()), "it has leave")
+        await until(lambda: any(line["granted"] for line in credit_ledger.status().values()), "it has credit")
         given = credit_ledger.status()[generator.node_id]["granted"]
-        stranger = make_identity(300)
+        outsider = make_identity(300)
         forged = seal_group(made_by(generator, trainer.version, task_id=5), generator.identity)
-        await trainer.agent.ingest.receive(replace(forged, signature=bytes(64)), via=stranger.node_id)
+        await trainer.agent.ingest.receive(replace(forged, signature=bytes(64)), via=outsider.node_id)
         assert credit_ledger.status()[generator.node_id]["delivered"] == 0
         old = replace(trainer.version, digest=bytes(32))  # never existed
         refused = await trainer.agent.ingest.receive(
             seal_group(made_by(generator, old, task_id=6), generator.identity), via=generator.node_id
         )
         assert isinstance(refused, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 1
-        await trainer.agent.ingest.receive(forged, via=stranger.node_id)  # the true one, handed on
+        await trainer.agent.ingest.receive(forged, via=outsider.node_id)  # the true one, handed on
         again = await trainer.agent.ingest.receive(forged, via=generator.node_id)
         assert isinstance(again, Refused) and credit_ledger.status()[generator.node_id]["delivered"] == 2
         await until(lambda: credit_ledger.status()[generator.node_id]["granted"] > given, "it gets more")

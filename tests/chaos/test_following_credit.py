@@ -1,4 +1,4 @@
-"""Whom a generator follows, and when it may begin: trainers that come, go, or are slow to reach."""
+"""Which trainer a generator follows, and when it may begin: trainers that come, go, or are slow to reach."""
 
 import asyncio
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
         at_s = world.clock.now_s()
         await trainer.publish()
         await serves(waiting, trainer)
-        assert world.clock.now_s() - at_s < 2.0, "its first version is told at once"
+        assert world.clock.now_s() - at_s < 2.0, "its first version is announced at once"
         assert not follower_of(waiting).status()["candidates"]
 
     play(tmp_path, scene)
@@ -104,7 +104,7 @@ def test_whoever_was_followed_is_followed_after_a_restart_whoever_else_came(tmp_
     play(tmp_path, scene)
 
 
-def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leave(tmp_path: Path) -> None:
+def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_credit(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
         other = Generator(world, 2, makes_groups=False)
@@ -128,7 +128,7 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_leav
 def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
-        await until(lambda: follower_of(generator).credit.num_left > 0, "it has leave")
+        await until(lambda: follower_of(generator).credit.num_left > 0, "it has credit")
         ended = list[str]()
         watch_ends(generator, ended)
         trainer.weights = stepped_far(trainer.weights)
@@ -169,7 +169,7 @@ def test_in_pull_mode_no_batch_begins_while_a_newer_version_is_on_its_way(tmp_pa
         await until(lambda: follower_of(generator).capacity() > 0, "it may begin")
         trainer.weights = stepped_far(trainer.weights)
         await trainer.learn(1, from_groups=False)
-        await until(lambda: follower_of(generator).credit.head_step == 1, "it heard of it")
+        await until(lambda: follower_of(generator).credit.head_step == 1, "it knows of it")
         assert follower_of(generator).capacity() == 0 and follower_of(generator).credit.num_left > 0
         await serves(generator, trainer)
         assert follower_of(generator).capacity() > 0

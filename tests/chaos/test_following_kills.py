@@ -1,4 +1,4 @@
-"""Trainers, holders and generators that are killed or go back: the others go on, and no weights are ever mixed."""
+"""Trainers, sources and generators that are killed or go back: the others go on, and no weights are ever mixed."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ def test_a_generator_killed_in_the_middle_of_a_download_goes_on_with_what_it_has
         await trainer.start()
         trainer.weights = {
             "w": replace(trainer.weights["w"], bits=trainer.weights["w"].bits[::-1].copy())
-        }  # a long way
+        }  # a long chain
         await trainer.learn(1, from_groups=False)
         generator = Generator(world, 1, makes_groups=False)
         await generator.start()
@@ -105,19 +105,19 @@ def test_who_followed_by_patches_serves_an_anchor_in_full_to_those_who_join(tmp_
     play(tmp_path, scene)
 
 
-def test_a_holder_that_disappears_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_a_source_that_disappears_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        trainer, holder = Trainer(world), Generator(world, 1, makes_groups=False)
+        trainer, source = Trainer(world), Generator(world, 1, makes_groups=False)
         await trainer.start()
         trainer.weights = stepped_far(trainer.weights)
         await trainer.learn(1, from_groups=False)
-        await holder.start()
-        await serves(holder, trainer)
+        await source.start()
+        await serves(source, trainer)
         await asyncio.sleep(6.0)
         late = Generator(world, 2, makes_groups=False)
         await late.start()
-        await until(lambda: holder.agent.weight_server.bytes_sent > 0, "the holder is asked")
-        await holder.kill()
+        await until(lambda: source.agent.weight_server.bytes_sent > 0, "the source is asked")
+        await source.kill()
         await serves(late, trainer)
         assert late.engine.steps[-1] == 1
 
@@ -155,7 +155,7 @@ def test_a_trainer_killed_in_the_middle_of_publishing_shows_nothing_of_it(tmp_pa
         trainer.weights, trainer.step = stepped(trainer.weights, "lost"), 1
         bodies = trainer.publisher.publish(trainer.version, trainer.weights)
         assert bodies, "its chunks are on the disk"
-        await trainer.kill()  # before the agent heard of the manifests
+        await trainer.kill()  # before the agent knew of the manifests
         await trainer.restart()
         await asyncio.sleep(5.0)
         assert generator.engine.version == served and follower_of(generator).status()["newest_step"] == 0
@@ -209,7 +209,7 @@ def test_a_worker_that_goes_back_under_a_living_agent_is_followed_too(tmp_path: 
     play(tmp_path, scene)
 
 
-def test_a_generator_that_vanishes_leaves_its_leave_to_the_others(tmp_path: Path) -> None:
+def test_a_generator_that_vanishes_leaves_its_credit_to_the_others(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, lives = Trainer(world), Generator(world, 1)
         dies = Generator(world, 2, seconds=1e6)
@@ -218,7 +218,7 @@ def test_a_generator_that_vanishes_leaves_its_leave_to_the_others(tmp_path: Path
         await dies.start()
         await until(
             lambda: dies.agent.weight_follower is not None and dies.agent.weight_follower.credit.num_left > 0,
-            "it has leave",
+            "it has credit",
         )
         await lives.start()
         await trainer.learn(2)

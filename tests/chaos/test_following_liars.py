@@ -33,7 +33,7 @@ class Liar:
     def __init__(self, world: World, number: int, manifests: Callable[[], list[SealedManifest]]) -> None:
         self.world, self.identity, self.manifests = world, make_identity(200 + number), manifests
         self.num_asked = self.num_watched = 0
-        self.talks_for_ever = False
+        self.repeats_for_ever = False
         self.chunk_of: Callable[[Digest], bytes | None] = lambda digest: b"garbage" * 1000
 
     async def start(self, step: int) -> None:
@@ -61,7 +61,7 @@ class Liar:
         for sealed in self.manifests():
             yield sealed
         yield Credit(head_step=10**6, granted=10**6)  # only the trainer can grant credit
-        while self.talks_for_ever:
+        while self.repeats_for_ever:
             await asyncio.sleep(0)
             yield self.manifests()[0]
         await asyncio.Event().wait()
@@ -82,7 +82,7 @@ class Staller(Liar):
         raise AssertionError
 
 
-def test_holders_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path: Path) -> None:
+def test_sources_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer = Trainer(world)
         await trainer.start()
@@ -107,8 +107,8 @@ def test_holders_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path:
     play(tmp_path, scene)
 
 
-@pytest.mark.parametrize("kind", ["forged chunks", "forged manifests", "endless talk"])
-def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["forged chunks", "forged manifests", "endless manifests"])
+def test_a_hostile_source_is_dropped_for_long_and_the_version_comes_from_others(tmp_path: Path, kind: str) -> None:
     async def scene(world: World) -> None:
         trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
         await trainer.start()
@@ -120,8 +120,8 @@ def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(
             return [replace(sealed, body=sealed.body + b"?") for sealed in true] if kind == "forged manifests" else true
 
         liar = Liar(world, 0, manifests)
-        if kind == "endless talk":
-            liar.talks_for_ever, liar.chunk_of = True, trainer.store.chunk  # nothing else is wrong with it
+        if kind == "endless manifests":
+            liar.repeats_for_ever, liar.chunk_of = True, trainer.store.chunk  # nothing else is wrong with it
         await liar.start(step=1)
         await generator.start()
         await serves(generator, trainer)
@@ -137,7 +137,7 @@ def test_a_hostile_holder_is_dropped_for_long_and_the_version_comes_from_others(
     play(tmp_path, scene)
 
 
-def test_a_holder_cannot_lead_back_onto_a_branch_that_is_no_more(tmp_path: Path) -> None:
+def test_a_source_cannot_lead_back_onto_an_abandoned_branch(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer = Trainer(world)
         await trainer.start()

@@ -62,7 +62,7 @@ def test_a_full_disk_keeps_the_old_version_serving_and_following_goes_on_when_th
         served, generator.is_disk_full = trainer.version, True
         await trainer.learn(1)
         num_made = generator.num_made
-        await until(lambda: bool(generator.emitted(DiskFull)), "it is told")
+        await until(lambda: bool(generator.emitted(DiskFull)), "it is reported")
         await asyncio.sleep(3.0)
         assert generator.engine.version == served and generator.num_made > num_made
         generator.is_disk_full = False
@@ -144,7 +144,7 @@ def test_a_version_that_found_no_room_is_taken_when_there_is_some_though_no_newe
         await serves(generator, trainer)
         generator.is_disk_full = True
         await trainer.learn(1, from_groups=False)
-        await until(lambda: bool(generator.emitted(DiskFull)), "it is told")
+        await until(lambda: bool(generator.emitted(DiskFull)), "it is reported")
         await generator.agent.tidy(2**30)
         assert follower_of(generator).status()["newest_step"] == 1
         generator.is_disk_full = False
@@ -182,7 +182,7 @@ def test_what_is_published_while_the_disk_is_tidied_is_served(tmp_path: Path) ->
     play(tmp_path, scene)
 
 
-def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp_path: Path) -> None:
+def test_a_version_that_the_engine_refuses_is_reported_and_the_next_one_is_taken(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = Trainer(world), Generator(world, 1)
         generator.engine.refuses = lambda version: version.step == 2
@@ -204,7 +204,7 @@ def test_a_version_that_the_engine_refuses_is_told_and_the_next_one_is_taken(tmp
     play(tmp_path, scene)
 
 
-def test_an_engine_that_fails_with_an_unforeseen_error_is_told_and_follows_on(tmp_path: Path) -> None:
+def test_an_engine_that_fails_with_an_unforeseen_error_is_reported_and_follows_on(tmp_path: Path) -> None:
     def fail(version: PolicyVersion) -> bool:
         if version.step == 2:
             raise RuntimeError("out of memory")

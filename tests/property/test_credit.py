@@ -90,6 +90,7 @@ class CreditMachine(RuleBasedStateMachine):
             assert 0 <= line.num_outstanding <= line.window <= MAX_WINDOW
             assert len(line.record.late_s) <= MAX_WINDOW
             assert line.granted >= self.totals.get(line, 0)
+            assert line.granted - line.delivered - line.expired == line.num_outstanding and line.delivered >= 0
             self.totals[line] = line.granted
 
     @invariant()

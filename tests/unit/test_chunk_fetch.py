@@ -27,7 +27,7 @@ def test_a_source_is_asked_before_the_origin_unless_it_is_much_slower() -> None:
     sources, chunk = ChunkSources(ManualClock()), b"c" * 32
     sources.connect("origin", is_origin=True)
     sources.connect("source", is_origin=False)
-    assert choose(sources, chunk) == "origin", "nobody else said that it has it"
+    assert choose(sources, chunk) == "origin", "nobody else announced it"
     sources.add_held("source", [chunk])
     assert choose(sources, chunk) == "source"
     for peer, seconds in (("origin", 1.0), ("source", 1.5)):

@@ -47,15 +47,15 @@ class FakeApplier:
         self.refused: set[int] = set()
         self.taken: list[int] = []
 
-    def target(self, way: Any) -> PolicyVersion:
-        return way[-1]
+    def target(self, chain: Any) -> PolicyVersion:
+        return chain[-1]
 
-    def apply(self, way: Any) -> ApplyReport:
-        if way[-1].step in self.refused:
-            self.refused.discard(way[-1].step)
+    def apply(self, chain: Any) -> ApplyReport:
+        if chain[-1].step in self.refused:
+            self.refused.discard(chain[-1].step)
             return ApplyReport(version=self.version, error="canary differs")
-        self.engine.version = self.version = way[-1]
-        self.taken.append(way[-1].step)
+        self.engine.version = self.version = chain[-1]
+        self.taken.append(chain[-1].step)
         return ApplyReport(version=self.version)
 
 
@@ -184,7 +184,7 @@ async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing
 
 
 async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange takes a report to be of the way that it handed out last."""
+    """The exchange takes a report to be of the chain that it handed out last."""
     monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull")
     worker = follower._worker  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Groups of our own lineage that another node made: through the door, into a draw, over a restart, and as told."""
+"""Groups of our own lineage that another node made: admission, draw, restart, and events."""
 
 import asyncio
 from dataclasses import replace
@@ -48,7 +48,7 @@ def by_follower(task_id: int, *steps: int) -> RolloutGroup:
 
 
 class Bench:
-    """The trainer's agent over one disk, and what it told."""
+    """The trainer's agent over one disk, and its events."""
 
     def __init__(self) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
@@ -151,7 +151,7 @@ def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
     run_virtual(run())
 
 
-def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_trying() -> None:
+def test_a_follower_sends_no_more_than_it_has_credit_for_and_is_not_blamed_for_trying() -> None:
     async def run() -> None:
         bench = Bench()
         await bench.agent.publish(version(0))
@@ -173,7 +173,7 @@ def test_a_follower_sends_no_more_than_it_has_leave_for_and_is_not_blamed_for_tr
     run_virtual(run())
 
 
-def test_after_a_restart_groups_with_leave_of_before_are_taken_up_to_a_window() -> None:
+def test_after_a_restart_groups_with_credit_of_before_are_taken_up_to_a_window() -> None:
     async def run() -> None:
         bench = Bench()
         await bench.agent.publish(version(0))
@@ -185,7 +185,7 @@ def test_after_a_restart_groups_with_leave_of_before_are_taken_up_to_a_window() 
     run_virtual(run())
 
 
-def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_gives_no_leave() -> None:
+def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_uses_no_credit() -> None:
     async def run() -> None:
         bench = Bench()
         for step in range(6):

@@ -1,4 +1,4 @@
-"""What a follower knows of a known, which way it plans, and whom it asks."""
+"""Which patches of a trainer are known, and which chain is planned."""
 
 import random
 from typing import Any
