@@ -37,10 +37,10 @@ Score = Callable[[str, int, Sequence[str]], Awaitable[Verdict]]  # environment, 
 
 
 class TaskMixture:
-    """A weighted, endless, numbered sequence of training tasks; any place of it can be asked for.
+    """Weighted, endless, numbered sequence of training tasks, with random access.
 
     The same question does not come again within `spacing` numbers, unless the environments of the mixture
-    have fewer; then the one asked longest ago comes first. The sequence is made in segments of twice the
+    have fewer; then the one seen longest ago comes first. The sequence is made in segments of twice the
     spacing: the even ones on their own, the odd ones so that they fit between their neighbours.
 
     Example:
@@ -58,33 +58,33 @@ class TaskMixture:
         """Empty `weights`: every environment equally. Raises ConfigError for unknown names or no weight."""
         assert spacing > 0, spacing
         self._environments = dict(environments)
-        asked = dict(weights) or dict.fromkeys(self._environments, 1.0)
-        unknown = sorted(set(asked) - set(self._environments))
+        mix = dict(weights) or dict.fromkeys(self._environments, 1.0)
+        unknown = sorted(set(mix) - set(self._environments))
         if unknown:
             raise ConfigError(
                 f"generator.asks: unknown environment {unknown[0]!r}; known: {sorted(self._environments)}"
             )
-        if not asked or any(weight < 0 for weight in asked.values()) or sum(asked.values()) <= 0:
-            raise ConfigError(f"generator.asks: weights must be >= 0 with a positive sum, got {asked}")
-        self._names = sorted(asked)
-        self._weights = [asked[name] for name in self._names]
+        if not mix or any(weight < 0 for weight in mix.values()) or sum(mix.values()) <= 0:
+            raise ConfigError(f"generator.asks: weights must be >= 0 with a positive sum, got {mix}")
+        self._names = sorted(mix)
+        self._weights = [mix[name] for name in self._names]
         self._seed = seed
         self._spacing = spacing
         self._segments = BoundedTable[int, list[Task]](_KEPT_SEGMENTS)
         self._next = 0
 
     def task(self, number: int) -> Task:
-        """The task at a place >= 0 of the sequence.
+        """The task with a number >= 0 of the sequence.
 
         Raises:
             ConfigError: an environment holds nothing but held-out problems.
         """
         assert number >= 0, number
-        index, place = divmod(number, 2 * self._spacing)
-        return self._segment(index)[place]
+        index, offset = divmod(number, 2 * self._spacing)
+        return self._segment(index)[offset]
 
     def tasks(self, first: int, count: int) -> list[Task]:
-        """The `count` tasks from place `first` on. Raises as `task`."""
+        """The `count` tasks from number `first` on. Raises as `task`."""
         return [self.task(number) for number in range(first, first + count)]
 
     def next_task(self) -> Task:
@@ -94,26 +94,26 @@ class TaskMixture:
 
     def _segment(self, index: int) -> list[Task]:
         if index not in self._segments:
-            around = _Around(self._spacing, 2 * self._spacing)
+            around = _Appearances(self._spacing, 2 * self._spacing)
             if index % 2:
                 around.add(self._segment(index - 1), -2 * self._spacing)
                 around.add(self._segment(index + 1), 2 * self._spacing)
             source = random.Random(f"mixture:{self._seed}:{index}")
             segment: list[Task] = []
-            for place in range(2 * self._spacing):
-                task = self._choose(source, around, place)
-                around.add([task], place)
+            for offset in range(2 * self._spacing):
+                task = self._choose(source, around, offset)
+                around.add([task], offset)
                 segment.append(task)
             self._segments[index] = segment
         return self._segments[index]
 
-    def _choose(self, source: random.Random, around: "_Around", place: int) -> Task:
+    def _choose(self, source: random.Random, around: "_Appearances", offset: int) -> Task:
         """The first candidate far enough from its last appearance, or the farthest of a few."""
         (name,) = source.choices(self._names, self._weights)
         best, best_distance = None, -1
         for _ in range(_MAX_CANDIDATES):
             candidate = self._candidate(source, self._environments[name])
-            distance = around.distance(candidate, place)
+            distance = around.distance(candidate, offset)
             if distance > best_distance:
                 best, best_distance = candidate, distance
             if distance >= self._spacing:
@@ -131,8 +131,8 @@ class TaskMixture:
 
 
 @dataclass(slots=True)
-class _Around:
-    """Where questions were asked before a place of a segment, and will be after its end."""
+class _Appearances:
+    """Offsets at which questions appear before an offset of a segment, and after its end."""
 
     spacing: int
     length: int  # of the segment
@@ -140,18 +140,18 @@ class _Around:
     following: dict[Question, int] = field(default_factory=dict[Question, int])
 
     def add(self, tasks: Sequence[Task], start: int) -> None:
-        """Tasks at places from `start` on: negative ones lie before the segment, `length` is behind its end."""
-        for place, task in enumerate(tasks, start):
-            if place < self.length:
-                self.last[task.env, task.messages] = place
+        """Tasks at offsets from `start` on: negative ones lie before the segment, `length` is behind its end."""
+        for offset, task in enumerate(tasks, start):
+            if offset < self.length:
+                self.last[task.env, task.messages] = offset
             else:
-                self.following.setdefault((task.env, task.messages), place)
+                self.following.setdefault((task.env, task.messages), offset)
 
-    def distance(self, task: Task, place: int) -> int:
+    def distance(self, task: Task, offset: int) -> int:
         """Numbers to the nearest other appearance of the question, at most `spacing`."""
         question = task.env, task.messages
-        before = place - self.last.get(question, place - self.spacing)
-        after = self.following.get(question, place + self.spacing) - place
+        before = offset - self.last.get(question, offset - self.spacing)
+        after = self.following.get(question, offset + self.spacing) - offset
         return min(before, after, self.spacing)
 
 
@@ -181,14 +181,14 @@ def _candidates(source: random.Random, num_tasks: int, limit: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """What was remembered when the question of a number was about to be asked."""
+    """Memory of the prompt chooser before the question of a number."""
 
     number: int
     memory: Mapping[str, Any]
 
 
 class AdaptiveCurriculum:
-    """Asks rounds of questions.
+    """Adaptive curriculum: rounds of questions chosen by the rewards of earlier rounds.
 
     Args:
         chooser: the recipe's.
@@ -228,7 +228,7 @@ class AdaptiveCurriculum:
         self._states = _read(path, repr(chooser)) or [_State(number=0, memory=chooser.initial())]
 
     async def ask(self, first: int, count: int) -> list[RolloutGroup]:
-        """The groups of `count` questions from number `first` on, in order.
+        """Answers `count` questions from number `first` on; their groups, in order.
 
         Called again with the same `first` (after a kill) it chooses the same questions again.
         """
@@ -244,13 +244,13 @@ class AdaptiveCurriculum:
         while wanted:
             await self._round(tasks, [number + extra for number in numbers], wanted, groups)
             extra += _NEXT_ROUND
-            for place in list(wanted):
-                rewards[place] = found = await self._rewards(_present(groups[place]))
-                wanted[place] = self._chooser.missing(found, self._group_size, self._largest) if found else 0
-            wanted = {place: missing for place, missing in wanted.items() if missing > 0}
+            for index in list(wanted):
+                rewards[index] = scored = await self._rewards(_present(groups[index]))
+                wanted[index] = self._chooser.missing(scored, self._group_size, self._largest) if scored else 0
+            wanted = {index: missing for index, missing in wanted.items() if missing > 0}
         after = memory
-        for key, found in zip(keys, rewards, strict=True):
-            after = self._chooser.seen(after, key, found) if found else after
+        for key, scored in zip(keys, rewards, strict=True):
+            after = self._chooser.seen(after, key, scored) if scored else after
         self._states = [_State(number=first, memory=memory), _State(number=first + count, memory=after)]
         await self._offload(_write, self._path, repr(self._chooser), self._states)
         return [_present(group) for group in groups]
@@ -262,14 +262,15 @@ class AdaptiveCurriculum:
         wanted: Mapping[int, int],
         groups: list[RolloutGroup | None],
     ) -> None:
-        """Makes or lengthens the groups at some places by so many responses."""
+        """Makes groups, or lengthens those of an earlier round, by `wanted[index]` responses."""
         for size in sorted(set(wanted.values())):
-            places = [place for place, missing in wanted.items() if missing == size]
-            asked, their_numbers = [tasks[place] for place in places], [numbers[place] for place in places]
-            made = await self._offload(self._answer, asked, size, their_numbers)
-            for place, group in zip(places, made, strict=True):
-                earlier = groups[place]
-                groups[place] = (
+            indices = [index for index, missing in wanted.items() if missing == size]
+            made = await self._offload(
+                self._answer, [tasks[index] for index in indices], size, [numbers[index] for index in indices]
+            )
+            for index, group in zip(indices, made, strict=True):
+                earlier = groups[index]
+                groups[index] = (
                     group if earlier is None else replace(group, rollouts=(*earlier.rollouts, *group.rollouts))
                 )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
-from swarm.generation.canaries import check_canaries
+from swarm.generation.canaries import check_canaries, tolerance_nats
 from swarm.generation.http_json import Cancelled, JsonClient
 from swarm.generation.openai_dialects import (
     Completion,
@@ -30,7 +30,6 @@ from swarm.generation.openai_dialects import (
 )
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.generation.tolerances import tolerance_nats
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, load_model, snapshot

@@ -17,11 +17,11 @@ from torch import nn
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
+from swarm.generation.canaries import tolerance_nats as tolerance_for
 from swarm.generation.continuous_batching import Decoding, Row
 from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
-from swarm.generation.tolerances import tolerance_nats as tolerance_for
 from swarm.interfaces import Tokenizer
 from swarm.model import PublishedTensors, load_model, load_published, pick_device, snapshot
 from swarm.types import (

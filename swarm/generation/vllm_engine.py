@@ -15,8 +15,8 @@ import numpy as np
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
+from swarm.generation.canaries import tolerance_nats
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.generation.tolerances import tolerance_nats
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Tokenizer

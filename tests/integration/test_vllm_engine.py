@@ -21,7 +21,7 @@ import torch
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, WeightsRefused
-from swarm.generation.tolerances import tolerance_nats
+from swarm.generation.canaries import tolerance_nats
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.interfaces import Generator as Engine

@@ -7,7 +7,7 @@ import pytest
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.generation.tolerances import TOLERANCE_NATS, tolerance_nats
+from swarm.generation.canaries import TOLERANCE_NATS, tolerance_nats
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.generation.vllm_messages import EngineSettings
 from swarm.generation.vllm_process import EngineProcess, has_vllm, vllm_python
