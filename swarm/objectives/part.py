@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
+from swarm.objectives.batch import Batch as Batch  # parts import it from here
 
 Memory = Mapping[str, Any]
 """Plain JSON data."""
@@ -121,18 +121,24 @@ class TokenLosses:
     bounded: Tensor  # bool [N, L], tokens whose gradient the rule removed or capped
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """A frozen dataclass; its fields are the constants that `learner.recipe_params` may override."""
+    """A frozen dataclass without saying so; its fields are the constants that `learner.recipe_params` may override."""
 
-    __slots__ = ()
     equation: ClassVar[str]
     """One line of plain text, with the symbols of the formula sheet: r ratio, A advantage, R reward, ..."""
     scope: ClassVar[Scope] = Scope.TOKEN
+    always_needs: ClassVar[frozenset[Requirement]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__dataclass_fields__" not in vars(cls):  # a class with a decorator of its own is made a second time
+            dataclass(frozen=True, kw_only=True)(cls)
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """What the run must supply."""
-        return frozenset()
+        """What the run must supply: `always_needs`, where the constants do not ask for more."""
+        return self.always_needs
 
     @property
     def probes(self) -> Mapping[str, Probe]:
@@ -155,8 +161,6 @@ class Part(ABC):
 class RewardPart(Part):
     """Shapes rewards before advantages are computed."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
         """New rewards [N] of the whole step."""
@@ -164,8 +168,6 @@ class RewardPart(Part):
 
 class AdvantagePart(Part):
     """Advantages from rewards and groups of the whole step."""
-
-    __slots__ = ()
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
@@ -175,8 +177,6 @@ class AdvantagePart(Part):
 class ShapePart(Part):
     """Changes advantages by what the policy makes of the rollouts (entropy, confidence)."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
         """New advantages [N, L], constant."""
@@ -184,8 +184,6 @@ class ShapePart(Part):
 
 class RatioPart(Part):
     """The importance ratio."""
-
-    __slots__ = ()
 
     @property
     def noise(self) -> Noise | None:
@@ -200,8 +198,6 @@ class RatioPart(Part):
 class WeightPart(Part):
     """Token losses from log-ratio and advantage: trust regions and detached weights."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, scored: Scored) -> TokenLosses:
         """Losses and which tokens were bounded; what stands off the mask is ignored."""
@@ -209,8 +205,6 @@ class WeightPart(Part):
 
 class CorrectionPart(Part):
     """A constant factor on token losses, for what the ratio does not correct; 0 drops a token."""
-
-    __slots__ = ()
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
@@ -220,8 +214,6 @@ class CorrectionPart(Part):
 class AggregatePart(Part):
     """From token losses to one number that adds up over micro-batches."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         """Scalar; `losses` [N, L] are 0 off the mask, denominators are totals of the whole step."""
@@ -229,8 +221,6 @@ class AggregatePart(Part):
 
 class TermPart(Part):
     """A summand of the loss with its own strength, such as a KL penalty."""
-
-    __slots__ = ()
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Tensor:
@@ -243,8 +233,6 @@ class PromptPart(Part):
     A prompt is known by its key, such as "sums/17". What it remembers is folded over our groups in the order in
     which they were asked, with `seen`; `observe` is not used.
     """
-
-    __slots__ = ()
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
         """Weight >= 0 of each candidate; where all are 0 any may be asked."""

@@ -213,7 +213,6 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, true)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Negated(WeightPart):
     equation = "-L"
     inner: WeightPart
@@ -223,7 +222,6 @@ class _Negated(WeightPart):
         return TokenLosses(losses=-found.losses, bounded=found.bounded)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Scaled(AggregatePart):
     equation = "1.01 L"
     inner: AggregatePart

@@ -32,7 +32,6 @@ TOKENIZER = CharTokenizer()
 pytestmark = pytest.mark.timeout(180)  # the first test starts two processes that import torch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Broken(AggregatePart):
     """Where the draw has `at` groups its loss, or only the gradient of one group's tokens, is not finite."""
 

@@ -164,7 +164,6 @@ import torch.distributed as dist
 from swarm.objectives.part import AggregatePart
 from swarm.objectives.methods import load_recipe
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailsOnce(AggregatePart):
     equation = "L = sum(l)"
     inner: AggregatePart

@@ -1,7 +1,7 @@
 """No recipe lets another node own a step by what it says of its log-probs, whichever way it lies."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -180,7 +180,6 @@ def test_a_price_that_is_remembered_is_not_driven_up_by_a_lie() -> None:
     assert prices[1] == pytest.approx(prices[0], rel=0.05)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Unclipped(WeightPart):
     """The ratio times the advantage, whatever the ratio."""
 

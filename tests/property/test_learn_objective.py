@@ -1,7 +1,7 @@
 """What every recipe must satisfy, whatever its formula: order, padding, accumulation, the on-policy case."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -162,7 +162,6 @@ def test_micro_batches_add_up_to_the_whole(name: str, by_group: bool) -> None:
         assert loss == pytest.approx(whole.loss, rel=1e-9, abs=1e-12)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyGradient(WeightPart):
     """What a trust region is on-policy: nothing."""
 

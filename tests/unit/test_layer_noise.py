@@ -96,7 +96,6 @@ def test_the_noise_is_that_of_the_update_and_the_micro_batch() -> None:
     assert noise.num_updates == 1 and not torch.equal(found(0), first)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plain(RatioPart):
     """Ratio 1 under noise: with `DetachedRatio` the loss is linear in log pi."""
 

@@ -1,6 +1,6 @@
 """Recipes by kind of rollout: who learns from what, and steps that mix kinds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ PLAIN, NEEDY = load_recipe("sapo_swarm"), load_recipe("grpo")
 KINDS = (Correction.EXACT, Correction.TEXT_ONLY, Correction.NO_LOGPROBS, Correction.EXACT, Correction.TEXT_ONLY)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Counted(CorrectionPart):
     """Changes nothing, needs what only EXACT rollouts have, and counts the rollouts it saw."""
 

@@ -18,6 +18,7 @@ from swarm.model import CharTokenizer, tiny_network, weights_digest
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
+from swarm.objectives.requirements import NOT_YET
 from swarm.types import (
     Correction,
     Draw,
@@ -38,6 +39,8 @@ def representatives() -> list[str]:
     chosen: dict[object, str] = {}
     for name in list_recipes():
         recipe = load_recipe(name)
+        if recipe.needs & NOT_YET:
+            continue
         inputs = recipe.needs & {
             Requirement.REFERENCE_LOGPROBS,
             Requirement.PROXIMAL_LOGPROBS,
@@ -177,7 +180,6 @@ def test_masters_keep_updates_that_bfloat16_would_round_away(tmp_path: Path) -> 
     assert moved > 0.5 * total
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Explosive(AggregatePart):
     equation = "L = inf"
 
@@ -311,7 +313,6 @@ def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> No
         PolicyLearner(**settings)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spy(WeightPart):
     """Notes how many rollouts the rule sees at a time."""
 

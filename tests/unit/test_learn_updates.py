@@ -26,7 +26,6 @@ from swarm.types import Draw, DrawnGroup, StepReport
 TOKENIZER: Any = CharTokenizer()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tracker(TermPart):
     """Notes what it is shown; its term uses what it remembers, and the policies that it asks for."""
 
@@ -190,7 +189,6 @@ def again(seen: Prediction) -> torch.Tensor:
     return table.gather(1, seen.targets[:, None]).squeeze(1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Probing(TermPart):
     """Notes what its probe saw, in the loss and when the step is over."""
 
@@ -235,7 +233,6 @@ def node(num_tasks: int = 1_000_000, **sections: Any) -> NodeConfig:
 
 
 def needing(*missing: Requirement) -> Recipe:
-    @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
     class Needy(TermPart):
         equation = "0"
         strength: float = 0.0

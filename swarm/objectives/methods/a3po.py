@@ -5,17 +5,10 @@ itself as centre (no weight, an ordinary clip), old data nearly the policy (all 
 forward pass. Ours: the clip 0.2 and the token mean of `decoupled_ppo`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import CorrectionPart, RatioPart, Requirement, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import log_ratio
+from swarm.objectives.part import Batch, CorrectionPart, RatioPart, Requirement, Scored
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, log_ratio
 from swarm.objectives.recipe import Recipe
 
 
@@ -25,38 +18,28 @@ def staleness(batch: Batch) -> Tensor:
     return (age / (age + 1))[:, None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InterpolatedProximalRatio(RatioPart):
     """The ratio to a proximal policy between mu and pi, log-linear in their versions.
 
     Source: A-3PO, arXiv:2512.06547; AReaL `compute_prox_logp_approximations` (loglinear).
     """
 
-    equation: ClassVar[str] = (
-        "log r_t = d_t - sg[alpha d_t], d_t = clamp(log pi_t - log mu_t, -20, 20), alpha = age/(age+1)"
-    )
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
+    equation = "log r_t = d_t - sg[alpha d_t], d_t = clamp(log pi_t - log mu_t, -20, 20), alpha = age/(age+1)"
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = log_ratio(scored.logprobs, scored.behavior, scored.mask)
         return drift - staleness(scored.batch) * drift.detach()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InterpolatedMismatch(CorrectionPart):
     """The weight of decoupled PPO at that proximal policy.
 
     Source: A-3PO, arXiv:2512.06547; AReaL `compute_prox_logp_approximations` (loglinear).
     """
 
-    equation: ClassVar[str] = "L_t <- sg[exp(alpha d_t)] L_t, alpha = age/(age+1)"
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
+    equation = "L_t <- sg[exp(alpha d_t)] L_t, alpha = age/(age+1)"
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = log_ratio(scored.logprobs.detach(), scored.behavior, scored.mask)

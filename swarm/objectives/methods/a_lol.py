@@ -5,40 +5,34 @@ do. The ratio is to the reference policy, whoever generated the rollout. Ours: t
 the reference policy's own answers instead of a trained head.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement, Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import reference_rewards
-from swarm.objectives.parts.aggregate import RolloutSum
-from swarm.objectives.parts.group_statistics import group_statistics
-from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
-from swarm.objectives.parts.ratio import ReferenceRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import (
+    ReferenceRatio,
+    RolloutSum,
+    group_statistics,
+    reference_rewards,
+    weighted_likelihood,
+    whole_trajectory,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceLead(AdvantagePart):
     """How far a reward exceeds the reference policy's mean reward; 0 where it does not.
 
     Source: A-LoL, arXiv:2305.14718 (there the value is a head trained on such responses).
     """
 
-    equation: ClassVar[str] = "A_i = max(R_i - mean_G(R_ref), 0)"
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
+    equation = "A_i = max(R_i - mean_G(R_ref), 0)"
+    always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         value = group_statistics(reference_rewards(batch), batch.group_index).mean
         return (batch.rewards.to(value.dtype) - value).clamp(min=0).to(batch.rewards.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryClip(WeightPart):
     """The clipped ratio of the whole trajectory as a constant weight of each of its tokens.
 
@@ -47,8 +41,8 @@ class TrajectoryClip(WeightPart):
     Source: A-LoL, arXiv:2305.14718; abaheti95/LoL-RL.
     """
 
-    equation: ClassVar[str] = "L_t = -sg[clip(prod_s r_s, 1-low, 1+high)] A log pi_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t = -sg[clip(prod_s r_s, 1-low, 1+high)] A log pi_t"
+    scope = Scope.ROLLOUT
     low: float = 0.9  # half-width
     high: float = 0.9  # half-width
 

@@ -4,40 +4,34 @@ The optimal value of a prompt comes from the reference policy's own answers, tak
 generator: rollouts of any origin can be used, which the paper, with one fresh answer a prompt, does not do.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.advantage import reference_rewards
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.group_statistics import group_statistics
-from swarm.objectives.parts.likelihood import TrajectoryRegression
-from swarm.objectives.parts.ratio import ReferenceRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import (
+    ReferenceRatio,
+    RolloutMean,
+    TrajectoryRegression,
+    group_statistics,
+    reference_rewards,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SoftValueLead(AdvantagePart):
     """Reward minus the optimal value of the KL-regularised problem, from the reference policy's responses.
 
     Source: A*-PO, arXiv:2505.20686; TRL experimental `a2po`.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - V, V = temperature log mean_G exp(R_ref / temperature)"
+    equation = "A_i = R_i - V, V = temperature log mean_G exp(R_ref / temperature)"
+    always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise ConfigError(f"temperature {self.temperature} must be positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         scaled = reference_rewards(batch).to(torch.float64) / self.temperature

@@ -3,35 +3,24 @@
 The lead keeps a gradient alive where all rollouts of a group are equal. No ratio and no clip.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.likelihood import Likelihood
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceMomentum(AdvantagePart):
     """Group z-score plus the bounded lead over the reference policy's response in the same place.
 
     Source: AAPO, arXiv:2505.14264; JianxXiong/AAPO.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_G + floor) + clip(R_i - Rref_i, -low, high)"
+    equation = "A_i = (R_i - mean_G) / (std_G + floor) + clip(R_i - Rref_i, -low, high)"
+    always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
     low: float = 0.2
     high: float = 0.28
     floor: float = 1e-4
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.reference_rewards is not None, "the run does not supply reference_rewards"

@@ -7,40 +7,30 @@ ReLU. Secondary: the abstract has c, public readings of the paper the rest. Ours
 found, c held at +-20 so that one long answer cannot own a step, and GRPO as the rest (the paper adds it to DAPO, too).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Requirement, Scope, Scored, ShapePart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, TokenRatio
+from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ConfidentErrors(ShapePart):
     """Negative advantages grow with how much likelier than the reference policy their rollout is.
 
     Source: ACE, arXiv:2602.21420.
     """
 
-    equation: ClassVar[str] = "A *= 1 + alpha log(1 + exp(c)) where A < 0, c = clamp(sum_t log pi_t/ref_t, -20, 20)"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "A *= 1 + alpha log(1 + exp(c)) where A < 0, c = clamp(sum_t log pi_t/ref_t, -20, 20)"
+    scope = Scope.ROLLOUT
+    always_needs = frozenset({Requirement.REFERENCE_LOGPROBS})
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         if self.alpha < 0:
             raise ConfigError(f"alpha {self.alpha} must not be negative: confident errors would be spared")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         gap = torch.where(scored.mask, scored.logprobs.detach() - scored.reference, 0.0)

@@ -5,22 +5,14 @@ failures that were cut off is 4054 tokens; ours is a share of what each generato
 token mean around it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UsefulGroups(AdvantagePart):
     """Z-score, shrunk in groups where even the longest success is not longer than the usual failure.
 
@@ -30,9 +22,7 @@ class UsefulGroups(AdvantagePart):
     Source: ADORA, arXiv:2602.10019; ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens).
     """
 
-    equation: ClassVar[str] = (
-        "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
-    )
+    equation = "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
     damp: float = 0.1
     correct: float = 0.5  # a success has a higher reward
     share: float = 0.95

@@ -4,28 +4,21 @@ The other half of the method, how many branches a tool call gets, belongs to the
 Not the AEPO that holds an arbitrary entropy. Ours: token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import Scope, Scored, ShapePart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import PreservingClip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, PreservingClip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyScaled(ShapePart):
     """Advantages grow at tokens where the policy is less sure than usual in the step, and shrink elsewhere.
 
     Source: AEPO (agentic entropy-balanced); its `core_algos.py`.
     """
 
-    equation: ClassVar[str] = "A_t <- A_t (1 + strength (H_t - mean H) / std H), over the step's tokens; std 0 -> 1"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "A_t <- A_t (1 + strength (H_t - mean H) / std H), over the step's tokens; std 0 -> 1"
+    scope = Scope.STEP
     strength: float = 0.2
 
     def __call__(self, scored: Scored) -> Tensor:

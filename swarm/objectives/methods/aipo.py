@@ -5,27 +5,21 @@ constant weight instead, which is `cispo` with the same cap. The paper's cap is 
 and 10. Ours: 4, and no KL or entropy term.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OneSidedTruncation(WeightPart):
     """The surrogate with the ratio cut from above, whatever the sign of the advantage; no gradient over the cap.
 
     Source: AIPO, arXiv:2505.24034.
     """
 
-    equation: ClassVar[str] = "L_t = -min(r, cap) A"
+    equation = "L_t = -min(r, cap) A"
     cap: float = 4.0
 
     def __post_init__(self) -> None:

@@ -9,21 +9,14 @@ the sigmas is that of its multi-turn script, whose own sigma begins at 1e-6. Lef
 of .001. Ours: noise follows the packing of rows, so responses that share a prompt share the prompt's noise.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Noise, RatioPart, Requirement, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio, on_tokens, rollout_sum
+from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, TokenMean, log_ratio, on_tokens, rollout_sum
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PerturbedRatio(RatioPart):
     """The ratio of a whole response, of a policy with noise in its layers to the generator.
 
@@ -31,20 +24,17 @@ class PerturbedRatio(RatioPart):
     `patch_llama.py`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t = log pi_{theta,delta} - log mu"
     )
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scope = Scope.ROLLOUT
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PERTURBED_LOGPROBS})
     std: float = 0.02  # of each layer's noise before the first update
     rate: float = 5e-4  # of Adam on log(std)
 
     def __post_init__(self) -> None:
         if self.std <= 0 or self.rate < 0:
             raise ConfigError(f"std {self.std} must be above 0 (its logarithm is learned), rate {self.rate} not below")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PERTURBED_LOGPROBS})
 
     @property
     def noise(self) -> Noise:

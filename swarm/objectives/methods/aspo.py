@@ -6,20 +6,15 @@ advantages by tool calls.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FlippedClip(WeightPart):
     """Positive tokens weigh the inverse of their ratio, so that rare ones catch up instead of common ones.
 
@@ -29,11 +24,11 @@ class FlippedClip(WeightPart):
     Source: ASPO, arXiv:2510.06062; zyh1999/ASPO `compute_policy_loss_archer`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = -A max(r, 1-low) if A < 0 else -A (m/sg[m]) / sg[m], m = min(r, 1+high); "
         "where the weight exceeds cap: -A cap log pi_t"
     )
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scope = Scope.ROLLOUT
     low: float = 0.2  # half-widths
     high: float = 0.2
     wide_low: float = 0.4  # of tokens of high entropy

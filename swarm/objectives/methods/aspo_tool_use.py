@@ -4,23 +4,15 @@ Added to the reward it would be normalised away or let a wrong answer win; added
 sign. Ours: the call stands at the end of the first turn; clip and token mean around it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyCall(AdvantagePart):
     """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did.
 
@@ -31,7 +23,8 @@ class EarlyCall(AdvantagePart):
     Source: ASPO (tool use), arXiv:2508.19201.
     """
 
-    equation: ClassVar[str] = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
+    equation = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
+    always_needs = frozenset({Requirement.TURNS})
     strength: float = 2.0
     bound: float = 0.7
     correct: float = 0.5  # a success has a higher reward
@@ -40,10 +33,6 @@ class EarlyCall(AdvantagePart):
     def __post_init__(self) -> None:
         if self.bound < 0:
             raise ConfigError("bound must not be negative")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.TURNS})
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

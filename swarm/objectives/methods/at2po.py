@@ -3,10 +3,7 @@
 Turns are those the environment marked. The paper's tree search is not part of it.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TurnRatio
+from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TurnRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

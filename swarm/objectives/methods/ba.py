@@ -7,21 +7,14 @@ means makes a token of a long answer count less. The sign is that of the advanta
 readings of the paper agree on it, no released code. Ours: PPO's bounds and the unbiased group deviation.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import AggregatePart, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_sum
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BalancedMean(AggregatePart):
     """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has.
 
@@ -30,8 +23,8 @@ class BalancedMean(AggregatePart):
     Source: BA, arXiv:2605.04077.
     """
 
-    equation: ClassVar[str] = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"
-    scope: ClassVar[Scope] = Scope.GROUP
+    equation = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"
+    scope = Scope.GROUP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         batch, sign = scored.batch, scored.advantages.sum(dim=1).sign()  # [N]

@@ -4,21 +4,16 @@ The paper's own order, measure and numbers are the recipe `bapo_paper`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Requirement, Scope, Scored, TokenLosses, WeightPart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import check_dual, clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, check_dual, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BalancedClip(WeightPart):
     """A clip whose two bounds (of the ratio itself) are searched each step.
 
@@ -28,8 +23,8 @@ class BalancedClip(WeightPart):
     Source: BAPO, arXiv:2510.18927. "code": WooooDyy/BAPO `recipe/bapo/policy_loss.py`; "paper": Algorithm 1.
     """
 
-    equation: ClassVar[str] = "L_t = -min(r A, clip(r, c_low, c_high) A), bounds raised until positives reach target"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L_t = -min(r A, clip(r, c_low, c_high) A), bounds raised until positives reach target"
+    scope = Scope.STEP
     form: Literal["code", "paper"] = "code"
     target: float = 1.0  # code: sum of positives / sum of negatives; paper: share of positives, in [0, 1]
     low_start: float = 0.6

@@ -4,26 +4,18 @@ The weight follows the spread of the rates; fixed parameters of the Beta would g
 or GRPO. Several rewards are meant to be decomposed first (`gdpo`). Ours: token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import GroupStatistics, group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, GroupStatistics, TokenMean, TokenRatio, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 _MOST_WEIGHT = 1e6  # of 1 / density, as released
 _SAME = 1e-9  # success rates that differ by less are equal but for rounding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BetaNormalised(AdvantagePart):
     """Reward minus success rate, weighed by a Beta distribution that follows the step's success rates.
 
@@ -33,19 +25,14 @@ class BetaNormalised(AdvantagePart):
     Source: BNPO, arXiv:2506.02864; changyi7231/BNPO `bnpo_ray_trainer.py`.
     """
 
-    equation: ClassVar[str] = (
-        "A_i = (R_i - p) / Beta(p; 1 + a/3, 1 + b/3), (a, b) of mean and variance of p over prompts"
-    )
+    equation = "A_i = (R_i - p) / Beta(p; 1 + a/3, 1 + b/3), (a, b) of mean and variance of p over prompts"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # rates of 0 and 1 are part of the distribution
     lowest: float = 0.0
     highest: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.lowest < self.highest:
             raise ConfigError("lowest must be below highest")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # rates of 0 and 1 are part of the distribution
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards = (batch.rewards.to(torch.float64) - self.lowest) / (self.highest - self.lowest)

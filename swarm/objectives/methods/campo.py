@@ -5,19 +5,13 @@ code takes a fixed penalty, where its scripts ask for a size that adapts and tha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import RewardPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import Batch, RewardPart
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
@@ -38,7 +32,6 @@ def ends_in_a_loop(tokens: Sequence[int]) -> bool:
     return False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedTail(RewardPart):
     """A fixed penalty for responses that ran into their limit in a loop.
 
@@ -47,7 +40,7 @@ class RepeatedTail(RewardPart):
     Source: CAMPO, arXiv:2507.14683; MiroMindAsia/MiroMind-M1 `compute_campo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "R <- R - penalty where the response was cut off and ends in a stretch repeated at once"
+    equation = "R <- R - penalty where the response was cut off and ends in a stretch repeated at once"
     penalty: float = 0.1
 
     def __post_init__(self) -> None:

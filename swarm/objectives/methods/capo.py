@@ -5,18 +5,13 @@ gradient step. Ours: the length of that step, which follows from the step's own 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import CorrectionPart, Prediction, Probe, Scope, Scored, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
@@ -45,7 +40,6 @@ def gradient_curvature(seen: Prediction) -> Tensor:
     return kernel**2 * along
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CurvatureMask(CorrectionPart):
     """CreditLedger out tokens by a second-order prediction of what their own gradient step in the last layer does.
 
@@ -57,11 +51,11 @@ class CurvatureMask(CorrectionPart):
     Source: CAPO (curvature-aware), arXiv:2510.00819; luckeciano/stable-pg-llm `grpo_entropy_trainer.py`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "w = 1[m_F < shift, |m_H| < gain], m_F = (eta A s)^2 / 2, m_H = eta A^2 s + eta^2 A^3 (s^2 - q) / 2, "
         "eta such that mean m_F = budget, s = |g|^2, q = g^T F g, g = grad log pi in the last layer"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     budget: float = 1e-5  # nats
     shift: float = 1e-4  # nats
     gain: float = 0.01  # of the objective

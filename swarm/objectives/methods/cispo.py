@@ -4,10 +4,7 @@ The original tunes the upper bound only and has no lower one; it gives no number
 and ScaleRL write the same rule with an absolute cap of 5, which is `weight.high` = 4 here.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.likelihood import DetachedClip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import DetachedClip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -4,10 +4,7 @@ The published rule draws them at random between two bounds of the covariance. Ou
 those of largest covariance between the bounds, so that a run can be repeated.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import CovarianceClip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import CovarianceClip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -6,33 +6,26 @@ stands on a critic with its own estimator, of which nothing is here; the surroga
 the group z-score, a mean over tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TermPart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CorrectLikelihood(TermPart):
     """Negative log-likelihood of the step's correct rollouts, a mean over their tokens; 0 where none is correct.
 
     Source: VAPO, arXiv:2504.05118 section 4.3 (strength 0.1).
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L -= strength share sum_{i: R_i >= correct} sum_t log pi_t / sum_{i: R_i >= correct} |o_i|, "
         "share of the step's tokens (1 but for mixed kinds)"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     strength: float = 0.1
     correct: float = 1.0  # least reward that counts
 

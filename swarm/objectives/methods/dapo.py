@@ -4,23 +4,15 @@ The objective and the reward of the method; its dynamic sampling (groups without
 sampler's work. The overlong buffer is 4096 of 20480 tokens; ours: the same share of each generator's limit.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import CorrectionPart, RewardPart, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import Batch, CorrectionPart, RewardPart, Scored
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedOnly(CorrectionPart):
     """Drops responses cut off by the token limit: their reward says little about what they were going to be.
 
@@ -30,14 +22,13 @@ class FinishedOnly(CorrectionPart):
     Source: overlong filtering, arXiv:2503.14476 section 3.4; TRL `mask_truncated_completions`.
     """
 
-    equation: ClassVar[str] = "L_t <- 1[response ended before its limit] L_t"
+    equation = "L_t <- 1[response ended before its limit] L_t"
 
     def __call__(self, scored: Scored) -> Tensor:
         is_kept = ~scored.batch.is_truncated[:, None]
         return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Overlong(RewardPart):
     """A penalty that grows over the last part of the allowed length, from 0 to `factor`.
 
@@ -46,7 +37,7 @@ class Overlong(RewardPart):
     Source: DAPO, arXiv:2503.14476 section 3.4; verl `DAPORewardManager`.
     """
 
-    equation: ClassVar[str] = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
+    equation = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
     share: float = 0.2
     factor: float = 1.0
 

@@ -5,17 +5,15 @@ half-widths are the paper's. Not the DCPO that steers entropy.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.part import (
     AdvantagePart,
     AggregatePart,
+    Batch,
     Memory,
     Requirement,
     Scope,
@@ -23,10 +21,7 @@ from swarm.objectives.part import (
     TokenLosses,
     WeightPart,
 )
-from swarm.objectives.parts.advantage import own_rewards
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.prompts import renewed
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import TokenRatio, clip_surrogate, own_rewards, renewed
 from swarm.objectives.recipe import Recipe
 
 Record = list[float]
@@ -49,7 +44,6 @@ def _scores(rewards: Tensor, mean: float, count: float, squares: float) -> Tenso
     return (rewards - mean) / deviation if deviation > 0 else torch.zeros_like(rewards)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CumulativeScore(AdvantagePart):
     """Two mixtures of this visit's z-score and the z-score among all rewards of the prompt; the smaller counts.
 
@@ -60,11 +54,8 @@ class CumulativeScore(AdvantagePart):
     Source: DCPO, arXiv:2509.02333; lime-RL/DCPO `compute_dcpo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A = the smaller of (i-1)/i z_now + (1/i) z_all and (1/i) z_now + (i-1)/i z_all, i visits"
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
+    equation = "A = the smaller of (i-1)/i z_now + (1/i) z_all and (1/i) z_now + (i-1)/i z_all, i visits"
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}
@@ -100,31 +91,30 @@ def _visits(batch: Batch, known: Mapping[str, Record]) -> Iterator[tuple[Tensor,
             yield members, batch.rewards[members].to(torch.float64), known.get(key, [0.0, 0.0, 0.0, 0.0])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutMeanSum(AggregatePart):
     """Token means of the rollouts, added up and not divided by their number.
 
     Source: DCPO's only-token-mean loss, arXiv:2509.02333; lime-RL/DCPO.
     """
 
-    equation: ClassVar[str] = "L = sum_i (1/|o_i|) sum_t L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L = sum_i (1/|o_i|) sum_t L_t"
+    scope = Scope.ROLLOUT
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return (losses.sum(dim=1) / scored.mask.sum(dim=1).clamp(min=1)).sum()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProbabilityClip(WeightPart):
     """The rarer a token was when sampled, the wider its bounds. Wants a ratio to the generator.
 
     Source: DCPO (dynamic clipping), arXiv:2509.02333; lime-RL/DCPO `get_clip_low_high`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = min(-min(r A, clip(r, lo, hi) A), -ceiling A if A < 0), mu = mu(token): "
         "lo = (1 + sqrt(max(1 - 4 low/mu, 0)))/2, hi = min((1 + sqrt(1 + 4 high/mu))/2, ceiling)"
     )
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
     low: float = 0.16
     high: float = 0.2
     ceiling: float = 10.0  # of the ratio; also the dual clip
@@ -132,10 +122,6 @@ class ProbabilityClip(WeightPart):
     def __post_init__(self) -> None:
         if min(self.low, self.high) < 0 or self.ceiling <= 1:
             raise ConfigError("low and high must not be negative and ceiling must exceed 1")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS})
 
     def __call__(self, scored: Scored) -> TokenLosses:
         rarity = torch.exp(-scored.behavior)

@@ -4,19 +4,14 @@ Another method called DCPO clips by token probability. Groups whose rewards are 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, TokenRatio
+from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
@@ -30,7 +25,6 @@ def tempered_log_ratio(seen: Prediction, factor: float) -> Tensor:
     return logprob(logits / factor) - logprob(logits)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TemperedPull(ShapePart):
     """Correct rollouts get a share of the ratio to a flatter policy below the target entropy, a sharper one above.
 
@@ -40,11 +34,12 @@ class TemperedPull(ShapePart):
     Source: DCPO (distribution-centric), 597358816/DCPO `verl/trainer/ray_trainer.py`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "A <- (1-a) A + a 1[R > correct] pi^T/pi, a = d/(d + share correct), d = min(|target - H|, most), "
         "T = flat if H <= target else sharp"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     target: float = 0.5  # nats per token
     flat: float = 1.2  # temperature
     sharp: float = 0.8
@@ -56,10 +51,6 @@ class TemperedPull(ShapePart):
             raise ConfigError(f"sharp and flat: temperatures {self.sharp} and {self.flat} are not on both sides of 1")
         if self.most < 0 or self.target < 0:
             raise ConfigError("target and most must not be negative")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     @property
     def probes(self) -> Mapping[str, Probe]:

@@ -6,11 +6,7 @@ Ours: group z-scores in place of a critic. Among strangers prefer `icepop`: noth
 so that one false log-prob of a peer can outweigh a step.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.mismatch_correction import Mismatch
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, Mismatch, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -4,23 +4,16 @@ The text is not at hand. Ours: equal shares, the intervals of GRPO and GSPO, and
 rather than ratios; share 1 is GRPO and share 0 is GSPO exactly.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio, on_tokens, rollout_mean
+from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio, clip_surrogate, on_tokens, rollout_mean
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Branches(WeightPart):
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scope = Scope.ROLLOUT
     token_low: float = 0.2  # half-widths
     token_high: float = 0.2
     sequence_low: float = 3e-4
@@ -39,14 +32,13 @@ class _Branches(WeightPart):
         return TokenLosses(losses=losses, bounded=token.bounded & sequence.bounded)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BranchClip(_Branches):
     """Averaged mixing.
 
     Source: DHPO, arXiv:2601.05607; the share and both intervals are ours.
     """
 
-    equation: ClassVar[str] = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
+    equation = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
     share: float = 0.5
 
     def __post_init__(self) -> None:
@@ -57,16 +49,13 @@ class BranchClip(_Branches):
         return self.mixed(scored, self.share)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyBranchClip(_Branches):
     """Entropy-guided mixing: the more uncertain the policy is at a token, the more its own ratio counts.
 
     Source: DHPO, arXiv:2601.05607; the form of the share, its scale and both intervals are ours.
     """
 
-    equation: ClassVar[str] = (
-        "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
-    )
+    equation = "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
     half: float = 1.0  # nats at which both branches count the same
 
     def __post_init__(self) -> None:

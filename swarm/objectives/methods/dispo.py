@@ -4,27 +4,20 @@ The bounds are the paper's. Its filter of uniform groups is the sampler's work, 
 answers a reward part of its own (`Overlong`), and the learner chooses the learning rate.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.likelihood import weighted_likelihood
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, weighted_likelihood
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FourBounds(WeightPart):
     """The clipped ratio as a constant weight, with bounds of their own for each sign of the advantage.
 
     Source: DISPO, arXiv:2602.00983 (two secondary sources agree).
     """
 
-    equation: ClassVar[str] = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t, (low, high) by the sign of A"
+    equation = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t, (low, high) by the sign of A"
     positive_low: float = 0.2  # half-widths
     positive_high: float = 10.0
     negative_low: float = 1.0  # 1 = no lower bound

@@ -1,31 +1,31 @@
 """DPPO: a trust region on how far a token's probability itself moved; rare tokens may change by any factor."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.likelihood import DetachedClip
-from swarm.objectives.parts.mismatch_correction import DivergenceMask, ProbabilityDifferenceMask, pushed
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import (
+    DetachedClip,
+    DivergenceMask,
+    GroupZScore,
+    ProbabilityDifferenceMask,
+    TokenMean,
+    TokenRatio,
+    pushed,
+)
 from swarm.objectives.recipe import Recipe
 
 PROBABILITY_FLOOR = 1e-8
 """Added to the probability of all other tokens, so that its logarithm is finite."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BernoulliDivergenceMask(DivergenceMask):
     """Drops tokens by KL(mu || pi) of "this token or another", in the direction its advantage pushes to.
 
     Source: DPPO-Binary-KL, arXiv:2602.04879; sail-sg/Stable-RL; verl `dppo_kl`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t <- M L_t, M = 0 if KL > high, A > 0, p > p_mu or KL > low, A <= 0, p < p_mu; "
         "KL = p_mu log(p_mu/p) + (1-p_mu) log((1-p_mu)/(1-p))"
     )

@@ -5,10 +5,7 @@ pushed down less per token than a short one. Ours: the constant is what each gen
 write, so that recordings with other limits can be mixed.
 """
 
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import ConstantLength
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, ConstantLength, GroupCentred, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

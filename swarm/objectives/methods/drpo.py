@@ -5,42 +5,36 @@ place of a clip. The advantage only tells which groups have a signal. Ours: what
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import AggregatePart, Requirement, Scope, Scored, TermPart, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.kl import check_not_negative, difference, need_of, step_mean
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.parts import GroupCentred, NoRatio, check_not_negative, difference, need_of, step_mean
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSum(AggregatePart):
     """Token losses added up, per prompt of the step: for weights that already divide inside a group.
 
     Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
 
-    equation: ClassVar[str] = "L = (1/M) sum_i sum_t L_t"
+    equation = "L = (1/M) sum_i sum_t L_t"
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return losses.sum() / max(1, scored.batch.step_groups)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KlConstraint(TermPart):
     """No penalty while the divergence from the start of the update is within a bound, a steep one beyond.
 
     Source: DRPO, Optimization-AI/DRPO.
     """
 
-    equation: ClassVar[str] = "L += sg[max(steepness (KL - bound), 0)] KL, KL = mean_t (log pi_old - log pi)"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L += sg[max(steepness (KL - bound), 0)] KL, KL = mean_t (log pi_old - log pi)"
+    scope = Scope.STEP
     steepness: float = 1000.0
     bound: float = 1e-4  # nats per token
 
@@ -56,7 +50,6 @@ class KlConstraint(TermPart):
         return (self.steepness * (divergence.detach() - self.bound)).clamp(min=0) * divergence
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DecoupledReward(WeightPart):
     """In mixed groups: length-weighted mean likelihood of the successes, less the soft maximum of the failures'.
 
@@ -68,10 +61,10 @@ class DecoupledReward(WeightPart):
     Source: DRPO, arXiv:2510.04474; Optimization-AI/DRPO `compute_policy_loss_drpo`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_G = -sum_+ w s / sum_+ w + tau log mean_- exp(s / tau), w = exp((1 - |o|/Lmax) / scale), s mean log pi"
     )
-    scope: ClassVar[Scope] = Scope.GROUP
+    scope = Scope.GROUP
     tau: float = 10.0
     scale: float = 0.1
     correct: float = 0.5  # a success has a higher reward

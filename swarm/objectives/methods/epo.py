@@ -10,22 +10,15 @@ both sides, of which our notes on the code have 0.05 and 0.1.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Scored, TermPart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.entropy import mean_entropy
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyBand(TermPart):
     """An entropy bonus, less a penalty for tokens whose entropy leaves a band around its history.
 
@@ -36,9 +29,7 @@ class EntropyBand(TermPart):
     Source: EPO, arXiv:2509.22576; WujiangXu/EPO `verl/workers/actor/dp_actor.py`, every token a single turn.
     """
 
-    equation: ClassVar[str] = (
-        "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
-    )
+    equation = "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
     strength: float = 0.001
     penalty: float = 0.1
     low: float = 0.8  # times the past mean entropy
@@ -80,7 +71,6 @@ class EntropyBand(TermPart):
         return -self.strength * bonus
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PullingBand(EntropyBand):
     """The same bonus, and a pull back into the band that grows with the distance to it. Ours.
 
@@ -88,7 +78,7 @@ class PullingBand(EntropyBand):
     the band, so that entropy is held from both sides; below the band it adds to the bonus.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L -= strength * mean_t (H_t - weight(step) * penalty * (max(low past H - H_t, 0) + max(H_t - high past H, 0)))"
     )
     penalty: float = 3.0

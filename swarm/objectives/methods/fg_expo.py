@@ -7,23 +7,29 @@ its mean over rollouts, also for the penalty.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, PromptPart, Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.kl import Mean, check_choice, check_not_negative, difference, estimate, need_of, step_mean
-from swarm.objectives.parts.prompts import renewed
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import (
+    Clip,
+    GroupZScore,
+    Mean,
+    RolloutMean,
+    TokenRatio,
+    check_choice,
+    check_not_negative,
+    difference,
+    estimate,
+    need_of,
+    renewed,
+    step_mean,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GaussianAccuracy(PromptPart):
     """Prompts that are answered right about half of the time are asked most.
 
@@ -31,9 +37,8 @@ class GaussianAccuracy(PromptPart):
     remembered prompts; a forgotten one starts anew.
     """
 
-    equation: ClassVar[str] = (
-        "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
-    )
+    equation = "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS})
     center: float = 0.5
     width: float = 0.35
     pace: float = 0.1
@@ -47,10 +52,6 @@ class GaussianAccuracy(PromptPart):
             raise ConfigError(f"width: {self.width} is not positive")
         if not (0 < self.pace <= 1 and 0 <= self.start <= 1):
             raise ConfigError("pace and start must lie in [0, 1], and pace not be 0")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS})
 
     def initial(self) -> Memory:
         return {"accuracy": {}}
@@ -70,15 +71,14 @@ def _accuracies(memory: Memory) -> Mapping[str, float]:
     return cast("Mapping[str, float]", memory["accuracy"])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AccuracyKl(TermPart):
     """k3 to the reference, loose while the step's mean reward is low and tight where it is high.
 
     Source: AKL of FG-ExPO, arXiv:2605.11403.
     """
 
-    equation: ClassVar[str] = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
+    scope = Scope.STEP
     strength: float = 0.02
     mean: Mean = "rollout"
 

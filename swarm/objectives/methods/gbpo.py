@@ -5,23 +5,15 @@ The target is the upper bound above the group's median reward and the lower one 
 is the mean of the middle two.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.group_statistics import group_median, group_statistics
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import Batch, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, group_median, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BoundedRatio(WeightPart):
     """The ratio's distance from the optimum of a bounded-ratio problem, times the size of the advantage.
 
@@ -31,10 +23,8 @@ class BoundedRatio(WeightPart):
     Source: GBPO, arXiv:2604.18578; `bounded_ratio_rl` `core_algos.py`.
     """
 
-    equation: ClassVar[str] = (
-        "L_t = |(r - tgt) A|, tgt = 1-low + (low+high) sigmoid((R - median_G) / (std_G + floor) / temperature)"
-    )
-    scope: ClassVar[Scope] = Scope.GROUP
+    equation = "L_t = |(r - tgt) A|, tgt = 1-low + (low+high) sigmoid((R - median_G) / (std_G + floor) / temperature)"
+    scope = Scope.GROUP
     low: float = 0.2  # half-widths
     high: float = 0.2
     temperature: float = 1e-4

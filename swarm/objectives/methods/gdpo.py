@@ -4,24 +4,15 @@ A sum of rewards that is scored once makes unlike mixtures equal; here each rewa
 clip around it; whitening is over tokens, as in the code that was read (the paper's is over rollouts).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.advantage import whitened
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal, whitened
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PerRewardScore(AdvantagePart):
     """Z-scores of every named reward, added up with weights, whitened over the tokens of the step.
 
@@ -30,17 +21,14 @@ class PerRewardScore(AdvantagePart):
     Source: GDPO, arXiv:2601.05242; CrazyMint/LEAD `compute_advantage` (gdpo).
     """
 
-    equation: ClassVar[str] = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
+    equation = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
+    always_needs = frozenset({Requirement.REWARD_PARTS, Requirement.ZERO_VARIANCE_GROUPS})
     weights: str = ""  # "correct=1, format=0.5"; a reward that is not named counts 1
     floor: float = 1e-6
     whitening_floor: float = 1e-8
 
     def __post_init__(self) -> None:
         self.weight_of("")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REWARD_PARTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def weight_of(self, name: str) -> float:
         """Weight of a named reward. Raises ConfigError where `weights` cannot be read."""

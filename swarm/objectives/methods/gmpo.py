@@ -3,20 +3,14 @@
 Each log-ratio is clipped on the side that the advantage pushes to before it enters the mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GeometricMean(WeightPart):
     """Token log-ratios, each clipped on the side its advantage pushes to, averaged before exp.
 
@@ -25,8 +19,8 @@ class GeometricMean(WeightPart):
     Source: GMPO, arXiv:2507.20673; callsys/GMPO; verl `geo_mean`.
     """
 
-    equation: ClassVar[str] = "L_i = -A exp(mean_t sgn(A) min(sgn(A) d_t, sgn(A) clip(d_t, -low, high)))"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_i = -A exp(mean_t sgn(A) min(sgn(A) d_t, sgn(A) clip(d_t, -low, high)))"
+    scope = Scope.ROLLOUT
     low: float = 0.4  # of the log-ratio
     high: float = 0.4
 

@@ -3,38 +3,27 @@
 No ratio, no clip and no standard deviation. The normaliser of rewards is 1, as in verl.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.likelihood import Likelihood
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SignalScaled(AdvantagePart):
     """Reward minus the group's mean, made up for the rollouts of the step whose advantage is 0.
 
     Source: GPG, arXiv:2504.02546. verl's `gpg` counts non-zero rewards instead of non-zero advantages.
     """
 
-    equation: ClassVar[str] = "A_i = (N / #{A != 0}) (R_i - mean_G) / divisor"
+    equation = "A_i = (N / #{A != 0}) (R_i - mean_G) / divisor"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # the scale counts them
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.divisor <= 0:
             raise ConfigError(f"divisor {self.divisor} must be positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # the scale counts them
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

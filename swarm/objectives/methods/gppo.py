@@ -3,10 +3,7 @@
 Ours: half-widths 0.2, group z-score, token mean.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import PreservingClip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, PreservingClip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -5,11 +5,7 @@ verl adds 1e-6 to the standard deviation and TRL 1e-4; both use the unbiased one
 term to a reference policy, which both frameworks leave off by default, and so do we.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.kl import KlPenalty
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, KlPenalty, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

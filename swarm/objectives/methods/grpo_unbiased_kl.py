@@ -4,20 +4,18 @@ DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone a
 the strength, which the report sets by domain.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.kl import (
+from swarm.objectives.parts import (
+    Clip,
+    GroupZScore,
     Mean,
+    RolloutMean,
     Sampler,
     Target,
+    TokenRatio,
     check_choice,
     check_not_negative,
     difference,
@@ -25,11 +23,9 @@ from swarm.objectives.parts.kl import (
     need_of,
     step_mean,
 )
-from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImportanceKl(TermPart):
     """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too.
 
@@ -38,8 +34,8 @@ class ImportanceKl(TermPart):
     Source: DeepSeek-V3.2 report, arXiv:2512.02556.
     """
 
-    equation: ClassVar[str] = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
+    scope = Scope.ROLLOUT
     strength: float = 0.001
     sampler: Sampler = "behavior"
     to: Target = "reference"

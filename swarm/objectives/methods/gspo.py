@@ -3,18 +3,15 @@
 The clip acts on responses, so its half-widths are a thousandth of those of token methods.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import RatioPart, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import (
+from swarm.objectives.parts import (
     LOG_RATIO_BOUND,
     AgainstPolicy,
+    Clip,
+    GroupZScore,
+    RolloutMean,
     SequenceRatio,
     check_ceiling,
     on_tokens,
@@ -23,7 +20,6 @@ from swarm.objectives.parts.ratio import (
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceTokenRatio(AgainstPolicy, RatioPart):
     """The value of the length-normalised ratio with the gradient of the token alone.
 
@@ -32,8 +28,8 @@ class SequenceTokenRatio(AgainstPolicy, RatioPart):
     Source: GSPO-token, arXiv:2507.18071; verl `compute_policy_loss_gspo`.
     """
 
-    equation: ClassVar[str] = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
+    scope = Scope.ROLLOUT
     ceiling: float = 10.0  # of log s
 
     def __post_init__(self) -> None:

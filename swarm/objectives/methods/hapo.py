@@ -6,23 +6,23 @@ part, a sampling temperature for every token, belongs to the generator and is le
 remembers how long answers were.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import check_dual, clip_surrogate
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import (
+    TokenMean,
+    TokenRatio,
+    check_dual,
+    clip_surrogate,
+    group_statistics,
+    group_sum,
+    where_signal,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGroupScore(AdvantagePart):
     """Z-score with the mean and deviation over the group's tokens, each carrying its response's reward.
 
@@ -32,9 +32,7 @@ class TokenGroupScore(AdvantagePart):
     Source: HAPO (token entropy); starriver030515/HAPO `compute_hapo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = (
-        "A_i = (R_i - mean_tokens) / (std_tokens + floor), population std; z-score if any |A| >= limit"
-    )
+    equation = "A_i = (R_i - mean_tokens) / (std_tokens + floor), population std; z-score if any |A| >= limit"
     limit: float = 5.0
     floor: float = 1e-6
 
@@ -50,7 +48,6 @@ class TokenGroupScore(AdvantagePart):
         return where_signal(torch.where(is_far, plain, scores), group, batch.rewards)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyClip(WeightPart):
     """Uncertain tokens may rise further, certain ones fall further, and their advantages shift along.
 
@@ -61,11 +58,11 @@ class EntropyClip(WeightPart):
     Source: HAPO (heterogeneous adaptive), starriver030515/HAPO `core_algos.py`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "lo = low (1 - min(h, 0)), hi = high (1 + max(h, 0)); A <- A (1 + h) where h > 0 and r is outside "
         "(1-lo/2, 1+hi/2), or h <= 0 and r is inside; L_t = -min(r A, clip(r, 1-lo, 1+hi) A), dual clip where A < 0"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     pivot: float = 0.8  # quantile of the entropies that counts as 0

@@ -7,23 +7,15 @@ group z-score, clip and rollout mean of `grpo` around it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import Memory, Requirement, RewardPart, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.prompts import renewed
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import Batch, Memory, Requirement, RewardPart, Scored
+from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TokenRatio, renewed
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryLength(RewardPart):
     """A bonus or malus by length against the shortest success this prompt ever had.
 
@@ -34,17 +26,14 @@ class HistoryLength(RewardPart):
     Source: HAPO (history-aware), arXiv:2505.11225; HCY123902/HAPO `utils.py` (cosine, shortest).
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "R <- R + weight l, c = cos(pi/2 min(|o|/h, 2)), l = max(worst, c) where R > correct else min(0, c), "
         "h = shortest success of the prompt"
     )
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
     weight: float = 1.0
     worst: float = -0.7
     correct: float = 0.5  # a success has a higher reward
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}

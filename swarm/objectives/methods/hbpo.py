@@ -5,23 +5,16 @@ twice and lowers a success that stays far below its budget). Ours: the limits of
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetGroups(AdvantagePart):
     """Successes earn by budget, less where they overrun it; compared inside their budget and across the group.
 
@@ -31,10 +24,11 @@ class BudgetGroups(AdvantagePart):
     Source: HBPO, arXiv:2507.15844 section 3; constants of ZJU-REAL/HBPO `math_reward.py` (4, and 1/4096 a token).
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "A_i = (mean_{b} R - h(b)) + (R_i - mean_G R) / (std_G R + floor), h(x) = height cos(pi x / (2 Lmax)); "
         "R = h(max(|o|, b)) - cost max(|o| - b, 0) / Lmax for a success, else 0"
     )
+    always_needs = frozenset({Requirement.BUDGETS, Requirement.ZERO_VARIANCE_GROUPS})
     height: float = 4.0
     cost: float = 1.0  # of overrunning by the whole limit
     correct: float = 0.5  # a success has a higher reward
@@ -43,10 +37,6 @@ class BudgetGroups(AdvantagePart):
     def __post_init__(self) -> None:
         if min(self.height, self.cost) < 0:
             raise ConfigError("height and cost must not be negative")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BUDGETS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.budgets is not None, "the run does not supply budgets"

@@ -3,28 +3,29 @@
 Dropped tokens stay in the denominator. Ours: GRPO's clip with a token mean as the host.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.mismatch_correction import MismatchPart, check_band, inside, log_mismatch
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import (
+    Clip,
+    GroupZScore,
+    MismatchPart,
+    TokenMean,
+    TokenRatio,
+    check_band,
+    inside,
+    log_mismatch,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedMismatch(MismatchPart):
     """The ratio of each token inside a band; outside it the token is dropped.
 
     Source: IcePop, arXiv:2510.18855; TRL `token_mask`. AReaL's cap is the band [0, cap].
     """
 
-    equation: ClassVar[str] = "L_t <- sg[rho_t 1[low <= rho_t <= high]] L_t"
+    equation = "L_t <- sg[rho_t 1[low <= rho_t <= high]] L_t"
     low: float = 0.5
     high: float = 5.0
 

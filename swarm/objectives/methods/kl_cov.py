@@ -3,29 +3,22 @@
 The surrogate itself is not clipped.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import covariances, largest
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, covariances, largest
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CovariancePenalty(WeightPart):
     """The plain surrogate, and the few tokens of highest covariance pay for leaving the old policy.
 
     Source: KL-Cov, arXiv:2505.22617; verl `kl_cov`.
     """
 
-    equation: ClassVar[str] = "L_t = -r A + strength |log r| on the largest `share` of cov_t, else -r A"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L_t = -r A + strength |log r| on the largest `share` of cov_t, else -r A"
+    scope = Scope.STEP
     share: float = 2e-4  # of the step's tokens, at least one
     strength: float = 1.0
 

@@ -5,26 +5,17 @@ unsettled. Both sides of the target cost the same, as in the paper; the released
 The small KL penalty is left out, as in `grpo`. Ours: limits of the target as shares of the allowed length.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
-from swarm.objectives.parts.advantage import whitened
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal, whitened
 from swarm.objectives.recipe import Recipe
 
 _TINY = 1e-8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LengthBalance(AdvantagePart):
     """Z-scores of correctness and of closeness to a target length, in a proportion that follows what is unsettled.
 
@@ -35,10 +26,11 @@ class LengthBalance(AdvantagePart):
     Source: LEAD, arXiv:2605.09806; CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's).
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "A = whiten(w z(R) + (1-w) z(E)), E = max(-1, 1 - ||o| - L*|/L*), w = max(least_weight, EMA of Dc/(Dc+De)), "
         "D = CV/(CVc+CVe) * room, room = 1 - mean R, 1 - (mean E + 1)/2 (successes)"
     )
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     correct: float = 0.5  # a success has a higher reward
     least: float = 0.125  # share of the allowed length; 1000 of 8000 tokens as released
     least_weight: float = 0.3
@@ -48,10 +40,6 @@ class LengthBalance(AdvantagePart):
     def __post_init__(self) -> None:
         if not 0 < self.least <= 1 or not 0 <= self.decay < 1 or not 0 <= self.least_weight <= 1:
             raise ConfigError("least must be in (0, 1], decay in [0, 1) and least_weight in [0, 1]")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"weight": 0.5}

@@ -3,10 +3,7 @@
 A group whose rewards hardly differ is no longer blown up to unit spread.
 """
 
-from swarm.objectives.parts.advantage import BatchDeviation
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import BatchDeviation, Clip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

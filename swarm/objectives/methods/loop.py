@@ -4,26 +4,19 @@ LOOP also drops rollouts with |A| < 0.01, which saves time and changes next to n
 setting is an agent with many turns; the ratio by token is the one its authors found best.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import LeaveOneOut
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import LeaveOneOut, RolloutMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SymmetricClip(WeightPart):
     """PPO's clip with bounds that are each other's inverse, symmetric in the log-ratio.
 
     Source: LOOP, arXiv:2502.01600; apple/ml-loop.
     """
 
-    equation: ClassVar[str] = "L_t = -min(r A, clip(r, 1/(1+width), 1+width) A)"
+    equation = "L_t = -min(r A, clip(r, 1/(1+width), 1+width) A)"
     width: float = 0.1  # half-width of the upper side
 
     def __post_init__(self) -> None:

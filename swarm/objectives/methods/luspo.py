@@ -3,10 +3,7 @@
 With one ratio for each response the sum over its tokens is that product.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutSum
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import SequenceRatio
+from swarm.objectives.parts import Clip, GroupZScore, RolloutSum, SequenceRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

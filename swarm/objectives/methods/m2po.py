@@ -4,18 +4,13 @@ Made for data many updates old; the interval is never tighter than [0.7, 1.5]. T
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
@@ -38,7 +33,6 @@ def widest_cap(squares: Tensor, budget: float) -> float:
     return float(ascending[num_within - 1]) if num_within else 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SecondMomentClip(WeightPart):
     """A clip at exp(+-tau), tau the widest at which the harmful tokens' mean square log-ratio is in the budget.
 
@@ -49,10 +43,10 @@ class SecondMomentClip(WeightPart):
     log-ratios).
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = -min(r A, clip(r, min(e^-tau, 1-low), max(e^tau, 1+high)) A), mean_harmful(min(d^2, tau^2)) <= budget"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     budget: float = 0.04
     low: float = 0.3  # least half-width
     high: float = 0.5  # least half-width

@@ -5,23 +5,15 @@ that policy. AReaL's count of tokens leaves the dropped ones out. Ours: the deno
 the step size does not depend on how many were dropped.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Surrogate
-from swarm.objectives.parts.mismatch_correction import MismatchPart, log_mismatch
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, MismatchPart, Surrogate, TokenMean, TokenRatio, log_mismatch
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SecondMomentMask(MismatchPart):
     """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget.
 
@@ -30,8 +22,8 @@ class SecondMomentMask(MismatchPart):
     Source: M2PO as in AReaL `_apply_m2po_masking`; arXiv:2510.01161.
     """
 
-    equation: ClassVar[str] = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
+    scope = Scope.STEP
     budget: float = 0.04
 
     def __post_init__(self) -> None:

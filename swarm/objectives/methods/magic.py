@@ -4,22 +4,14 @@ The token-mean surrogate without KL around it is Skywork-OR1's. Ours: the streng
 entropy that is compared is that of the step's own tokens, foreign ones included.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Scope, Scored, TermPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.entropy import mean_entropy
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveEntropy(TermPart):
     """A bonus that acts only while entropy is at or under a target, and grows for as long as it is.
 
@@ -29,8 +21,8 @@ class AdaptiveEntropy(TermPart):
     Source: Skywork-OR1, arXiv:2505.22312 section 4.
     """
 
-    equation: ClassVar[str] = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
+    scope = Scope.STEP
     start: float = 0.01
     pace: float = 0.005
     target: float = 0.2  # nats per token

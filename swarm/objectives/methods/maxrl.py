@@ -3,28 +3,20 @@
 For binary rewards. Ours: the clipped token surrogate around it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MeanNormalised(AdvantagePart):
     """Distance from the group's mean in units of that mean: of a binary reward, weight 1 / success rate.
 
     Source: MaxRL, arXiv:2602.02710, as in prime-rl `max_rl`. Rewards are meant to be non-negative; the floor is ours.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (mean_G + floor)"
+    equation = "A_i = (R_i - mean_G) / (mean_G + floor)"
     floor: float = 1e-6
 
     def __call__(self, batch: Batch) -> Tensor:

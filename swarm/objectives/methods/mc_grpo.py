@@ -9,22 +9,22 @@ while the median gives most rollouts nothing. Ours: where more than half of a gr
 0, the group's standard deviation is the scale; the released floor of 1e-3 alone gave advantages near 1000.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_lower_median, group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch
+from swarm.objectives.parts import (
+    Clip,
+    RolloutMean,
+    TokenRatio,
+    group_lower_median,
+    group_statistics,
+    group_sum,
+    where_signal,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MedianDeviation(AdvantagePart):
     """Distance from the group's median in median absolute deviations; zeros are made up for by the others.
 
@@ -35,7 +35,7 @@ class MedianDeviation(AdvantagePart):
     Source: MC-GRPO, arXiv:2601.22582; lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
+    equation = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
     floor: float = 1e-3
 
     def __call__(self, batch: Batch) -> Tensor:

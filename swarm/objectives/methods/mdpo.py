@@ -4,31 +4,27 @@ Written for control tasks. Ours: group advantages in place of a critic's, a hori
 divergence estimated on the sampled tokens with the gradient of the reverse KL.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Surrogate
-from swarm.objectives.parts.kl import (
+from swarm.objectives.parts import (
     ESTIMATORS,
     Estimator,
+    GroupZScore,
     Mean,
+    Surrogate,
+    TokenMean,
+    TokenRatio,
     check_choice,
     difference,
     estimate,
     need_of,
     step_mean,
 )
-from swarm.objectives.parts.ratio import TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MirrorKl(TermPart):
     """The proximal term of mirror descent: the divergence from the policy at the start of the update.
 
@@ -38,8 +34,8 @@ class MirrorKl(TermPart):
     Source: Mirror Descent Policy Optimization, arXiv:2005.09814 section 4.1.
     """
 
-    equation: ClassVar[str] = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
+    scope = Scope.ROLLOUT
     horizon: int = 1000  # optimizer updates of the run
     estimator: Estimator = "k3+"
     mean: Mean = "token"

@@ -6,21 +6,23 @@ is read; no stored text of it confirms them. Replay of expert routing, its third
 mixture-of-experts models and is not here.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import CorrectionPart, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import RolloutSum
-from swarm.objectives.parts.mismatch_correction import TruncatedMismatch, pushed
-from swarm.objectives.parts.ratio import Against, AgainstPolicy, TokenRatio, log_ratio
+from swarm.objectives.parts import (
+    Against,
+    AgainstPolicy,
+    GroupCentred,
+    RolloutSum,
+    TokenRatio,
+    TruncatedMismatch,
+    log_ratio,
+    pushed,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SignGate(AgainstPolicy, CorrectionPart):
     """Drops tokens whose ratio left the bound its advantage pushes it to: PPO's clip as a mask.
 
@@ -30,7 +32,7 @@ class SignGate(AgainstPolicy, CorrectionPart):
     Source: MiniRL, arXiv:2512.01374; `ppo_recompute` of sail-sg/Stable-RL.
     """
 
-    equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
+    equation = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
     low: float = 0.2  # half-widths
     high: float = 0.27
     against: Against = "proximal"
@@ -40,14 +42,13 @@ class SignGate(AgainstPolicy, CorrectionPart):
         return pushed(scored.advantages, ratio > 1 + self.high, ratio < 1 - self.low)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DetachedRatio(WeightPart):
     """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another value.
 
     Source: MiniRL, arXiv:2512.01374.
     """
 
-    equation: ClassVar[str] = "L_t = -sg[r] A log pi_t"
+    equation = "L_t = -sg[r] A log pi_t"
 
     def __call__(self, scored: Scored) -> TokenLosses:
         losses = -torch.exp(scored.log_ratio.detach()) * scored.advantages * scored.logprobs

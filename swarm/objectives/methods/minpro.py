@@ -4,17 +4,11 @@ No token loses its gradient to the clip; only its weight is bounded. The paper's
 known to us. Ours: no lower bound, cap 2.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import RatioPart, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.likelihood import DetachedClip
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, AgainstPolicy, log_ratio
+from swarm.objectives.parts import LOG_RATIO_BOUND, AgainstPolicy, DetachedClip, GroupZScore, TokenMean, log_ratio
 from swarm.objectives.recipe import Recipe
 
 
@@ -35,22 +29,20 @@ def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
     return torch.where(torch.isinf(smallest), torch.zeros_like(smallest), smallest)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixMinimumRatio(AgainstPolicy, RatioPart):
     """A token's ratio times the smallest ratio of its strict prefix.
 
     Source: arXiv:2601.22718; the value at the first token is the natural convention, not quoted.
     """
 
-    equation: ClassVar[str] = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
+    scope = Scope.ROLLOUT
 
     def __call__(self, scored: Scored) -> Tensor:
         ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
         return ratios + torch.where(scored.mask, prefix_minimum(ratios, scored.mask), torch.zeros_like(ratios))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FullPrefixRatio(AgainstPolicy, RatioPart):
     """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
 
@@ -59,8 +51,8 @@ class FullPrefixRatio(AgainstPolicy, RatioPart):
     Source: per-decision importance sampling, Precup et al. 2000; as a baseline in arXiv:2601.22718.
     """
 
-    equation: ClassVar[str] = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
+    scope = Scope.ROLLOUT
 
     def __call__(self, scored: Scored) -> Tensor:
         ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)

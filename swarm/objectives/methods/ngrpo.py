@@ -4,22 +4,14 @@ Negatives are held tighter by the clip: the lower half-width is the smaller one.
 throughout have no signal, as in the paper, which drops them. Ours: the token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class VirtualMaximum(AdvantagePart):
     """Z-score in the group together with one imagined member of full reward: groups that all fail go down.
 
@@ -28,13 +20,10 @@ class VirtualMaximum(AdvantagePart):
     Source: NGRPO, arXiv:2509.18851; nangongrui-ngr/NGRPO.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
+    equation = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     maximum: float = 1.0
     floor: float = 1e-6
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         num_groups = int(batch.group_index.max()) + 1

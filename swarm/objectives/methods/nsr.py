@@ -4,29 +4,23 @@ The rest leaves the batch, as in the released code: the token mean is over what 
 0.5 is correct.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import KeptTokenMean, TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, KeptTokenMean, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SignWeights(AdvantagePart):
     """A fixed advantage for correct rollouts and another, negative, for the rest; those whose size is 0 drop out.
 
     Source: PSR, NSR and W-REINFORCE, arXiv:2506.01347; TianHongZXY/RLVR-Decomposed. The threshold is ours.
     """
 
-    equation: ClassVar[str] = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
+    equation = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     positive: float = 1.0
     negative: float = 1.0
     threshold: float = 0.5
@@ -34,10 +28,6 @@ class SignWeights(AdvantagePart):
     def __post_init__(self) -> None:
         if min(self.positive, self.negative) < 0:
             raise ConfigError("positive and negative are sizes and must not be negative")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         right = torch.full_like(batch.rewards, self.positive or torch.nan)

@@ -4,27 +4,21 @@ No ratio and no clip: the pull is folded into the step size, 1 / (1 + tau). The 
 baseline is left out.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.parts import GroupCentred, NoRatio, TokenMean
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TemperedLikelihood(WeightPart):
     """The log-likelihood times the advantage, damped by the strength of a pull to the previous policy.
 
     Source: OPMD, Trinity-RFT `opmd`; arXiv:2509.24203.
     """
 
-    equation: ClassVar[str] = "L_t = -A log pi_t / (1 + tau)"
+    equation = "L_t = -A log pi_t / (1 + tau)"
     tau: float = 1.0  # > -1
 
     def __post_init__(self) -> None:

@@ -4,28 +4,20 @@ That is near the baseline of least gradient variance when a gradient grows with 
 paper trains exactly on-policy, where every ratio is 1. Ours: ratio and clip, for rollouts that are not.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LengthWeightedBaseline(AdvantagePart):
     """Reward minus the group's mean weighted by response length, near the baseline of least variance.
 
     Source: OPO, arXiv:2505.23585; verl `compute_opo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - sum_j |o_j| R_j / sum_j |o_j|"
+    equation = "A_i = R_i - sum_j |o_j| R_j / sum_j |o_j|"
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

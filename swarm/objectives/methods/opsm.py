@@ -4,28 +4,21 @@ DeepSeek-V3.2 has it with its other measures; here it is on GRPO alone. Ours: th
 suggestion.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import CorrectionPart, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import AgainstPolicy, TokenRatio, log_ratio, rollout_mean
+from swarm.objectives.parts import AgainstPolicy, Clip, GroupZScore, RolloutMean, TokenRatio, log_ratio, rollout_mean
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OffPolicySequenceMask(AgainstPolicy, CorrectionPart):
     """Drops responses that the policy has left behind, where their advantage would push it further away.
 
     Source: OPSM, DeepSeek-V3.2, arXiv:2512.02556; TRL `off_policy_mask_threshold`.
     """
 
-    equation: ClassVar[str] = "L_t <- M L_t, M = 0 if A < 0 and mean_t(log mu_t - log pi_t) > limit"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- M L_t, M = 0 if A < 0 and mean_t(log mu_t - log pi_t) > limit"
+    scope = Scope.ROLLOUT
     limit: float = 0.5  # nats per token
 
     def __call__(self, scored: Scored) -> Tensor:

@@ -4,22 +4,14 @@ With binary rewards that is the only success of a group, and groups with more th
 Ours: the token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BestOfGroup(AdvantagePart):
     """Only the best member has an advantage: its lead over the second best, in standard deviations.
 
@@ -28,7 +20,7 @@ class BestOfGroup(AdvantagePart):
     Source: arXiv:2503.19595; verl `compute_grpo_passk_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A_best = (R_best - R_second) / (std_G + floor), 0 for all others"
+    equation = "A_best = (R_best - R_second) / (std_G + floor), 0 for all others"
     floor: float = 1e-6
 
     def __call__(self, batch: Batch) -> Tensor:

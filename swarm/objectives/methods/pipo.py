@@ -5,23 +5,15 @@ configuration never goes against a draw and bounds the gain at 0.5; this is the 
 gain, and the token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, group_sum, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImprovementFeedback(AdvantagePart):
     """Z-scores for the new rollouts; for those of the previous draw, their own times how much better things got.
 
@@ -34,10 +26,11 @@ class ImprovementFeedback(AdvantagePart):
     Source: PIPO (policy improvement), arXiv:2604.00860.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "A_i = z_i (new); a_i phi(xi) (replayed), a_i = G z_i / sum_j |z_j|, xi = (mean R_new - mean_K) / std_K, "
         "phi(x) = x if x >= 0 else negative x"
     )
+    always_needs = frozenset({Requirement.PREVIOUS_DRAW, Requirement.ZERO_VARIANCE_GROUPS})
     history: int = 8  # draws
     negative: float = 0.1
     most: float = 3.0  # standard deviations
@@ -46,10 +39,6 @@ class ImprovementFeedback(AdvantagePart):
     def __post_init__(self) -> None:
         if self.history < 2 or self.negative < 0 or self.most <= 0:
             raise ConfigError("history must be at least 2, negative not negative and most positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.PREVIOUS_DRAW, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"means": []}

@@ -4,28 +4,21 @@ The optimum of the KL-regularised problem has exactly that log-ratio, so data of
 normaliser of the optimum is approximated by the group's mean reward, as in the paper. Ours: scale 0.1.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import RolloutMean, TokenMean
-from swarm.objectives.parts.likelihood import TrajectoryRegression
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupCentred, RolloutMean, TokenMean, TokenRatio, TrajectoryRegression
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AnchoredLikelihood(WeightPart):
     """REINFORCE, and a squared log-ratio that pulls back to the ratio's denominator.
 
     Source: Kimi k1.5, arXiv:2501.12599 section 2.3.2, as a token loss in ROLL `kimi15`; arXiv:2509.24203.
     """
 
-    equation: ClassVar[str] = "L_t = -A log pi_t + (tau/2) (log r)^2"
+    equation = "L_t = -A log pi_t + (tau/2) (log r)^2"
     tau: float = 0.1
 
     def __post_init__(self) -> None:

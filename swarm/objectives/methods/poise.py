@@ -7,20 +7,15 @@ The advantage below only tells which foreign rollouts are negative.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart
-from swarm.objectives.parts.advantage import LeaveOneOut
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_sum
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, LeaveOneOut, RolloutMean, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
 
@@ -32,7 +27,6 @@ def project(seen: Prediction, number: int) -> Tensor:
     return hidden @ direction.to(device=hidden.device, dtype=hidden.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CrossBaseline(ShapePart):
     """Reward minus what a linear probe of the other rollouts' states predicts for the prompt.
 
@@ -48,8 +42,9 @@ class CrossBaseline(ShapePart):
     Source: POISE, arXiv:2605.07579.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
-    scope: ClassVar[Scope] = Scope.GROUP
+    equation = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
+    scope = Scope.GROUP
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     directions: int = 8
     ending: int = 4  # tokens
     ridge: float = 1e-2
@@ -58,10 +53,6 @@ class CrossBaseline(ShapePart):
     def __post_init__(self) -> None:
         if min(self.directions, self.ending) < 1 or self.ridge <= 0 or not 0 <= self.decay < 1:
             raise ConfigError("directions and ending must be at least 1, ridge positive and decay in [0, 1)")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     @property
     def probes(self) -> Mapping[str, Probe]:

@@ -5,10 +5,7 @@ gamma = 1 and a value of 0 everywhere GAE is the reward of the whole response at
 remains here, whitened as in verl. There is no KL penalty; REINFORCE++ is the same with one.
 """
 
-from swarm.objectives.parts.advantage import WhitenedReturn
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, WhitenedReturn
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -3,29 +3,29 @@
 The squared log-ratio acts on dropped tokens too, so that they come back.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import CorrectionPart, Scored, TermPart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Surrogate
-from swarm.objectives.parts.mismatch_correction import ProbabilityDifferenceMask, probability
-from swarm.objectives.parts.ratio import AgainstPolicy, TokenRatio
+from swarm.objectives.parts import (
+    AgainstPolicy,
+    GroupZScore,
+    ProbabilityDifferenceMask,
+    Surrogate,
+    TokenMean,
+    TokenRatio,
+    probability,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProbabilityBand(AgainstPolicy, CorrectionPart):
     """Drops tokens whose probability moved by more than a bound, in whichever direction.
 
     Source: prime-rl `ipo_loss_fn` (unrelated to the preference method of that name).
     """
 
-    equation: ClassVar[str] = "L_t <- 1[|p - p_mu| <= width] L_t"
+    equation = "L_t <- 1[|p - p_mu| <= width] L_t"
     width: float = 0.1
 
     def __post_init__(self) -> None:
@@ -38,14 +38,13 @@ class ProbabilityBand(AgainstPolicy, CorrectionPart):
         return (moved.abs() <= self.width).to(scored.advantages.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SquaredLogRatio(TermPart):
     """The mean square of the log-ratio: masked tokens are pulled back too.
 
     Source: Kimi K2.5, arXiv:2602.02276; prime-rl `default_loss_fn` (kl_tau 1e-3).
     """
 
-    equation: ClassVar[str] = "L += strength * sum_i sum_t (log r_t)^2 / sum_i |o_i|"
+    equation = "L += strength * sum_i sum_t (log r_t)^2 / sum_i |o_i|"
     strength: float = 1e-3
 
     def __post_init__(self) -> None:

@@ -5,25 +5,27 @@ Ours: the constants of the weights (see the part) and the strength of the KL pen
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Requirement, Scored, ShapePart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics
-from swarm.objectives.parts.kl import KlPenalty
-from swarm.objectives.parts.prompts import Bins, Prompts, place_of
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import (
+    Bins,
+    Clip,
+    GroupZScore,
+    KlPenalty,
+    Prompts,
+    RolloutMean,
+    TokenRatio,
+    group_statistics,
+    place_of,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RobustWeights(ShapePart):
     """Prompt-GDRO: multiplicative weights over bins of difficulty, realised as a factor on advantages.
 
@@ -35,7 +37,8 @@ class RobustWeights(ShapePart):
     Source: arXiv:2601.19280 (Prompt-GDRO).
     """
 
-    equation: ClassVar[str] = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"
+    equation = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
     rate: float = 1.0
     bound: float = 1.0
     most: float = 2.0
@@ -50,10 +53,6 @@ class RobustWeights(ShapePart):
         self._bins()
         if min(self.rate, self.bound) < 0 or self.most <= 0 or not 0 < self.pace <= 1:
             raise ConfigError("rate and bound must not be negative, most positive, pace in (0, 1]")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}, "scores": [0.0] * self.num_bins}

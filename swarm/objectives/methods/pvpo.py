@@ -5,32 +5,21 @@ by difficulty, and its injected solutions of a larger model, are samplers and no
 Ours: clip and token mean around it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceAnchor(AdvantagePart):
     """Reward minus the mean reward of the reference policy's own responses to the prompt, taken beforehand.
 
     Source: PVPO, arXiv:2508.21104.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - mean_G(R_ref)"
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
+    equation = "A_i = R_i - mean_G(R_ref)"
+    always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.reference_rewards is not None, "the run does not supply reference_rewards"

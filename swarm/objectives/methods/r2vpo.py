@@ -6,20 +6,15 @@ update of the price after every step (see the part), no reweighting, token mean.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Scored, TokenLosses, WeightPart, masked_sum
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean, TokenMean
-from swarm.objectives.parts.ratio import SequenceRatio, TokenRatio
+from swarm.objectives.parts import GroupZScore, RolloutMean, SequenceRatio, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RatioVariance(WeightPart):
     """The unclipped surrogate less a price on the second central moment of the ratio.
 
@@ -30,7 +25,7 @@ class RatioVariance(WeightPart):
     Source: arXiv:2601.03320 (unclipped primal; two third-party implementations agree, both at 0.04).
     """
 
-    equation: ClassVar[str] = "L_t = -(r A - price (r - 1)^2); after a step price <- price exp(rate clip(var/bound-1))"
+    equation = "L_t = -(r A - price (r - 1)^2); after a step price <- price exp(rate clip(var/bound-1))"
     start: float = 0.04  # price before the first step
     bound: float = 0.04  # on mean (r - 1)^2: the square of the usual clip half-width; ours
     rate: float = 0.1  # ours

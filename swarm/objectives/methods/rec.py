@@ -4,28 +4,22 @@ No importance weight: the ratio only decides which tokens count. The paper holds
 what keeps learning from stale rollouts stable.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupCentred, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OneSidedGate(WeightPart):
     """REINFORCE of tokens that have not moved beyond a bound on the side their advantage pushes to.
 
     Source: REC-OneSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
     """
 
-    equation: ClassVar[str] = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
+    equation = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
 
@@ -36,14 +30,13 @@ class OneSidedGate(WeightPart):
         return _gated(scored, rises | falls)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TwoSidedGate(WeightPart):
     """REINFORCE of tokens whose ratio lies within two bounds.
 
     Source: REC-TwoSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
     """
 
-    equation: ClassVar[str] = "L_t = -1[1-low <= r <= 1+high] A log pi_t"
+    equation = "L_t = -1[1-low <= r <= 1+high] A log pi_t"
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
 
@@ -52,14 +45,13 @@ class TwoSidedGate(WeightPart):
         return _gated(scored, (ratio >= 1 - self.low) & (ratio <= 1 + self.high))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RingGate(WeightPart):
     """REINFORCE of tokens within two bounds, or far beyond the bound their advantage pushes away from.
 
     Source: REC-Ring-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = -M A log pi_t, M = 1[1-low <= r <= 1+high] or 1[A >= 0, r <= 1-far_low] or 1[A <= 0, r >= 1+far_high]"
     )
     low: float = 0.2  # half-widths

@@ -4,27 +4,21 @@ No ratio and no clip: the weight shapes the data, for off-policy rollouts where 
 Its sibling RED-Drop, which leaves out surplus failures at random, is not here.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.parts import GroupCentred, NoRatio, TokenMean
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExponentialWeight(WeightPart):
     """REINFORCE with an exponential of the advantage as a further weight: the best rollouts count most.
 
     Source: RED-Weight, arXiv:2509.24203; Trinity-RFT `rec` with weight "advantage".
     """
 
-    equation: ClassVar[str] = "L_t = -exp(A / temperature) A log pi_t"
+    equation = "L_t = -exp(A / temperature) A log pi_t"
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

@@ -5,10 +5,7 @@ benchmark. Needs no log-probs of the generator. Ours: the group z-score and the 
 methods it is compared with.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.likelihood import Likelihood
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.parts import GroupZScore, Likelihood, NoRatio, TokenMean
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

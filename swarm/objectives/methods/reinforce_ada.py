@@ -5,19 +5,14 @@ sizes. Ours: with graded rewards the mean is that of the rewards themselves; a p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, PromptPart, Requirement
-from swarm.objectives.parts.aggregate import KeptTokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, PromptPart, Requirement
+from swarm.objectives.parts import Clip, KeptTokenMean, TokenRatio, group_statistics, where_signal
 from swarm.objectives.recipe import Recipe
 
 
@@ -31,7 +26,6 @@ def kept_of_pool(is_right: list[bool], keep: int) -> list[int]:
     return sorted(right[:num_right] + wrong[:num_wrong])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KeptOfPool(AdvantagePart):
     """Reward less the mean of all that were drawn, on a balanced few of them.
 
@@ -41,7 +35,7 @@ class KeptOfPool(AdvantagePart):
     deviation, as in its script).
     """
 
-    equation: ClassVar[str] = "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
+    equation = "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
     keep: int = 4
     right: float = 0.7  # a reward above it counts as right
 
@@ -60,7 +54,6 @@ class KeptOfPool(AdvantagePart):
         return torch.where(is_kept, centred, torch.nan)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SuccessiveElimination(PromptPart):
     """A prompt is answered again, a group at a time, until its answers are mixed enough.
 
@@ -71,7 +64,8 @@ class SuccessiveElimination(PromptPart):
     Source: Reinforce-Ada, arXiv:2510.04996 Algorithm 1; RLHFlow/Reinforce-Ada `verl/trainer/ppo/ray_trainer.py`.
     """
 
-    equation: ClassVar[str] = "again while rounds < 4 and not (#right >= keep/2 and #wrong >= keep - keep/2)"
+    equation = "again while rounds < 4 and not (#right >= keep/2 and #wrong >= keep - keep/2)"
+    always_needs = frozenset({Requirement.VARIED_GROUPS})
     rounds: int = 4
     keep: int = 4  # responses learned from
     right: float = 0.7  # a reward above it counts as right
@@ -82,10 +76,6 @@ class SuccessiveElimination(PromptPart):
             raise ConfigError("rounds must be at least 1 and keep at least 2")
         if self.rule not in ("balanced", "positive"):
             raise ConfigError(f"rule: {self.rule!r} is neither 'balanced' nor 'positive'")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.VARIED_GROUPS})
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
         num_right = sum(reward > self.right for reward in rewards)

@@ -4,35 +4,23 @@ No group is needed: the baseline is the mean of the step. The penalty compares t
 reference policy; its strength is ours (0 leaves both out).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
-from swarm.objectives.parts.advantage import WhitenedReturn, whitened
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, WhitenedReturn, group_statistics, where_signal, whitened
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WhitenedGroupCentred(AdvantagePart):
     """Reward minus the group's mean, whitened over the tokens of the step.
 
     Source: REINFORCE++-baseline, arXiv:2501.03262; verl `compute_reinforce_plus_plus_baseline_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A = whiten_tokens(R_i - mean_G)"
+    equation = "A = whiten_tokens(R_i - mean_G)"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their zeros are in the variance
     floor: float = 1e-8
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their zeros are in the variance
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

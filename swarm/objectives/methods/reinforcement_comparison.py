@@ -6,24 +6,16 @@ clip around it for rollouts that are not fresh.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
-from swarm.objectives.parts.advantage import own_rewards
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.prompts import renewed
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, own_rewards, renewed
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTracker(AdvantagePart):
     """Reward minus the prompt's running mean over earlier visits; of a prompt not seen yet, the step's mean.
 
@@ -33,16 +25,13 @@ class PromptTracker(AdvantagePart):
     Source: reinforcement comparison, in Williams 1992, doi:10.1007/BF00992696, section 4.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - b(prompt), then b += rate (mean_G - b); b = mean of the step at first"
+    equation = "A_i = R_i - b(prompt), then b += rate (mean_G - b); b = mean of the step at first"
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
     rate: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ConfigError(f"rate {self.rate} must be in (0, 1]")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}}

@@ -8,44 +8,42 @@ of penalty and entropy bonus.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, Requirement, Scope, Scored, TermPart, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.entropy import EntropyBonus
-from swarm.objectives.parts.kl import (
+from swarm.objectives.parts import (
     ESTIMATORS,
+    EntropyBonus,
     Estimator,
+    GroupZScore,
     Mean,
+    RolloutMean,
+    TokenRatio,
     check_choice,
     check_not_negative,
+    clip_surrogate,
     difference,
     estimate,
+    log_ratio,
     need_of,
     step_mean,
 )
-from swarm.objectives.parts.ratio import TokenRatio, log_ratio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ConvexKl(TermPart):
     """Penalties to the reference and to the policy at the start of the update, the share moving with the steps.
 
     Source: KL-convex of ReMix, arXiv:2507.06892. Ours: strength, estimator, and that updates are counted.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L += strength * mean_t (w k(pi||pi_ref) + (1-w) k(pi||pi_old)), "
         "w = max(1 - pace ceil(max(t-hold,0)/every), least)"
     )
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scope = Scope.ROLLOUT
     strength: float = 0.001
     hold: int = 50  # optimizer updates with the reference alone
     every: int = 10  # updates
@@ -82,7 +80,6 @@ class ConvexKl(TermPart):
         return self.strength * step_mean(share * to_reference + (1 - share) * to_proximal, scored, self.mean)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CentredClip(WeightPart):
     """A clip of pi/mu centred on pi_old/mu: the trust region lies around the policy that is updated, not the data's.
 
@@ -91,16 +88,13 @@ class CentredClip(WeightPart):
     Source: Mix-PPG of ReMix, arXiv:2507.06892.
     """
 
-    equation: ClassVar[str] = "L_t = -min(r A, clip(r, rho - width, rho + width) A), r = pi/mu, rho = sg[pi_old/mu]"
+    equation = "L_t = -min(r A, clip(r, rho - width, rho + width) A), r = pi/mu, rho = sg[pi_old/mu]"
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
     width: float = 0.2  # half-width
 
     def __post_init__(self) -> None:
         if self.width <= 0:
             raise ConfigError(f"width: {self.width} must be positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
     def __call__(self, scored: Scored) -> TokenLosses:
         centre = log_ratio(scored.proximal, scored.behavior, scored.mask).exp()

@@ -6,25 +6,19 @@ quantile weighs more. The released runs differ in credit, upper level and baseli
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Memory, Requirement, Scored
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 _TINY = 1e-6
 _FLAT = 1e-3  # a deviation that is not divided by
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BundleRisk(AdvantagePart):
     """A mixture of the mean between two quantiles and the mean below the lower one, of bundle scores.
 
@@ -40,9 +34,10 @@ class BundleRisk(AdvantagePart):
     Source: RiskPO, arXiv:2510.00911; RTkenny/RiskPO `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "A = (w CVaR + RVaR) / (w+1) / std_bundle, RVaR = ((S-ql)+ - (S-qh)+) / (high - low), CVaR = -(ql - S)+ / low"
     )
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     bundle: int = 5
     low: float = 0.2  # levels
     high: float = 0.8
@@ -52,10 +47,6 @@ class BundleRisk(AdvantagePart):
     def __post_init__(self) -> None:
         if self.bundle < 1 or not 0 < self.low < self.high < 1:
             raise ConfigError("bundle must be at least 1, and 0 < low < high < 1")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"quantiles": []}

@@ -7,23 +7,16 @@ padded batch. Ours: by the length allowed to each rollout.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import RatioPart, Requirement, Scored, ShapePart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import ConstantLength
-from swarm.objectives.parts.clip import Surrogate
-from swarm.objectives.parts.entropy import EntropyBonus
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio
+from swarm.objectives.parts import LOG_RATIO_BOUND, ConstantLength, EntropyBonus, GroupCentred, Surrogate, log_ratio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureRatio(RatioPart):
     """Multiple importance sampling: foreign tokens count as drawn from pi_old and a guess of the generator alike.
 
@@ -33,16 +26,13 @@ class MixtureRatio(RatioPart):
     Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
     """
 
-    equation: ClassVar[str] = "foreign: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
+    equation = "foreign: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
+    always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS})
     share: float = 0.5  # of pi_old in the guess
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
             raise ConfigError(f"share: {self.share} must lie in [0, 1), or nothing bounds the ratio")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.PROXIMAL_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         own = log_ratio(scored.logprobs, scored.proximal, scored.mask)
@@ -52,14 +42,13 @@ class MixtureRatio(RatioPart):
         return torch.where(scored.batch.is_external[:, None], mixture, own)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExternalNovelty(ShapePart):
     """Scales advantages of foreign tokens by how unlikely the policy finds them: what it knows is not learnt again.
 
     Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
     """
 
-    equation: ClassVar[str] = "A_t <- A_t (1 - sg[pi_t])^power on foreign tokens"
+    equation = "A_t <- A_t (1 - sg[pi_t])^power on foreign tokens"
     power: float = 0.5
 
     def __post_init__(self) -> None:

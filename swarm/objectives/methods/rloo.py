@@ -4,10 +4,7 @@ No ratio, no clip; a response is one action, so its tokens are summed. The KL pe
 out, as in `grpo`. Needs no log-probs of the generator.
 """
 
-from swarm.objectives.parts.advantage import LeaveOneOut
-from swarm.objectives.parts.aggregate import RolloutSum
-from swarm.objectives.parts.likelihood import Likelihood
-from swarm.objectives.parts.ratio import NoRatio
+from swarm.objectives.parts import LeaveOneOut, Likelihood, NoRatio, RolloutSum
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

@@ -4,20 +4,22 @@ rho_t = pi_old(token) / mu(token) is what the generator's kernels and age make o
 stands before PPO's loss around pi_old; the last two rows leave pi_old out and weigh REINFORCE.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutSum, TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.likelihood import DetachedClip
-from swarm.objectives.parts.mismatch_correction import (
+from swarm.objectives.parts import (
+    Clip,
+    DetachedClip,
+    FullSequenceRatio,
     GeometricRejection,
+    GroupZScore,
     K3Rejection,
     MaskedSequenceMismatch,
     Mismatch,
+    RolloutSum,
+    TokenMean,
+    TokenRatio,
     TruncatedMismatch,
     TruncatedSequenceMismatch,
     Veto,
 )
-from swarm.objectives.parts.ratio import FullSequenceRatio, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 SEQ_TIS = Recipe(

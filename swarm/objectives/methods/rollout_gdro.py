@@ -8,17 +8,11 @@ the KL penalty.
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Memory, PromptPart, Requirement
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.kl import KlPenalty
-from swarm.objectives.parts.prompts import Bins, Prompts, place_of
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Bins, Clip, GroupZScore, KlPenalty, Prompts, RolloutMean, TokenRatio, place_of
 from swarm.objectives.recipe import Recipe
 
 
@@ -51,7 +45,6 @@ def best_counts(variances: Sequence[float], total: int, least: int, most: int) -
     return counts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RobustCounts(PromptPart):
     """Rollout-GDRO: more responses to bins of prompts whose rewards vary, at a fixed mean.
 
@@ -65,7 +58,8 @@ class RobustCounts(PromptPart):
     Source: arXiv:2601.19280 (Rollout-GDRO).
     """
 
-    equation: ClassVar[str] = "min sum_q v_b(q) / n_q, sum_q n_q = n Q, least <= n_q <= most; v_b <- EMA of p (1 - p)"
+    equation = "min sum_q v_b(q) / n_q, sum_q n_q = n Q, least <= n_q <= most; v_b <- EMA of p (1 - p)"
+    always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.VARIED_GROUPS})
     num_bins: int = 10
     k: int = 8
     window: int = 4  # groups of a prompt that count
@@ -84,10 +78,6 @@ class RobustCounts(PromptPart):
             raise ConfigError(f"least: {self.least} responses, most: {self.most}; a group needs two")
         if not 0 < self.pace <= 1:
             raise ConfigError(f"pace: {self.pace} is not in (0, 1]")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REPEATED_PROMPTS, Requirement.VARIED_GROUPS})
 
     def initial(self) -> Memory:
         return {"prompts": {}, "variances": [0.25] * self.num_bins, "asked": [0, 0]}

@@ -3,27 +3,21 @@
 Negative tokens decay faster. Not the SAPO that shares rollouts in a swarm; that is `sapo_swarm`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SoftGate(WeightPart):
     """A sigmoid of the ratio in place of the clip, steeper where the advantage is not positive.
 
     Source: Soft Adaptive Policy Optimization, arXiv:2511.20347; verl `sapo`; TRL `sapo`.
     """
 
-    equation: ClassVar[str] = "L_t = -(4/tau) sigmoid(tau (r - 1)) A, tau by the sign of A"
+    equation = "L_t = -(4/tau) sigmoid(tau (r - 1)) A, tau by the sign of A"
     positive: float = 1.0  # tau where A > 0
     negative: float = 1.05  # tau elsewhere
 

@@ -4,28 +4,21 @@ The parts of the recipe that are not an objective (an asynchronous pipeline, flo
 without signal, retiring solved prompts) belong to the run. Cap 5 of the ratio itself, as in TRL.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import AggregatePart, Scope, Scored
-from swarm.objectives.parts.advantage import BatchDeviation
-from swarm.objectives.parts.group_statistics import group_sum
-from swarm.objectives.parts.likelihood import DetachedClip
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import BatchDeviation, DetachedClip, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMean(AggregatePart):
     """Every prompt counts the same; inside its group every token does.
 
     Source: prompt-level averaging of ScaleRL, arXiv:2510.13786; the group's own mean is that of arXiv:2506.13585.
     """
 
-    equation: ClassVar[str] = "L = (1/M) sum_g sum_{i in g} sum_t L_t / sum_{i in g} |o_i|"
-    scope: ClassVar[Scope] = Scope.GROUP
+    equation = "L = (1/M) sum_g sum_{i in g} sum_t L_t / sum_{i in g} |o_i|"
+    scope = Scope.GROUP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         batch = scored.batch

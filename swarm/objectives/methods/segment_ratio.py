@@ -7,18 +7,22 @@ docs/recipes.md for its bias and `learner.recipe_text_only` for its use.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import RatioPart, Requirement, Scope, Scored
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Surrogate
-from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio, on_tokens, rollout_sum, spread
+from swarm.objectives.parts import (
+    LOG_RATIO_BOUND,
+    GroupZScore,
+    Surrogate,
+    TokenMean,
+    log_ratio,
+    on_tokens,
+    rollout_sum,
+    spread,
+)
 from swarm.objectives.recipe import Recipe
 
 
@@ -37,7 +41,6 @@ def segment_sum(values: Tensor, segment_ids: Tensor, mask: Tensor) -> Tensor:
     return torch.where(segment_ids >= 0, totals, torch.zeros_like(totals))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentRatio(RatioPart):
     """The ratio of the shortest piece of text that ends where a token of ours and one of the generator's end.
 
@@ -49,21 +52,18 @@ class SegmentRatio(RatioPart):
     them; docs/recipes.md has the bias, measured by enumeration.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "r_t = sg[w_k] pi_t / sg[pi_t], w_k = exp(min(sum_{s in k} log pi_s - sum_{u in k} log mu_u, log cap)), "
         "segment k of t (by_response: all of them)"
     )
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    scope = Scope.ROLLOUT
+    always_needs = frozenset({Requirement.SEGMENT_LOGPROBS})
     cap: float = 2.0  # of w
     by_response: bool = False  # one segment, the whole response: the coarsest
 
     def __post_init__(self) -> None:
         if not 1 <= self.cap <= math.exp(LOG_RATIO_BOUND):
             raise ConfigError(f"cap: {self.cap} must lie in [1, e^20], or a policy is weighed down against itself")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.SEGMENT_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = self._drift(scored)

@@ -10,17 +10,15 @@ tool calls, its filters and its selection of groups by spread belong to rewards 
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.part import (
     AdvantagePart,
     AggregatePart,
+    Batch,
     CorrectionPart,
     Memory,
     Requirement,
@@ -29,13 +27,10 @@ from swarm.objectives.part import (
     TokenLosses,
     WeightPart,
 )
-from swarm.objectives.parts.clip import clip_surrogate, covariances, largest
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import TokenRatio, clip_surrogate, covariances, group_statistics, largest, where_signal
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RecalibratedReplay(AdvantagePart):
     """Fresh rollouts against their group; old ones against the median of recent group means, if above it.
 
@@ -45,19 +40,14 @@ class RecalibratedReplay(AdvantagePart):
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `ray_trainer_hybrid.py`.
     """
 
-    equation: ClassVar[str] = (
-        "A_i = R_i - mean_G at age 0; max(R_i - median(recent group means), 0) at age 1..max_age; 0 beyond"
-    )
+    equation = "A_i = R_i - mean_G at age 0; max(R_i - median(recent group means), 0) at age 1..max_age; 0 beyond"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     max_age: int = 5  # optimizer steps
     history: int = 10_240  # group means that are remembered
 
     def __post_init__(self) -> None:
         if self.max_age < 1 or self.history < 1:
             raise ConfigError("max_age and history must be at least 1")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def initial(self) -> Memory:
         return {"means": []}
@@ -85,14 +75,13 @@ class RecalibratedReplay(AdvantagePart):
         return torch.where(batch.age_steps == 0, own, replayed).to(batch.rewards.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayWarmup(CorrectionPart):
     """Rollouts of earlier policies count along half a cosine, from 0 at the start of the run to 1.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py` (`max_replay_loss_steps`).
     """
 
-    equation: ClassVar[str] = "w = 1 at age 0, else (1 - cos(pi min(k / steps, 1))) / 2 at the k-th optimizer step"
+    equation = "w = 1 at age 0, else (1 - cos(pi min(k / steps, 1))) / 2 at the k-th optimizer step"
     steps: int = 300  # optimizer steps
 
     def __post_init__(self) -> None:
@@ -112,18 +101,17 @@ class ReplayWarmup(CorrectionPart):
         return torch.where(is_fresh, 1.0, torch.full_like(scored.log_ratio.detach(), weight))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CovarianceClipApart(WeightPart):
     """Clip-Cov on fresh and on replayed tokens, each among themselves.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `core_algos.py`, its scripts. Ours: by rank.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = 0 on the largest `share` of cov_t in (least, most), apart for age 0 and older (replay_*), "
         "else -min(r A, clip(r, 1-low, 1+high) A)"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.28  # half-width
     share: float = 2e-4  # of the step's fresh tokens, at least one
@@ -155,15 +143,14 @@ class CovarianceClipApart(WeightPart):
         return TokenLosses(losses=losses, bounded=found.bounded | dropped)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantLengthApart(AggregatePart):
     """Dr.GRPO's mean over fresh rollouts, and another over replayed ones: few fresh do not make the replay small.
 
     Source: SPEAR, arXiv:2509.22601; TencentYoutuResearch/SPEAR `dp_actor.py`.
     """
 
-    equation: ClassVar[str] = "L = sum over kinds k of (1/N_k) sum_{i in k} (1/limit_i) sum_t L_t, k age 0 or older"
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L = sum over kinds k of (1/N_k) sum_{i in k} (1/limit_i) sum_t L_t, k age 0 or older"
+    scope = Scope.STEP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         batch = scored.batch

@@ -4,21 +4,14 @@ As `s_ppo`, with the ratio of a whole turn. Ours besides the core: the half-widt
 which are those of AT2PO for the same ratio. Turns are those the environment marked.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio, TurnRatio
+from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio, TurnRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BiasNormalisedClip(WeightPart):
     """PPO's clip, its gradient divided by the norm of the gradient that the clip removed.
 
@@ -31,11 +24,11 @@ class BiasNormalisedClip(WeightPart):
     Source: ST-PPO, arXiv:2511.20718, in public reviews and notes.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = -min(r A, clip(r, 1-low, 1+high) A) min(1, reference / ||C||), "
         "||C||^2 = (1/N) sum_i sum_t (1[t clipped] min(r, 1 + 2 high) A / |o_i|)^2"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     reference: float = 0.05  # size of the removed part up to which nothing is divided

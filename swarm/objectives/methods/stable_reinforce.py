@@ -5,22 +5,16 @@ and is left out, as is the KL penalty in the reward. Ours: the reward itself is 
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.aggregate import RolloutMean
-from swarm.objectives.parts.clip import clip_surrogate
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.part import AdvantagePart, Batch, Requirement, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import RolloutMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OutlierFiltered(AdvantagePart):
     """The reward in standard deviations from the mean over the step's tokens; 0 beyond `limit` of them.
 
@@ -28,16 +22,13 @@ class OutlierFiltered(AdvantagePart):
     before whitening to its limits (a slip: the whitened values have mean 0).
     """
 
-    equation: ClassVar[str] = "z = (R_i - mean_tokens) / std_tokens (population); A = z if |z| <= limit else 0"
+    equation = "z = (R_i - mean_tokens) / std_tokens (population); A = z if |z| <= limit else 0"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     limit: float = 3.0
 
     def __post_init__(self) -> None:
         if self.limit <= 0:
             raise ConfigError(f"limit {self.limit} must be positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
@@ -50,14 +41,13 @@ class OutlierFiltered(AdvantagePart):
         return torch.where(scores.abs() <= self.limit, scores, torch.zeros_like(scores)).to(batch.rewards.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreClip(WeightPart):
     """The ratio is held within far bounds before PPO's clip, so that no extreme one enters the loss.
 
     Source: StableReinforce, arXiv:2505.02835; yfzhang114/r1_reward `openrlhf/models/loss.py`.
     """
 
-    equation: ClassVar[str] = "L_t = -min(q A, clip(q, 1-low, 1+high) A), q = clip(r, least, most)"
+    equation = "L_t = -min(q A, clip(q, 1-low, 1+high) A), q = clip(r, least, most)"
     least: float = 1e-3
     most: float = 1e3
     low: float = 0.2  # half-width

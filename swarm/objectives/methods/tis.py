@@ -4,11 +4,7 @@ The correction multiplies any policy loss. Ours: GRPO's clip with a token mean a
 1.5 to 5, TRL has 3).
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.mismatch_correction import TruncatedMismatch
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, TruncatedMismatch
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

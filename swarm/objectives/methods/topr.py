@@ -4,21 +4,21 @@ Positives are pure likelihood, so only negatives need log-probs of the generator
 The paper's baseline is a dial of the share of positives. Ours: the group's mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupCentred
-from swarm.objectives.parts.aggregate import RolloutSum, TokenMean
-from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import (
+    GroupCentred,
+    RolloutSum,
+    TokenMean,
+    TokenRatio,
+    weighted_likelihood,
+    whole_trajectory,
+)
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TaperedTrajectory(WeightPart):
     """A negative rollout weighs as much as its whole-trajectory ratio, a positive one is plain likelihood.
 
@@ -28,8 +28,8 @@ class TaperedTrajectory(WeightPart):
     Source: TOPR, arXiv:2503.14286 eq. 8.
     """
 
-    equation: ClassVar[str] = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
+    scope = Scope.ROLLOUT
     low: float = 0.0
     high: float = 1.0
 
@@ -44,7 +44,6 @@ class TaperedTrajectory(WeightPart):
         return TokenLosses(losses=losses, bounded=~is_positive & ((weight < self.low) | (weight > self.high)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TaperedToken(WeightPart):
     """Tokens of a rollout that scored count fully, those of the others by their own ratio.
 
@@ -53,7 +52,7 @@ class TaperedToken(WeightPart):
     Source: ROLL `agentic_actor_pg_worker.py` (topr), Trinity-RFT `topr`.
     """
 
-    equation: ClassVar[str] = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
+    equation = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
     low: float = 0.0
     high: float = 1.0
     threshold: float = 0.5  # a success has a higher reward

@@ -4,11 +4,7 @@ min(min(r, 4) A, clip(r) A) is PPO's dual clip with constant 4, and is written s
 (k3, token mean) is ours.
 """
 
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.kl import KlPenalty
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, KlPenalty, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 RECIPE = Recipe(

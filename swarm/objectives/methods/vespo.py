@@ -5,23 +5,18 @@ generator, staleness and mismatch in one.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.ratio import FullSequenceRatio
+from swarm.objectives.parts import FullSequenceRatio, GroupZScore, TokenMean
 from swarm.objectives.recipe import Recipe
 
 LOG_FLOOR = math.log(1e-8)
 """Least log-ratio, as in TRL."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GammaWeight(WeightPart):
     """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative.
 
@@ -30,7 +25,7 @@ class GammaWeight(WeightPart):
     Source: VESPO, arXiv:2602.10693; TRL `get_gamma_weights`.
     """
 
-    equation: ClassVar[str] = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
+    equation = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
     positive_power: float = 2.0  # where A >= 0
     positive_rate: float = 3.0
     negative_power: float = 3.0

@@ -4,23 +4,15 @@ The paper's rollout allocation and in-context seeding are not part of the object
 the bound of the bonus, which our sources do not give, and the token mean.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, ShapePart
-from swarm.objectives.parts.advantage import GroupZScore
-from swarm.objectives.parts.aggregate import TokenMean
-from swarm.objectives.parts.clip import Clip
-from swarm.objectives.parts.group_statistics import group_sum
-from swarm.objectives.parts.ratio import TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NoveltySharpening(ShapePart):
     """Successes that are less likely under the policy than their group get more advantage, up to a share of it.
 
@@ -29,8 +21,8 @@ class NoveltySharpening(ShapePart):
     Source: XRPO, arXiv:2510.06672.
     """
 
-    equation: ClassVar[str] = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
-    scope: ClassVar[Scope] = Scope.GROUP
+    equation = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
+    scope = Scope.GROUP
     strength: float = 1.0
     bound: float = 0.5  # share of the advantage
 

@@ -5,27 +5,22 @@ of the whole group or step, dropped members included.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
-from swarm.objectives.part import AdvantagePart, Requirement
+from swarm.objectives.part import AdvantagePart, Batch, Requirement
 from swarm.objectives.parts.group_statistics import group_statistics, where_signal
 from swarm.objectives.parts.ratio import log_ratio
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupZScore(AdvantagePart):
     """Reward in standard deviations from the group's mean; a group of one gets 0.
 
     Source: arXiv:2402.03300 section 4.1.2; verl `compute_grpo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_G + floor), unbiased std"
+    equation = "A_i = (R_i - mean_G) / (std_G + floor), unbiased std"
     floor: float = 1e-6  # 1e-6 (verl), 1e-4 (TRL), 1e-8 (swarm sampling)
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -34,28 +29,26 @@ class GroupZScore(AdvantagePart):
         return where_signal(scores, group, batch.rewards)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupCentred(AdvantagePart):
     """Reward minus the group's mean, not divided by anything.
 
     Source: Dr.GRPO, arXiv:2503.20783; verl `norm_adv_by_std_in_grpo=False`.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - mean_G"
+    equation = "A_i = R_i - mean_G"
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
         return where_signal(batch.rewards.to(group.mean.dtype) - group.mean, group, batch.rewards)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveOneOut(AdvantagePart):
     """Reward minus the mean reward of the other members; alone in its group, the reward itself.
 
     Source: RLOO, arXiv:2402.14740; verl `compute_rloo_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = "A_i = R_i - mean_{j != i} R_j; R_i in a group of one"
+    equation = "A_i = R_i - mean_{j != i} R_j; R_i in a group of one"
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)
@@ -81,7 +74,6 @@ def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:
     return torch.where(mask, white, torch.zeros_like(white))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WhitenedReturn(AdvantagePart):
     """Discounted return of every token, the reward at the last and a KL penalty at each, whitened over the step.
 
@@ -91,7 +83,7 @@ class WhitenedReturn(AdvantagePart):
     Source: REINFORCE++, arXiv:2501.03262; verl `compute_reinforce_plus_plus_outcome_advantage`.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "G_t = sum_{j>=t} gamma^(j-t) (R 1[j last] - kl clamp(log pi_old_j - log pi_ref_j, -20, 20)); A = whiten(G)"
     )
     gamma: float = 1.0
@@ -123,19 +115,15 @@ class WhitenedReturn(AdvantagePart):
         return whitened(returns, batch.mask, self.floor).to(batch.rewards.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchDeviation(AdvantagePart):
     """Reward minus the group's mean, in standard deviations of all rewards of the step.
 
     Source: Lite PPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786; TRL `scale_rewards="batch"`.
     """
 
-    equation: ClassVar[str] = "A_i = (R_i - mean_G) / (std_batch + floor), unbiased std"
+    equation = "A_i = (R_i - mean_G) / (std_batch + floor), unbiased std"
+    always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their rewards are in the deviation
     floor: float = 1e-4  # TRL
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.ZERO_VARIANCE_GROUPS})  # their rewards are in the deviation
 
     def __call__(self, batch: Batch) -> Tensor:
         group = group_statistics(batch.rewards, batch.group_index)

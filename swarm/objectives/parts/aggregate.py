@@ -3,51 +3,44 @@
 Invariant: denominators are totals of the whole optimizer step, never counted in a part of it.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import AggregatePart, Scope, Scored
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenMean(AggregatePart):
     """Every token of the step counts the same. Source: arXiv:2503.14476 section 3.3."""
 
-    equation: ClassVar[str] = "L = sum_i sum_t L_t / sum_i |o_i|"
+    equation = "L = sum_i sum_t L_t / sum_i |o_i|"
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return losses.sum() / max(1, scored.batch.step_tokens)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutMean(AggregatePart):
     """Every rollout counts the same, its tokens are averaged. Source: arXiv:2402.03300 eq. 3."""
 
-    equation: ClassVar[str] = "L = (1/N) sum_i (1/|o_i|) sum_t L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L = (1/N) sum_i (1/|o_i|) sum_t L_t"
+    scope = Scope.ROLLOUT
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         per_rollout = losses.sum(dim=1) / scored.mask.sum(dim=1).clamp(min=1)
         return per_rollout.sum() / max(1, scored.batch.step_rollouts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSum(AggregatePart):
     """Every rollout counts the sum of its tokens, as REINFORCE with whole responses as actions has it.
 
     Source: arXiv:2402.14740 eq. 6; verl `seq-mean-token-sum`.
     """
 
-    equation: ClassVar[str] = "L = (1/N) sum_i sum_t L_t"
+    equation = "L = (1/N) sum_i sum_t L_t"
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return losses.sum() / max(1, scored.batch.step_rollouts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantLength(AggregatePart):
     """Every rollout is divided by the length it was allowed, so that a long response is not discounted.
 
@@ -56,25 +49,24 @@ class ConstantLength(AggregatePart):
     Source: Dr.GRPO, arXiv:2503.20783; TRL `dr_grpo`.
     """
 
-    equation: ClassVar[str] = "L = (1/N) sum_i (1/limit_i) sum_t L_t"
+    equation = "L = (1/N) sum_i (1/limit_i) sum_t L_t"
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         limit = torch.maximum(scored.batch.max_new_tokens, scored.batch.length).clamp(min=1)
         return (losses.sum(dim=1) / limit).sum() / max(1, scored.batch.step_rollouts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KeptTokenMean(AggregatePart):
     """Every token that is trained on counts the same; dropped rollouts do not make the step smaller.
 
     Source: token mean of arXiv:2503.14476, after the down-sampling of 2510.04996 or the filter of 2506.01347.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L = share sum over kept i of sum_t L_t / sum over kept i of |o_i|, "
         "share of the step's tokens (1 but for mixed kinds)"
     )
-    scope: ClassVar[Scope] = Scope.STEP
+    scope = Scope.STEP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         return scored.batch.step_share * losses.sum() / scored.mask.sum().clamp(min=1)

@@ -4,8 +4,7 @@ Invariant: `bounded` marks the tokens whose gradient the rule removed or capped.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +13,13 @@ from swarm.errors import ConfigError
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart, masked_sum
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Surrogate(WeightPart):
     """The plain importance-weighted surrogate; corrections are its only bound.
 
     Source: arXiv:1707.06347 eq. 6.
     """
 
-    equation: ClassVar[str] = "L_t = -r A"
+    equation = "L_t = -r A"
 
     def __call__(self, scored: Scored) -> TokenLosses:
         losses = -torch.exp(scored.log_ratio) * scored.advantages
@@ -64,7 +62,6 @@ def dual_clipped(found: TokenLosses, advantages: Tensor, dual: float) -> TokenLo
     return TokenLosses(losses=torch.where(is_capped, ceiling, found.losses), bounded=found.bounded | is_capped)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Clip(WeightPart):
     """PPO's two-sided clip; separate half-widths give clip-higher, `dual` bounds negatives far off policy.
 
@@ -72,7 +69,7 @@ class Clip(WeightPart):
     `compute_policy_loss_vanilla` (dual 3; TRL has none).
     """
 
-    equation: ClassVar[str] = "L_t = -min(r A, clip(r, 1-low, 1+high) A); if dual and A < 0: min(L_t, -dual A)"
+    equation = "L_t = -min(r A, clip(r, 1-low, 1+high) A); if dual and A < 0: min(L_t, -dual A)"
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     dual: float = 0.0  # 0 = off
@@ -84,14 +81,13 @@ class Clip(WeightPart):
         return clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high, self.dual)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreservingClip(WeightPart):
     """PPO's clip in value; beyond a preserved bound the gradient is that of the bound times log pi.
 
     Source: "upper" AEPO, arXiv:2510.14545, `core_algos.py`; "both" GPPO, arXiv:2508.07629.
     """
 
-    equation: ClassVar[str] = (
+    equation = (
         "L_t = -min(r A, clip(r, (1-low) u, (1+high) u) A), u = r/sg[r] (at the upper bound only where so chosen); "
         "if dual and A < 0: min(L_t, -dual A)"
     )
@@ -142,7 +138,6 @@ def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Ten
     return chosen.reshape(mask.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CovarianceClip(WeightPart):
     """PPO's clip, and a few tokens of high covariance are left out.
 
@@ -152,10 +147,8 @@ class CovarianceClip(WeightPart):
     Source: Clip-Cov, arXiv:2505.22617; verl `clip_cov`; in SPEAR, arXiv:2509.22601.
     """
 
-    equation: ClassVar[str] = (
-        "L_t = 0 on the largest `share` of cov_t in (least, most), else -min(r A, clip(r, 1-low, 1+high) A)"
-    )
-    scope: ClassVar[Scope] = Scope.STEP
+    equation = "L_t = 0 on the largest `share` of cov_t in (least, most), else -min(r A, clip(r, 1-low, 1+high) A)"
+    scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     share: float = 2e-4  # of the step's tokens, at least one

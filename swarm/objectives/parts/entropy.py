@@ -3,9 +3,6 @@
 Invariant: gradient flows through `scored.entropy` only.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor
 
 from swarm.objectives.part import Scored, TermPart, masked_sum
@@ -16,14 +13,13 @@ def mean_entropy(scored: Scored) -> Tensor:
     return masked_sum(scored.entropy, scored.mask) / max(1, scored.batch.step_tokens)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyBonus(TermPart):
     """A constant bonus on the mean entropy of trained tokens.
 
     Source: arXiv:1707.06347 eq. 9; verl `entropy_coeff`.
     """
 
-    equation: ClassVar[str] = "L -= strength * mean_t H_t"
+    equation = "L -= strength * mean_t H_t"
     strength: float = 0.001
 
     def __call__(self, scored: Scored) -> Tensor:

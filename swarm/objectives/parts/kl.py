@@ -5,8 +5,7 @@ means are over totals of the whole step.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -83,7 +82,6 @@ def check_not_negative(**values: float) -> None:
             raise ConfigError(f"{name}: {value} is negative")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KlPenalty(TermPart):
     """Keeps the policy near another one, by an estimate of KL(pi || target).
 
@@ -93,8 +91,8 @@ class KlPenalty(TermPart):
     Source: arXiv:2402.03300 eq. 4 (k3 to the reference, inside the rollout mean); verl `kl_penalty`.
     """
 
-    equation: ClassVar[str] = "L += strength * mean_t k(D_t), D = log pi - log pi_to"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L += strength * mean_t k(D_t), D = log pi - log pi_to"
+    scope = Scope.ROLLOUT
     strength: float = 0.04
     estimator: Estimator = "k3"
     to: Target = "reference"

@@ -4,9 +4,6 @@ Invariant: the gradient is that of log pi alone; `bounded` marks the tokens whos
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -37,28 +34,26 @@ def whole_trajectory(scored: Scored) -> Tensor:
     return whole.clamp(-TRAJECTORY_BOUND, TRAJECTORY_BOUND).to(scored.log_ratio.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Likelihood(WeightPart):
     """REINFORCE: the log-likelihood times the advantage, whatever the ratio.
 
     Source: Williams 1992, doi:10.1007/BF00992696.
     """
 
-    equation: ClassVar[str] = "L_t = -A log pi_t"
+    equation = "L_t = -A log pi_t"
 
     def __call__(self, scored: Scored) -> TokenLosses:
         losses = -scored.advantages * scored.logprobs
         return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DetachedClip(WeightPart):
     """The clipped ratio as a constant weight of the log-likelihood.
 
     Source: CISPO, arXiv:2506.13585 section 3.1; MinPRO, arXiv:2601.22718.
     """
 
-    equation: ClassVar[str] = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t"
+    equation = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t"
     low: float = 1.0  # half-width; 1 = no lower bound
     high: float = 1.0  # half-width
 
@@ -66,7 +61,6 @@ class DetachedClip(WeightPart):
         return weighted_likelihood(scored, scored.log_ratio, 1 - self.low, 1 + self.high)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryRegression(WeightPart):
     """Squared distance of a rollout's scaled log-ratio from its advantage.
 
@@ -76,8 +70,8 @@ class TrajectoryRegression(WeightPart):
     Source: Kimi k1.5, arXiv:2501.12599 section 2.3.2 (ROLL `kimi15`); A*-PO, arXiv:2505.20686.
     """
 
-    equation: ClassVar[str] = "L_i = (scale sum_t log r_t - A)^2"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_i = (scale sum_t log r_t - A)^2"
+    scope = Scope.ROLLOUT
     scale: float = 0.1
 
     def __post_init__(self) -> None:

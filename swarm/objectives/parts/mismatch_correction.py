@@ -4,9 +4,6 @@ Invariant: a factor carries no gradient. Dropped tokens and responses stay in th
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -46,34 +43,30 @@ def check_band(low: float, high: float) -> None:
 class MismatchPart(CorrectionPart):
     """Base of corrections by rho, the policy at the start of the update over the generator."""
 
+    always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
+
     __slots__ = ()
 
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PROXIMAL_LOGPROBS})
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch(MismatchPart):
     """The whole ratio of each token, bounded only so that it stays finite.
 
     Source: arXiv:2110.00641; AReaL, arXiv:2505.24298.
     """
 
-    equation: ClassVar[str] = "L_t <- sg[rho_t] L_t"
+    equation = "L_t <- sg[rho_t] L_t"
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_mismatch(scored).exp()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedMismatch(MismatchPart):
     """The ratio of each token, cut at a cap.
 
     Source: TIS, https://fengyao.notion.site/off-policy-rl; verl `rollout_corr_helper`; TRL `token_truncate`.
     """
 
-    equation: ClassVar[str] = "L_t <- sg[min(rho_t, cap)] L_t"
+    equation = "L_t <- sg[min(rho_t, cap)] L_t"
     cap: float = 2.0
 
     def __post_init__(self) -> None:
@@ -83,15 +76,14 @@ class TruncatedMismatch(MismatchPart):
         return log_mismatch(scored).exp().clamp(max=self.cap)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedSequenceMismatch(MismatchPart):
     """The ratio of the response, cut at a cap, on all its tokens. Unbiased before it is cut.
 
     Source: verl `rollout_corr_math` (sequence TIS); TRL `sequence_truncate`.
     """
 
-    equation: ClassVar[str] = "L_t <- sg[min(prod_t rho_t, cap)] L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- sg[min(prod_t rho_t, cap)] L_t"
+    scope = Scope.ROLLOUT
     cap: float = 2.0
 
     def __post_init__(self) -> None:
@@ -101,15 +93,14 @@ class TruncatedSequenceMismatch(MismatchPart):
         return sequence_mismatch(scored).clamp(max=self.cap).expand(scored.mask.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedSequenceMismatch(MismatchPart):
     """The ratio of the response inside a band; outside it the whole response is dropped.
 
     Source: verl `rollout_corr_math` (sequence MIS); TRL `sequence_mask`.
     """
 
-    equation: ClassVar[str] = "L_t <- sg[P_i 1[low <= P_i <= high]] L_t, P_i = prod_t rho_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- sg[P_i 1[low <= P_i <= high]] L_t, P_i = prod_t rho_t"
+    scope = Scope.ROLLOUT
     low: float = 0.5
     high: float = 2.0
 
@@ -125,15 +116,14 @@ def keep(is_kept: Tensor, scored: Scored) -> Tensor:
     return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GeometricRejection(MismatchPart):
     """Keeps responses whose length-normalised mismatch lies in a band: the test does not depend on the length.
 
     Source: Geo-RS, https://richardli.xyz/rl-collapse-3; verl `decoupled_geo_rs`; OpenRLHF `seq-mask-tis`.
     """
 
-    equation: ClassVar[str] = "L_t <- 1[low <= exp(mean_t log rho_t) <= high] L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- 1[low <= exp(mean_t log rho_t) <= high] L_t"
+    scope = Scope.ROLLOUT
     low: float = 0.999
     high: float = 1.001
 
@@ -145,15 +135,14 @@ class GeometricRejection(MismatchPart):
         return keep((ratio >= self.low) & (ratio <= self.high), scored)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class K3Rejection(MismatchPart):
     """Keeps responses whose mean k3 divergence is within a limit; deviations of either sign add up.
 
     Source: K3-RS, verl `decoupled_k3_rs`.
     """
 
-    equation: ClassVar[str] = "L_t <- 1[mean_t(rho_t - log rho_t - 1) <= limit] L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- 1[mean_t(rho_t - log rho_t - 1) <= limit] L_t"
+    scope = Scope.ROLLOUT
     limit: float = 0.01
 
     def __post_init__(self) -> None:
@@ -166,15 +155,14 @@ class K3Rejection(MismatchPart):
         return keep(divergence <= self.limit, scored)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Veto(MismatchPart):
     """Drops a response of which the policy would almost never have given some token.
 
     Source: verl `rollout_corr_math` (token veto).
     """
 
-    equation: ClassVar[str] = "L_t <- 1[min_t rho_t >= least] L_t"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "L_t <- 1[min_t rho_t >= least] L_t"
+    scope = Scope.ROLLOUT
     least: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -202,7 +190,6 @@ def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
     return (~torch.where(advantages > 0, too_high, too_low)).to(advantages.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DivergenceMask(AgainstPolicy, CorrectionPart):
     low: float = 0.15
     high: float = 0.15
@@ -213,7 +200,6 @@ class DivergenceMask(AgainstPolicy, CorrectionPart):
             raise ConfigError(f"low {self.low} and high {self.high} must not be negative")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProbabilityDifferenceMask(DivergenceMask):
     """Drops tokens whose probability moved by more than a bound in the direction its advantage pushes to.
 
@@ -222,7 +208,7 @@ class ProbabilityDifferenceMask(DivergenceMask):
     Source: DPPO-Binary-TV, arXiv:2602.04879; sail-sg/Stable-RL; verl `dppo_tv`.
     """
 
-    equation: ClassVar[str] = "L_t <- M L_t, M = 0 if (A > 0, p - p_mu > high) or (A <= 0, p - p_mu < -low)"
+    equation = "L_t <- M L_t, M = 0 if (A > 0, p - p_mu > high) or (A <= 0, p - p_mu < -low)"
 
     def __call__(self, scored: Scored) -> Tensor:
         moved = probability(scored.logprobs) - probability(self.denominator(scored))

@@ -4,8 +4,7 @@ Invariant: off the mask a log-ratio is exactly 0, on it bounded by +-20 so that 
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +25,6 @@ def log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AgainstPolicy(Part):
     """Base of parts whose ratio has a denominator to choose; what it needs follows from the choice."""
 
@@ -47,7 +45,6 @@ class AgainstPolicy(Part):
         return scored.behavior if self.against == "behavior" else scored.proximal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NoRatio(RatioPart):
     """The ratio of a policy to itself: 0 in value, with the gradient of log pi.
 
@@ -56,20 +53,19 @@ class NoRatio(RatioPart):
     Source: arXiv:2509.08721 (swarm sampling).
     """
 
-    equation: ClassVar[str] = "r = pi / sg[pi] (value 1)"
+    equation = "r = pi / sg[pi] (value 1)"
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_ratio(scored.logprobs, scored.logprobs.detach(), scored.mask)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRatio(AgainstPolicy, RatioPart):
     """The ratio of one token.
 
     Source: arXiv:1707.06347 section 3; the bound as in verl `core_algos.py`.
     """
 
-    equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log mu_t, -20, 20))"
+    equation = "r_t = exp(clamp(log pi_t - log mu_t, -20, 20))"
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
@@ -114,15 +110,14 @@ def check_ceiling(ceiling: float) -> None:
         raise ConfigError(f"ceiling: {ceiling} is a log-ratio in (0, {LOG_RATIO_BOUND:g}]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceRatio(AgainstPolicy, RatioPart):
     """The length-normalised ratio of a response, with the gradient of all its tokens.
 
     Source: GSPO, arXiv:2507.18071; the ceiling as in verl `compute_policy_loss_gspo`.
     """
 
-    equation: ClassVar[str] = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
+    scope = Scope.ROLLOUT
     ceiling: float = 10.0  # of log s
 
     def __post_init__(self) -> None:
@@ -134,7 +129,6 @@ class SequenceRatio(AgainstPolicy, RatioPart):
         return spread(mean_log_ratio(scored.logprobs, denominator, scored.mask, self.ceiling), scored.mask)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FullSequenceRatio(AgainstPolicy, RatioPart):
     """The ratio of a response, the product over its tokens, with the gradient of the token alone.
 
@@ -143,8 +137,8 @@ class FullSequenceRatio(AgainstPolicy, RatioPart):
     Source: verl `rollout_corr_math` (sequence-level weights).
     """
 
-    equation: ClassVar[str] = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t in [-20, 20]"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t in [-20, 20]"
+    scope = Scope.ROLLOUT
 
     def __call__(self, scored: Scored) -> Tensor:
         ratios = log_ratio(scored.logprobs.detach(), self.denominator(scored), scored.mask)
@@ -170,7 +164,6 @@ def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
     return (totals / counts.clamp(min=1))[place].reshape(values.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TurnRatio(AgainstPolicy, RatioPart):
     """The length-normalised ratio of a token's turn, with the gradient of the token alone.
 
@@ -180,8 +173,8 @@ class TurnRatio(AgainstPolicy, RatioPart):
     (`ratio_type` "segment") have the same value and, where a turn has one advantage, the same gradient.
     """
 
-    equation: ClassVar[str] = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
-    scope: ClassVar[Scope] = Scope.ROLLOUT
+    equation = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
+    scope = Scope.ROLLOUT
     ceiling: float = 10.0  # of log u
 
     def __post_init__(self) -> None:
@@ -190,7 +183,7 @@ class TurnRatio(AgainstPolicy, RatioPart):
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        return super(TurnRatio, self).needs | {Requirement.TURNS}
+        return super().needs | {Requirement.TURNS}
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = scored.logprobs.detach() - self.denominator(scored)
@@ -198,18 +191,14 @@ class TurnRatio(AgainstPolicy, RatioPart):
         return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRatio(RatioPart):
     """The ratio of one token to the frozen reference policy, whoever generated it.
 
     Source: A-LoL, arXiv:2305.14718; A*-PO, arXiv:2505.20686.
     """
 
-    equation: ClassVar[str] = "r_t = exp(clamp(log pi_t - log pi_ref_t, -20, 20))"
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return frozenset({Requirement.REFERENCE_LOGPROBS})
+    equation = "r_t = exp(clamp(log pi_t - log pi_ref_t, -20, 20))"
+    always_needs = frozenset({Requirement.REFERENCE_LOGPROBS})
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_ratio(scored.logprobs, scored.reference, scored.mask)
