@@ -257,6 +257,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -
         Requirement.PROXIMAL_LOGPROBS,
         Requirement.REFERENCE_LOGPROBS,
         Requirement.BASELINE_ROLLOUT,
+        Requirement.PERTURBED_LOGPROBS,
     }
     if need in always:
         check_supply(needing(need), supplied_by(node()))
