@@ -333,7 +333,7 @@ class Discovery(Protocol):
         ...
 
     async def stop(self) -> None:
-        """CreditLedger the directory."""
+        """Leaves the directory."""
         ...
 
 
@@ -464,8 +464,8 @@ class LocalExchange(Protocol):
 
         Args:
             version: of our own lineage.
-            manifests: unsigned bodies of ways to it, whose chunks lie in the node's weight store already; they are
-                signed and served.
+            manifests: unsigned bodies of manifests that lead to it, whose chunks lie in the node's weight store
+                already; they are signed and served.
         """
         ...
 

@@ -244,11 +244,11 @@ class Canary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SealedManifest:
-    """A way to a policy version as it travels (`swarm.weights.manifest`); the signature covers exactly these bytes."""
+    """A manifest of a patch, or of a version in full, as it travels (`swarm.weights.manifest`)."""
 
     body: bytes
     public_key: bytes  # Ed25519, 32 bytes, of the owner of the lineage
-    signature: bytes  # over a domain tag and body, 64 bytes
+    signature: bytes  # over a domain tag and exactly the bytes of body, 64 bytes
 
     @property
     def digest(self) -> Digest:

@@ -78,7 +78,7 @@ class ShardedRanks:
         return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 
     def stop(self) -> None:
-        """CreditLedger the group, unless the ranks are apart: it could wait for the others."""
+        """Leaves the group, unless the ranks are apart: it could wait for the others."""
         if not self._is_apart:
             dist.destroy_process_group()
 

@@ -156,7 +156,7 @@ _LIST = (
     _histogram("weights/stage_s", "s", "From the chunks on the disk to verified weights, generation going on",
                "seconds", _SECONDS),
     _histogram("weights/pause_s", "s", "How long generation stood still for a version", "under 1", _SECONDS),
-    _counter("weights/fetched_bytes_total", "bytes", "Chunks of weights from the trainer and other holders", "rises"),
+    _counter("weights/fetched_bytes_total", "bytes", "Chunks of weights from the trainer and other sources", "rises"),
     _counter("weights/sent_bytes_total", "bytes", "Chunks of weights to others", "rises"),
     # coordinator
     _gauge("coordinator/live_nodes", "nodes", "Nodes with a lease", "steady"),

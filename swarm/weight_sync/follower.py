@@ -40,8 +40,12 @@ GRACE_S: Final = 60.0  # for chunks that no manifest names: here each one is nam
 
 
 class FollowerState(StrEnum):
-    """SEARCHING -> WATCHING when adverts show which trainer to follow; WATCHING -> READY when the engine takes a
-    version of it; READY -> WATCHING when another engine asks for updates than the one that took it."""
+    """Progress of a follower.
+
+    SEARCHING -> WATCHING: adverts show which trainer to follow (`on_adverts`).
+    WATCHING -> READY: the engine took a version of it (`on_applied`).
+    READY -> WATCHING: another engine than the one that took it asks for an update (`next_update`).
+    """
 
     SEARCHING = "searching"  # no trainer is known
     WATCHING = "watching"  # its versions are watched and fetched; the engine serves none of them

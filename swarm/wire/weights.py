@@ -19,7 +19,7 @@ from swarm.wire.v1 import policy_pb2
 # Between nodes. 32 bytes a chunk: enough for a version of about 120 GiB in full, and within a gRPC message.
 MAX_MANIFEST_BYTES: Final = 4 * 2**20
 MAX_LOCAL_MANIFEST_BYTES: Final = 16 * 2**20  # within a node
-MAX_PUBLISHED_MANIFESTS: Final = 16  # ways to one version
+MAX_PUBLISHED_MANIFESTS: Final = 16  # that lead to one version
 MAX_CHUNK_BYTES: Final = 2**20
 MAX_WINDOW: Final = 2**16  # groups that one watcher may ask leave for at a time
 DIGEST_BYTES: Final = 32

@@ -41,7 +41,7 @@ def gradient_curvature(seen: Prediction) -> Tensor:
 
 
 class CurvatureMask(CorrectionPart):
-    """CreditLedger out tokens by a second-order prediction of what their own gradient step in the last layer does.
+    """Leaves out tokens by a second-order prediction of what their own gradient step in the last layer does.
 
     The paper predicts along Adam's step or a plain gradient step; it reports the same for GRPO, and only the
     latter needs no optimizer state. Its thresholds are kept. Ours: the step has the one length for all tokens

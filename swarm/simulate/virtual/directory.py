@@ -86,7 +86,7 @@ class MemoryView:
         self._check_running()
 
     async def stop(self) -> None:
-        """CreditLedger; the advert stays until it expires, as in the DHT."""
+        """Leaves; the advert stays until it expires, as in the DHT."""
         self._is_stopped = True
 
     def _check_running(self) -> None:
