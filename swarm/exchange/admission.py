@@ -189,7 +189,7 @@ class Admission:
         return None
 
     def _sender_quota(self, arrival: Arrival) -> Finding:
-        if not self._reputation.take(arrival.via):
+        if not self._reputation.try_take(arrival.via):
             return RefusalReason.OVER_QUOTA, f"sender {short(arrival.via)} used up its quota"
         return None
 
@@ -228,7 +228,7 @@ class Admission:
 
     def _producer_quota(self, group: RolloutGroup, via: NodeId) -> Finding:
         """Groups that others relay count against their producer, too."""
-        if group.producer != via and not self._reputation.take(group.producer):
+        if group.producer != via and not self._reputation.try_take(group.producer):
             return RefusalReason.OVER_QUOTA, f"producer {short(group.producer)} used up its quota"
         return None
 

@@ -21,7 +21,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
-from swarm.peers.coordinator_view import CoordinatorView
+from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
@@ -238,7 +238,7 @@ class Agent:
         self.peers.own_head = version
         self.versions.publish(version)
         self.context.emit(VersionPublished.of(version))
-        self.coordinator_view.note_version(version)
+        self.coordinator_view.queue_version(version)
         if self.version_publisher is not None:
             await self.version_publisher.publish(version, manifests)
         self.context.changed.fire()
@@ -258,7 +258,7 @@ class Agent:
         """One step was made: its draw is settled, its figures are kept."""
         self.journal.settle(report)
         self._last_step_at_s = self.clock.now_s()
-        self.coordinator_view.note_edges(report.edges)
+        self.coordinator_view.record_edges(report.edges)
         self.context.emit(StepMade.of(report))
         self.context.changed.fire()  # the next round begins, where there are rounds
 

@@ -14,7 +14,7 @@ from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import GroupStore
 from swarm.node_context import NodeContext
-from swarm.peers.coordinator_view import CoordinatorView
+from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.types import Digest, Draw, PolicyVersion, StepReport

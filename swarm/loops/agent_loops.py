@@ -105,7 +105,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
         rate = (agent.own_groups.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.own_groups.tokens_generated, now_s
         try:
-            agent.coordinator_view.take_advice(await coordinator.heartbeat(agent.node_report(rate)))
+            agent.coordinator_view.apply_advice(await coordinator.heartbeat(agent.node_report(rate)))
             await hand_in_versions(agent, coordinator)
         except Unavailable as error:
             if not is_away:

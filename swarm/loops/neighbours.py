@@ -38,7 +38,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             except Unavailable as error:
                 logger.info("directory lookup failed", extra={"error": str(error)})
             else:
-                agent.peers.hear(adverts)
+                agent.peers.observe(adverts)
                 wanted = whom_to_follow(agent, adverts)
                 wanted |= missed(agent, followed, adverts)
                 for gone in [key for key in followed if key not in wanted]:

@@ -1,4 +1,4 @@
-"""The coordinator over gRPC, as a node sees it.
+"""Client of the coordinator: calls over gRPC, and what a node hands in and follows.
 
 Invariant: every call ends within its deadline or raises Unavailable; after a failure the next attempt to
 connect waits, with jitter, so that a swarm never storms a coordinator that has just come back.
@@ -7,7 +7,7 @@ connect waits, with jitter, so that a swarm never storms a coordinator that has 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ import grpc
 from swarm.clock import Clock, SystemClock
 from swarm.config import CoordinatorLink
 from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
-from swarm.flow import Backoff
+from swarm.flow import Backoff, BoundedTable
 from swarm.identity import Identity
-from swarm.types import Advice, NodeReport, PolicyVersion, short
+from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion, short
 from swarm.wire.envelopes import is_endpoint
 from swarm.wire.grpc_errors import calling, error_of
-from swarm.wire.reports import advice_from_message, report_to_heartbeat, version_or_none
+from swarm.wire.reports import MAX_EDGES, advice_from_message, report_to_heartbeat, version_or_none
 from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S: Final = 5.0
 MAX_BACKOFF_S: Final = 15.0
 FIRST_BACKOFF_S: Final = 0.25
+MAX_PENDING_VERSIONS: Final = 10_000  # kept for a coordinator that is away
 
 
 class GrpcCoordinatorClient:
@@ -96,12 +97,12 @@ class GrpcCoordinatorClient:
             )
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
-        """The head of a lineage as the ledger has it, then each new one; a reader that is slow skips to the newest.
+        """Head of a lineage in the ledger, then each new one; a slow reader skips to the newest.
 
         The head goes back where the owner resumed from an earlier version and made other weights from there.
 
         Raises:
-            Unavailable: it broke, for whatever reason; a new watch begins with the head again.
+            Unavailable: the watch broke; a new one begins with the head again.
         """
         channel = await self._open_watched()
         try:
@@ -129,7 +130,7 @@ class GrpcCoordinatorClient:
         raise Unavailable(f"{what}: the coordinator ended it")
 
     async def leave(self) -> None:
-        """Ends the lease at once. Raises Unavailable; does not connect just to say goodbye."""
+        """Ends the lease at once, over a connection that is open. Raises Unavailable."""
         if self._channel is not None:
             await self._call("leave", lambda stub: stub.Leave, pb.LeaveRequest())
 
@@ -210,6 +211,49 @@ class GrpcCoordinatorClient:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
+
+
+class CoordinatorView:
+    """A node's side of the control plane: figures and versions to hand in, advice to follow.
+
+    A node goes on without any of it. Advice ends with its lease and can only lower what is measured here.
+
+    Example:
+        view.apply_advice(await coordinator.heartbeat(agent.node_report(rate)))
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._advice, self._advice_ends_s = Advice(), 0.0
+        self.pending_versions: list[PolicyVersion] = []  # not yet in the ledger, oldest first
+        self.edges = BoundedTable[NodeId, EdgeReport](MAX_EDGES)  # newest of each source; a report carries all
+        self.evaluations: dict[str, float] = {}  # env/split -> newest accuracy
+
+    @property
+    def advice(self) -> Advice:
+        """The coordinator's newest advice; no opinion once its lease ran out."""
+        return self._advice if self._clock.monotonic_s() < self._advice_ends_s else Advice()
+
+    def apply_advice(self, advice: Advice) -> None:
+        """Follows the advice of a heartbeat's answer until its lease ends."""
+        self._advice, self._advice_ends_s = advice, self._clock.monotonic_s() + advice.lease_s
+
+    def queue_version(self, version: PolicyVersion) -> None:
+        """Keeps a version of ours for the ledger; over the bound it is dropped, and the ledger has a gap."""
+        if len(self.pending_versions) < MAX_PENDING_VERSIONS:
+            self.pending_versions.append(version)
+
+    def record_edges(self, edges: Iterable[EdgeReport]) -> None:
+        """Takes the figures of a step: how off policy each source was."""
+        for edge in edges:
+            self.edges[edge.source] = edge
+
+    def source_weights(self) -> dict[NodeId, float]:
+        """Own measured effective sample size per source; the coordinator's advice can only lower it."""
+        weights = {source: edge.ess_share for source, edge in self.edges.items()}
+        for source, weight in self.advice.source_weights.items():
+            weights[source] = min(weights.get(source, 1.0), weight)
+        return weights
 
 
 class _RetryGate:

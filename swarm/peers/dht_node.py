@@ -1,7 +1,8 @@
-"""One hivemind DHT peer inside our own event loop; with `dht_storage` the only module that imports hivemind.
+"""hivemind DHT peer inside our own event loop, with its bounded storage; the only module that imports hivemind.
 
 Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with
-us.
+us. Nothing is kept but checked adverts of our run, at most one table per shard; an answer is bounded before it is
+parsed. `discovery_dht` imports this module late, in a thread: hivemind is an extra and brings torch.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -18,18 +19,21 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
 from swarm.identity import Identity
-from swarm.peers.dht_records import RecordChecker
-from swarm.peers.dht_storage import AdvertsOnly, Shelves, records_in
+from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +47,79 @@ _DIAL_TIMEOUT_S = 4.0
 _PROBE_TIMEOUT_S = 3.0
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
+_SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
 
 
-class DhtPeer:
-    """A running DHT peer: who is near a key, what they hold, and how to store there."""
+class AdvertStorage(DHTLocalStorage):
+    """hivemind's local storage, bounded: one table per shard of the run, and no other key."""
 
-    def __init__(self, node: DHTNode, shelves: Shelves, addresses: tuple[str, ...]) -> None:
+    def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.keys = [DHTID.generate(source=shard_key(run_id, shard)) for shard in range(shards)]
+        self.shard_by_key = {key.to_bytes(): shard for shard, key in enumerate(self.keys)}
+        self._shards = {key: ShardRecords() for key in self.keys}
+
+    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """Only sub-keys are kept."""
+        return False if subkey is None else self.store_subkey(key, subkey, value, expiration_time)
+
+    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
+        """Keeps a record that the validator has passed."""
+        records = self._shards.get(key)
+        return records is not None and records.put(subkey, value, expiration_time, self._clock.now_s())
+
+    def records(self, key: DHTID) -> list[tuple[bytes, bytes, float]]:
+        """Sub-key, value and expiry of what is held under a key."""
+        return [(author, r.data, r.expires_at_s) for author, r in self._shards[key].items(self._clock.now_s())]
+
+    def get(self, key: Any) -> Any:
+        """The records of a key as hivemind sends them, or None."""
+        records = self.records(key) if key in self._shards else []
+        if not records:
+            return None
+        dictionary = DictionaryDHTValue()
+        for author, data, expires_at_s in records:
+            dictionary.store(author, data, expires_at_s)
+        return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
+
+    def items(self) -> Iterator[Any]:
+        """Every key with its records (hivemind hands them to new nodes near the key)."""
+        return ((key, value) for key in self.keys if (value := self.get(key)) is not None)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.items())
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+
+class AdvertsOnly(RecordValidatorBase):
+    """Validator that passes only adverts of our run, into storage and out of answers."""
+
+    def __init__(self, shard_by_key: dict[bytes, int], checker: RecordChecker) -> None:
+        self._shard_by_key, self._checker = shard_by_key, checker
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether a record may be stored or believed."""
+        shard = self._shard_by_key.get(record.key)
+        if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
+            return False
+        public_key = record.subkey[len(_SUBKEY_HEAD) :]
+        return self._checker.open(shard, public_key, record.value, record.expiration_time) is not None
+
+
+class DhtPeer:
+    """A running DHT peer: the nodes near a key, the records that they hold, and how to store there."""
+
+    def __init__(self, node: DHTNode, storage: AdvertStorage, addresses: tuple[str, ...]) -> None:
         self._node = node
         self._p2p = _inside(node).p2p
-        self._shelves = shelves
+        self._storage = storage
         self.addresses = addresses  # multiaddresses with /p2p/<id>, for others to dial
 
     @classmethod
@@ -67,8 +134,8 @@ class DhtPeer:
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
         listen = config.listen
-        is_made_here = listen.startswith(("/ip4/127.", "/ip6/::1/"))
-        shelves = Shelves(run_id, config.shards, clock)
+        is_loopback = listen.startswith(("/ip4/127.", "/ip6/::1/"))
+        storage = AdvertStorage(run_id, config.shards, clock)
         await _wait_for_port(listen)
         async with _key_file(identity, run_id) as key_path:
             try:
@@ -81,21 +148,21 @@ class DhtPeer:
                     cache_nearest=0,
                     cache_on_store=False,
                     cache_size=1,
-                    record_validator=AdvertsOnly(shelves.shard_by_key, checker),
+                    record_validator=AdvertsOnly(storage.shard_by_key, checker),
                     host_maddrs=[listen],
                     announce_maddrs=list(config.announce) or None,
                     identity_path=str(key_path),
                     check_if_identity_free=False,
-                    nat_port_map=not is_made_here,
-                    auto_nat=not is_made_here,
-                    use_relay=not is_made_here,
+                    nat_port_map=not is_loopback,
+                    auto_nat=not is_loopback,
+                    use_relay=not is_loopback,
                 )
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
-        node.protocol.storage = shelves
-        node.protocol.cache = Shelves(run_id, 0, clock)  # strangers may ask us to cache: we do not
+        node.protocol.storage = storage
+        node.protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
         addresses = tuple(str(address) for address in await _inside(node).p2p.get_visible_maddrs())
-        return cls(node, shelves, addresses)
+        return cls(node, storage, addresses)
 
     @property
     def daemon_pid(self) -> int:
@@ -121,12 +188,12 @@ class DhtPeer:
         results = await asyncio.gather(*(self._dial(address) for address in addresses))
         return sum(results)
 
-    async def greet_strangers(self, most: int) -> None:
-        """Forgets who was unresponsive, and gets connected peers that the routing table lacks back into it."""
+    async def ping_unknown(self, most: int) -> None:
+        """Clears the list of unresponsive peers, and brings connected peers that the routing table lacks into it."""
         node, table = self._node, self._node.protocol.routing_table
         node.blacklist.clear()
-        strangers = [PeerID.from_base58(peer) for peer in await self.connected()]
-        missing = [peer for peer in strangers if peer not in table][:most]
+        peers = [PeerID.from_base58(peer) for peer in await self.connected()]
+        missing = [peer for peer in peers if peer not in table][:most]
         await asyncio.gather(*(node.protocol.call_ping(peer, validate=False, strict=False) for peer in missing))
         if self.num_known:
             await node.find_nearest_nodes([node.node_id])
@@ -136,7 +203,7 @@ class DhtPeer:
 
     async def nearest(self, shard: int) -> list[PeerID]:
         """The other nodes nearest to a shard's key, by a search that carries no records."""
-        key = self._shelves.keys[shard]
+        key = self._storage.keys[shard]
         beside = DHTID(int(key) ^ 1)  # same neighbours, but nobody has a record there to send with each answer
         found = await self._node.find_nearest_nodes([beside], k_nearest=NUM_REPLICAS, exclude_self=True)
         return list(found[beside].values())
@@ -144,26 +211,26 @@ class DhtPeer:
     async def ask(self, peer: PeerID, shard: int) -> list[tuple[bytes, bytes, float]]:
         """The unchecked records that a peer holds under a shard's key: (sub-key, value, expiry)."""
         protocol = self._node.protocol
-        request = dht_pb2.FindRequest(keys=[self._shelves.keys[shard].to_bytes()], peer=protocol.node_info)
+        request = dht_pb2.FindRequest(keys=[self._storage.keys[shard].to_bytes()], peer=protocol.node_info)
         try:
             async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
                 response = await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
             return records_in(response)
-        except Exception:  # whatever a stranger's answer breaks ends here
+        except Exception:  # an answer may be hostile: whatever it breaks ends here
             logger.debug("a DHT peer gave no usable answer", extra={"peer": str(peer)}, exc_info=True)
             return []
 
     async def store(self, peers: Iterable[PeerID], shard: int, public_key: bytes, data: bytes, until_s: float) -> int:
         """Asks peers to keep a record; returns how many say they do. It is kept here in any case."""
-        key = self._shelves.keys[shard]
-        self._shelves.store_subkey(key, public_key, data, until_s)
+        key = self._storage.keys[shard]
+        self._storage.store_subkey(key, public_key, data, until_s)
         calls = [self._node.protocol.call_store(peer, [key], [data], [until_s], [public_key]) for peer in peers]
         answers = await asyncio.gather(*calls)
         return sum(bool(answer and answer[0]) for answer in answers)
 
     def held(self, shard: int) -> list[tuple[bytes, bytes, float]]:
         """The records that this node itself keeps for a shard."""
-        return self._shelves.records(self._shelves.keys[shard])
+        return self._storage.records(self._storage.keys[shard])
 
     async def stop(self) -> None:
         """Ends p2pd, by force when it does not go, and removes its sockets."""
@@ -249,3 +316,16 @@ async def _wait_for_port(listen: str) -> None:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
+    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first."""
+    (result,) = response.results
+    if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
+        return []
+    dictionary = cast(Any, MSGPackSerializer.loads(result.value))
+    if not isinstance(dictionary, DictionaryDHTValue):
+        return []
+    with dictionary.freeze():
+        entries = [(author, data, until_s) for author, (data, until_s) in dictionary.items()]
+    return [e for e in entries if isinstance(e[0], bytes) and isinstance(e[1], bytes) and isinstance(e[2], float)]

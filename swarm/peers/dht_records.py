@@ -1,7 +1,7 @@
-"""What a DHT record is, and how many of them a node checks and keeps, whatever strangers send.
+"""Records of the directory: signed adverts, checked at a bounded rate and kept in bounded tables.
 
 Invariant: a record is a signed advert of our run, under its author's key, that expires when its author
-said; work is bounded by rates, memory by shelves that a flood of new identities cannot empty.
+wrote; work is bounded by rates, memory by tables that a flood of new identities cannot empty.
 """
 
 import hashlib
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
-from swarm.peers.directory import MAX_TTL_S
-from swarm.types import Advert
+from swarm.types import Advert, NodeId
 from swarm.wire.envelopes import open_advert
+
+MAX_TTL_S = 300.0
+"""Longest time for which any directory keeps an advert, seconds."""
 
 MAX_VALUE_BYTES = 1024
 """Largest value of a record."""
@@ -29,6 +31,15 @@ MAX_REPLY_BYTES = 160 * 1024
 _KEY_BYTES = 32
 _MAX_VERIFIED = 4096  # adverts remembered as verified, about 3 KB each
 _KNOWN_PER_S, _NEWCOMERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
+
+
+def check_own(advert: Advert, node_id: NodeId, run_id: str, now_s: float) -> None:
+    """Asserts the bounds of an advert that a node announces in any directory, this one or the virtual one."""
+    assert advert.node_id == node_id, f"{advert.node_id} is not this node, {node_id}"
+    assert advert.run_id == run_id, f"run {advert.run_id!r} is not {run_id!r}"
+    assert now_s < advert.expires_at_s <= now_s + MAX_TTL_S, (
+        f"expiry in {advert.expires_at_s - now_s} s, at most {MAX_TTL_S}"
+    )
 
 
 def shard_key(run_id: str, shard: int) -> str:
@@ -100,7 +111,7 @@ class Record:
     rank: bytes  # private hash of the author: decides among newcomers
 
 
-class Shelf:
+class ShardRecords:
     """The records of one shard: at most `capacity` authors, the newest record of each.
 
     When it is full, the half that came first stays for as long as it refreshes; newcomers share the other

@@ -21,8 +21,7 @@ from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.flow import BoundedTable
 from swarm.identity import Identity
-from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, Shelf, shard_of
-from swarm.peers.directory import check_own
+from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, shard_of
 from swarm.types import Advert
 from swarm.wire.envelopes import seal_advert
 
@@ -60,7 +59,7 @@ class HivemindDirectory:
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
         self._checker = RecordChecker(run_id, config.shards, clock)
-        self._seen = [Shelf(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
+        self._seen = [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
         self._known = BoundedTable[str, None](MAX_CACHED_ADDRESSES)  # dialable addresses, oldest first
         self._own: Advert | None = None
         self._peer: DhtPeer | None = None
@@ -126,15 +125,15 @@ class HivemindDirectory:
             await self._announce(advert)
 
     async def lookup(self) -> list[Advert]:
-        """Adverts of the run: the union of what every replica holds and what was seen before, newest per node."""
+        """Adverts of the run, newest per node: the union of every replica's and of those seen before."""
         peer = self._running()
         shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
         async with _deadline(_CALL_TIMEOUT_S, "lookup"):
             await asyncio.gather(*(self._read(peer, shard) for shard in shards))
         adverts: list[Advert] = []
         now_s = self._clock.now_s()
-        for shard, shelf in enumerate(self._seen):
-            for public_key, record in shelf.items(now_s):
+        for shard, records in enumerate(self._seen):
+            for public_key, record in records.items(now_s):
                 advert = self._checker.open(shard, public_key, record.data, record.expires_at_s)
                 if advert is not None:
                     adverts.append(advert)
@@ -163,7 +162,7 @@ class HivemindDirectory:
                 await self._announce(self._own)
 
     async def stop(self) -> None:
-        """CreditLedger: no daemon and no socket file remain."""
+        """Ends the DHT peer; no daemon and no socket file remain."""
         self._is_stopped = True
         async with self._repairing:
             peer, self._peer = self._peer, None
@@ -185,7 +184,7 @@ class HivemindDirectory:
         )
 
     async def _rejoin(self) -> None:
-        """Dials who should be connected and is not, and gets everyone connected into the routing table."""
+        """Dials absent bootstrap and cached peers, and brings every connected peer into the routing table."""
         peer = self._running()
         connected = await peer.connected()
         own = {address.rpartition("/p2p/")[2] for address in peer.addresses}
@@ -194,7 +193,7 @@ class HivemindDirectory:
         wanted += random.sample(absent, min(_DIALS_PER_ROUND, len(absent)))
         wanted = [a for a in dict.fromkeys(wanted) if a.rpartition("/p2p/")[2] not in own]
         num_answers = await peer.dial(wanted)
-        await peer.greet_strangers(most=4 * _DIALS_PER_ROUND)
+        await peer.ping_unknown(most=4 * _DIALS_PER_ROUND)
         for address in (await peer.connected()).values():
             if _is_dialable(address):
                 self._known[address] = None
@@ -219,7 +218,7 @@ class HivemindDirectory:
         return replicas
 
     async def _read(self, peer: "DhtPeer", shard: int) -> None:
-        """Asks every replica of a shard by itself, so that no single one can hide what another holds."""
+        """Reads a shard from every replica separately, so that no single one can hide what another holds."""
         replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
         for answer in (peer.held(shard), *answers):

@@ -1,4 +1,4 @@
-"""What a node knows of the others: their newest signed heads, what they delivered, and who is connected.
+"""Peer table: newest signed head of each other node, what it delivered, and who is connected.
 
 Invariant: every table is bounded, and a head never goes back.
 """
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from swarm.flow import BoundedTable
 from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
 
-MAX_PEERS = 4096  # remembered; whoever was heard of longest ago is forgotten first
+MAX_PEERS = 4096  # remembered; the one updated longest ago is forgotten first
 
 
 class Peers:
-    """The other nodes, as far as this one has heard of them.
+    """The other nodes, from adverts and from the groups that they signed.
 
     Example:
         peers = Peers(identity.node_id)
-        peers.hear(await directory.lookup())
+        peers.observe(await directory.lookup())
     """
 
     def __init__(self, node_id: NodeId) -> None:
@@ -42,7 +42,7 @@ class Peers:
             del self._num_streams[peer]
             self.connected.discard(peer)
 
-    def hear(self, adverts: Sequence[Advert]) -> None:
+    def observe(self, adverts: Sequence[Advert]) -> None:
         """Takes the newest signed head of each peer from the directory.
 
         A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
@@ -58,8 +58,8 @@ class Peers:
     def learn_head(self, group: RolloutGroup) -> None:
         """A signed group is evidence of its producer's own head: no wait for the next advert.
 
-        What it says of the lineage of somebody else is a claim: whoever makes groups for a trainer cannot move its
-        head, and so not make the groups of others look old.
+        What it names of another lineage is a claim: a generator cannot move the head of its trainer, and so cannot make
+        the groups of others look old.
         """
         if not group.versions:
             return

@@ -1,7 +1,7 @@
-"""What this node thinks of each peer: a standing that decays, and a quota of groups per minute.
+"""Reputation of peers: a score that decays to 0, and a quota of groups per minute.
 
-Invariant: only content that a key provably signed changes the standing of that key's owner; whatever
-could have been made by anybody is charged to the peer that sent it. Memory is bounded by `max_peers`.
+Invariant: only content that a key provably signed changes the score of that key's owner; content that anybody
+could have made is charged to the peer that sent it. Memory is bounded by `max_peers`.
 """
 
 import itertools
@@ -20,7 +20,7 @@ FLOOR: Final = -10.0  # below it a peer is refused without any work
 _WORST: Final = -20.0  # one half-life of good behaviour leads back to the floor
 _BEST: Final = 4.0  # credit that a peer can save up
 _GOOD: Final = 0.1  # of an admitted group
-_RELAYED_SHARE: Final = 0.25  # of the cost, for whoever passed on what its own door should have refused
+_RELAYED_SHARE: Final = 0.25  # of the cost, for a relay that passed on what its own admission should have refused
 _EVICTION_SCAN: Final = 64
 
 # Reasons that anyone can provoke in anyone's name: charged to the sender.
@@ -78,9 +78,9 @@ class Reputation:
     """Score and quota of the peers seen lately.
 
     Example:
-        standing = Standing(clock, groups_per_minute=600)
-        if standing.is_low(peer) or not standing.take(peer): ...
-        standing.record_good(peer)
+        reputation = Reputation(clock, groups_per_minute=600)
+        if reputation.is_low(peer) or not reputation.try_take(peer): ...
+        reputation.record_good(peer)
     """
 
     def __init__(self, clock: Clock, groups_per_minute: int, half_life_s: float = 300.0, max_peers: int = 4096) -> None:
@@ -93,7 +93,7 @@ class Reputation:
         self._peers: OrderedDict[NodeId, _Peer] = OrderedDict()
 
     def score(self, peer: NodeId) -> float:
-        """Standing now: 0 for a stranger, below FLOOR is refused, decays to 0 by half every half-life."""
+        """Score now: 0 for an unknown peer, below FLOOR is refused, decays to 0 by half every half-life."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
@@ -103,9 +103,8 @@ class Reputation:
     def is_low(self, peer: NodeId) -> bool:
         """True while nothing from this peer is worth any work."""
         known = self._peers.get(peer)
-        return (
-            known is not None and known.score < FLOOR and self.score(peer) < FLOOR
-        )  # a low score only rises by itself
+        # The stored score comes first, as it is cheap: a low one only rises by itself.
+        return known is not None and known.score < FLOOR and self.score(peer) < FLOOR
 
     def is_allowed(self, peer: NodeId) -> bool:
         """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
@@ -116,7 +115,7 @@ class Reputation:
         if self.is_low(peer):
             raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
 
-    def take(self, peer: NodeId) -> bool:
+    def try_take(self, peer: NodeId) -> bool:
         """Takes one group out of the peer's quota; False when it is used up."""
         return self._touch(peer).quota.try_take(self._clock.monotonic_s())
 
@@ -166,7 +165,7 @@ class Reputation:
         return entry
 
     def _evict(self) -> None:
-        """Drops an old entry, one without guilt if possible: fresh identities must not wash old ones clean."""
+        """Drops an old entry, an innocent one if possible: fresh identities must not clear the score of bad ones."""
         oldest = list(itertools.islice(self._peers, min(_EVICTION_SCAN, len(self._peers) - 1)))
         victim = max(oldest, key=lambda peer: min(self.score(peer), 0.0), default=None)
         if victim is not None:

@@ -302,7 +302,7 @@ async def test_the_daemon_dies_with_a_killed_process(how: signal.Signals) -> Non
 
 
 async def part(west: list[HivemindDirectory], east: list[HivemindDirectory]) -> None:
-    """CreditLedger the state of a long partition: no connection and no routing entry across."""
+    """Brings about the state of a long partition: no connection and no routing entry across."""
     from hivemind.p2p import PeerID
 
     for here, there in ((west, east), (east, west)):

@@ -338,11 +338,11 @@ async def test_server_in_the_middle_is_unauthenticated(node: Node):
 
 
 async def test_server_that_never_answers_costs_the_timeout():
-    async def zero_variance(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(zero_variance, "127.0.0.1", 0)
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=r"within 0\.3 s"):
         await open_channel(f"127.0.0.1:{port}", "ab" * 32, Identity.create(), RUN, 0.3)

@@ -1,4 +1,4 @@
-"""The directory in memory keeps the promises of Discovery; records and shelves stay bounded under a flood."""
+"""The directory in memory keeps the promises of Discovery; records and storage stay bounded under a flood."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
 from swarm.identity import Identity
-from swarm.peers.dht_records import RecordChecker, Shelf, shard_of
+from swarm.peers.dht_records import RecordChecker, ShardRecords, shard_of
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
 from swarm.wire.envelopes import seal_advert
@@ -127,15 +127,15 @@ def test_a_flood_of_strangers_spends_only_their_allowance() -> None:
     assert checker.open(0, BOB.public_key, seal_advert(bob, BOB), bob.expires_at_s) == bob
 
 
-def test_a_full_shelf_keeps_its_first_half_and_never_grows() -> None:
-    shelf = Shelf(capacity=128)
+def test_a_full_records_keeps_its_first_half_and_never_grows() -> None:
+    records = ShardRecords(capacity=128)
     early = [f"early {number}".encode() for number in range(64)]
-    assert all(shelf.put(author, b"", 100.0, 0.0) for author in early)
-    taken = [shelf.put(f"flood {number}".encode(), b"", 100.0, 0.0) for number in range(20_000)]
-    assert len(shelf) == 128 and 64 < sum(taken) < 1000
-    kept = dict(shelf.items(0.0))
+    assert all(records.put(author, b"", 100.0, 0.0) for author in early)
+    taken = [records.put(f"flood {number}".encode(), b"", 100.0, 0.0) for number in range(20_000)]
+    assert len(records) == 128 and 64 < sum(taken) < 1000
+    kept = dict(records.items(0.0))
     assert set(early) <= set(kept)
-    assert all(shelf.put(author, b"new", 200.0, 0.0) for author in early)
-    assert {author for author, _ in shelf.items(150.0)} == set(early)
-    assert not shelf.put(early[0], b"older", 199.0, 150.0)
-    assert not list(shelf.items(201.0))
+    assert all(records.put(author, b"new", 200.0, 0.0) for author in early)
+    assert {author for author, _ in records.items(150.0)} == set(early)
+    assert not records.put(early[0], b"older", 199.0, 150.0)
+    assert not list(records.items(201.0))

@@ -143,7 +143,7 @@ def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
         group = replace(group, rollouts=rollouts)
         refused = await bench.receive(group)
         assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
-        bench.agent.peers.hear([_advert(other, 4)])
+        bench.agent.peers.observe([_advert(other, 4)])
         scored = await bench.receive(group)
         assert isinstance(scored, ScoredGroup) and not scored.is_own_policy(TRAINER.node_id)
         assert bench.agent.peers.heads[other].step == 4 and bench.agent.replay.num_external == 1

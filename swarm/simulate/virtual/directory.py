@@ -8,7 +8,7 @@ from collections.abc import Callable
 from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.identity import Identity, Verify, verify
-from swarm.peers.directory import MAX_TTL_S, check_own
+from swarm.peers.dht_records import MAX_TTL_S, check_own
 from swarm.types import Advert, NodeId
 from swarm.wire.envelopes import open_advert, seal_advert
 

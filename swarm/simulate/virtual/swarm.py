@@ -20,7 +20,7 @@ from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.loops.neighbours import MAX_OWED
 from swarm.node_context import NodeContext
-from swarm.peers.coordinator_view import MAX_PENDING_VERSIONS
+from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator

@@ -1,4 +1,4 @@
-"""Standing and quota of peers: what costs, what does not, and that both recover."""
+"""Reputation and quota of peers: what costs, what does not, and that both recover."""
 
 from swarm.clock import ManualClock
 from swarm.peers.reputation import FLOOR, Reputation
@@ -22,9 +22,9 @@ def make_reputation(groups_per_minute: int = 60, max_peers: int = 100) -> tuple[
     return Reputation(clock, groups_per_minute, half_life_s=100.0, max_peers=max_peers), clock
 
 
-def test_a_stranger_is_neither_good_nor_bad() -> None:
+def test_an_unknown_peer_is_neither_good_nor_bad() -> None:
     reputation, _ = make_reputation()
-    assert reputation.score("stranger") == 0.0 and not reputation.is_low("stranger") and len(reputation) == 0
+    assert reputation.score("unknown") == 0.0 and not reputation.is_low("unknown") and len(reputation) == 0
 
 
 def test_three_false_rewards_make_a_producer_low_until_it_decays() -> None:
@@ -68,7 +68,7 @@ def test_good_groups_earn_bounded_credit() -> None:
     assert 3.9 < reputation.score("worker") <= 4.0
 
 
-def test_blame_is_bounded_so_that_the_way_back_is_too() -> None:
+def test_blame_is_bounded_so_that_recovery_is_too() -> None:
     reputation, clock = make_reputation()
     for _ in range(1000):
         reputation.record_refused(RefusalReason.MALFORMED, "flooder", None)
@@ -79,10 +79,10 @@ def test_blame_is_bounded_so_that_the_way_back_is_too() -> None:
 
 def test_a_quota_is_used_up_and_refills_with_time() -> None:
     reputation, clock = make_reputation(groups_per_minute=60)
-    assert [reputation.take("peer") for _ in range(61)] == [True] * 60 + [False]
-    assert reputation.take("other")
+    assert [reputation.try_take("peer") for _ in range(61)] == [True] * 60 + [False]
+    assert reputation.try_take("other")
     clock.advance(2.0)
-    assert [reputation.take("peer") for _ in range(3)] == [True, True, False]
+    assert [reputation.try_take("peer") for _ in range(3)] == [True, True, False]
 
 
 def test_the_table_is_bounded_and_fresh_identities_do_not_wash_a_guilty_one_clean() -> None:
@@ -90,5 +90,5 @@ def test_the_table_is_bounded_and_fresh_identities_do_not_wash_a_guilty_one_clea
     for _ in range(3):
         reputation.record_refused(RefusalReason.FALSE_REWARD, "liar", "liar")
     for number in range(5000):
-        reputation.take(f"sybil {number}")
+        reputation.try_take(f"sybil {number}")
     assert len(reputation) == 100 and reputation.is_low("liar")
