@@ -15,7 +15,7 @@ from coordinator.watching import WATCHES_TOTAL
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
-from swarm.wire.grpc_errors import answering
+from swarm.wire.grpc_errors import rpc
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
 from swarm.wire.server import Sessions
@@ -74,52 +74,52 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         if not self._calls.spend(client, self._core.clock.monotonic_s()):
             raise TooLarge(f"more than {CALLS_PER_S:.0f} calls a second; slow down")
 
+    @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, to anybody who has the link."""
-        async with answering(context):
-            self._count_call(context.peer().rpartition(":")[0])
-            data, signature, public_key = self._manifest
-            return pb.GetManifestResponse(
-                public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
-            )
+        self._count_call(context.peer().rpartition(":")[0])
+        data, signature, public_key = self._manifest
+        return pb.GetManifestResponse(
+            public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
+        )
 
+    @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
         """Renews the caller's lease."""
-        async with answering(context):
-            node_id = self._caller(context)
-            report = heartbeat_to_report(request, node_id)
-            if report is None:
-                raise ConfigError("heartbeat out of bounds")
-            return advice_to_message(await _whole(self._core.heartbeat(node_id, report)))
+        node_id = self._caller(context)
+        report = heartbeat_to_report(request, node_id)
+        if report is None:
+            raise ConfigError("heartbeat out of bounds")
+        return advice_to_message(await _whole(self._core.heartbeat(node_id, report)))
 
+    @rpc
     async def RecordVersion(self, request: pb.RecordVersionRequest, context: Context) -> Any:
         """Adds a version of the caller's lineage."""
-        async with answering(context):
-            node_id = self._caller(context)
-            version = version_or_none(request.version)
-            if version is None:
-                raise ConfigError("version out of bounds")
-            recorded = await _whole(self._core.record_version(node_id, version))
-            return pb.RecordVersionResponse(accepted=recorded.accepted, reason=recorded.reason)
+        node_id = self._caller(context)
+        version = version_or_none(request.version)
+        if version is None:
+            raise ConfigError("version out of bounds")
+        recorded = await _whole(self._core.record_version(node_id, version))
+        return pb.RecordVersionResponse(accepted=recorded.accepted, reason=recorded.reason)
 
+    @rpc
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> Any:
         """The history of one lineage."""
-        async with answering(context):
-            self._caller(context)
-            limit = min(request.limit or MAX_LISTED, MAX_LISTED)
-            after_step = request.after_step if request.HasField("after_step") else -1
-            entries = self._core.ledger.versions(request.policy_id, after_step, limit)
-            return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
+        self._caller(context)
+        limit = min(request.limit or MAX_LISTED, MAX_LISTED)
+        after_step = request.after_step if request.HasField("after_step") else -1
+        entries = self._core.ledger.versions(request.policy_id, after_step, limit)
+        return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
 
+    @rpc
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
         """The head of a lineage, then each new one, for as long as the caller reads."""
-        async with answering(context):
-            node_id = self._caller(context)
-            if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
-                raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
-            async with aclosing(self._core.watch_versions(node_id, request.policy_id)) as heads:
-                async for head in heads:
-                    await self._write(context, pb.WatchVersionsResponse(version=version_to_message(head)))
+        node_id = self._caller(context)
+        if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
+            raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
+        async with aclosing(self._core.watch_versions(node_id, request.policy_id)) as heads:
+            async for head in heads:
+                await self._write(context, pb.WatchVersionsResponse(version=version_to_message(head)))
 
     async def _write(self, context: Context, response: Any) -> None:
         try:
@@ -128,31 +128,31 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         except TimeoutError:
             raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; watch again") from None
 
+    @rpc
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
         """Who is here."""
-        async with answering(context):
-            self._caller(context)
-            now_s = self._core.clock.now_s()
-            members = self._core.shown_members(MAX_LISTED)
-            return pb.ListMembersResponse(
-                members=[
-                    pb.Member(
-                        node_id=member.node_id,
-                        name=member.report.name,
-                        endpoints=member.report.endpoints,
-                        head=version_to_message(member.report.head),
-                        last_seen_s=member.last_seen_s,
-                        is_live=member.is_live(now_s),
-                    )
-                    for member in members
-                ]
-            )
+        self._caller(context)
+        now_s = self._core.clock.now_s()
+        members = self._core.shown_members(MAX_LISTED)
+        return pb.ListMembersResponse(
+            members=[
+                pb.Member(
+                    node_id=member.node_id,
+                    name=member.report.name,
+                    endpoints=member.report.endpoints,
+                    head=version_to_message(member.report.head),
+                    last_seen_s=member.last_seen_s,
+                    is_live=member.is_live(now_s),
+                )
+                for member in members
+            ]
+        )
 
+    @rpc
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:
         """Ends the caller's lease."""
-        async with answering(context):
-            await _whole(self._core.leave(self._caller(context)))
-            return pb.LeaveResponse()
+        await _whole(self._core.leave(self._caller(context)))
+        return pb.LeaveResponse()
 
 
 async def _whole(change: Coroutine[Any, Any, Value]) -> Value:

@@ -15,7 +15,7 @@ from swarm.interfaces import ExchangeHandler, StreamItem
 from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.envelopes import cursor_from_message, cursor_to_message, sealed_to_bytes, sealed_to_message
-from swarm.wire.grpc_errors import Context, answering
+from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.server import Sessions
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
@@ -39,47 +39,46 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
         self._chunks = ChunkSlots(min(stall_timeout_s, CHUNK_STALL_S))
 
+    @rpc
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
         """Own groups after the cursor, then live ones, for as long as the peer reads."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            cursor = cursor_from_message(request.cursor)
-            async with self._one_stream(peer):
-                wanted = StreamFilter(relay=request.relay, zero_variance=request.zero_variance)
-                items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
-                async with aclosing(items):
-                    async for item in items:
-                        await self._write(context, _response_of(item))
+        peer = self._sessions.require(context)
+        cursor = cursor_from_message(request.cursor)
+        async with self._one_stream(peer):
+            wanted = StreamFilter(relay=request.relay, zero_variance=request.zero_variance)
+            items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
+            async with aclosing(items):
+                async for item in items:
+                    await self._write(context, _response_of(item))
 
+    @rpc
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """One held group from an offset on."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            async with self._one_stream(peer):
-                data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
-                for offset in range(request.offset, len(data), FETCH_BYTES):
-                    chunk = bytes(data[offset : offset + FETCH_BYTES])
-                    await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
+        peer = self._sessions.require(context)
+        async with self._one_stream(peer):
+            data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
+            for offset in range(request.offset, len(data), FETCH_BYTES):
+                chunk = bytes(data[offset : offset + FETCH_BYTES])
+                await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
 
+    @rpc
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
         """What is held of a lineage, then what is new, for as long as the peer reads."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            policy_id, window = watch_from_message(request)
-            async with self._one_stream(peer):
-                items = cast(Any, self._handler.watch(peer, policy_id, window))
-                async with aclosing(items):
-                    async for item in items:
-                        await self._write(context, watched_to_message(item))
+        peer = self._sessions.require(context)
+        policy_id, window = watch_from_message(request)
+        async with self._one_stream(peer):
+            items = cast(Any, self._handler.watch(peer, policy_id, window))
+            async with aclosing(items):
+                async for item in items:
+                    await self._write(context, watched_to_message(item))
 
+    @rpc
     async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
         """One held chunk of weights."""
-        async with answering(context):
-            peer = self._sessions.require(context)
-            digest = require_digest(request.digest)
-            await self._chunks.acquire(peer, context)
-            return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
-        raise AssertionError("answering() ends the call")
+        peer = self._sessions.require(context)
+        digest = require_digest(request.digest)
+        await self._chunks.acquire(peer, context)
+        return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
 
     async def _write(self, context: Context, response: Any) -> None:
         try:

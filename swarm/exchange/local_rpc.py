@@ -28,7 +28,7 @@ from swarm.types import (
     SealedManifest,
     StepReport,
 )
-from swarm.wire.grpc_errors import Context, answering, error_of
+from swarm.wire.grpc_errors import Context, error_of, rpc
 from swarm.wire.local import (
     MAX_LOCAL_MESSAGE_BYTES,
     Part,
@@ -148,81 +148,72 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         task.add_done_callback(self._running.discard)
         return task
 
+    @rpc
     async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
         """Admission capacity, now or once it is positive, and how many questions were asked before."""
-        async with answering(context):
-            count = await (self._local.wait_capacity() if request.wait else self._local.capacity())
-            return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
-        raise AssertionError("answering() ends the call")
+        count = await (self._local.wait_capacity() if request.wait else self._local.capacity())
+        return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
 
+    @rpc
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
         """Takes one group of ours; it is stored even when the worker dies meanwhile."""
-        async with answering(context):
-            group = body_to_group(request.body, request.producer)
-            return pb.PutResponse(reward_mean=await asyncio.shield(self._begin(self._local.put(group))))
-        raise AssertionError("answering() ends the call")
+        group = body_to_group(request.body, request.producer)
+        return pb.PutResponse(reward_mean=await asyncio.shield(self._begin(self._local.put(group))))
 
+    @rpc
     async def Draw(self, request: pb.DrawRequest, context: Context) -> None:
         """Waits for the next draw, or joins the wait that a dead worker left behind."""
-        async with answering(context):
-            if self._drawing is None or self._drawing.done():
-                head = version_from_message(request.head)
-                self._drawing = self._begin(self._local.draw(head))
-            draw = await asyncio.shield(self._drawing)
-            for fields in draw_to_fields(draw):
-                await context.write(pb.DrawResponse(**fields))
+        if self._drawing is None or self._drawing.done():
+            head = version_from_message(request.head)
+            self._drawing = self._begin(self._local.draw(head))
+        draw = await asyncio.shield(self._drawing)
+        for fields in draw_to_fields(draw):
+            await context.write(pb.DrawResponse(**fields))
 
+    @rpc
     async def Redraw(self, request: pb.RedrawRequest, context: Context) -> None:
         """The journalled draws from a step on."""
-        async with answering(context):
-            for draw in await self._local.redraw(request.from_step):
-                for fields in draw_to_fields(draw):
-                    await context.write(pb.RedrawResponse(**fields))
+        for draw in await self._local.redraw(request.from_step):
+            for fields in draw_to_fields(draw):
+                await context.write(pb.RedrawResponse(**fields))
 
+    @rpc
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """A new version exists."""
-        async with answering(context):
-            version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
-            await asyncio.shield(self._begin(self._local.publish(version, bodies)))
-            return pb.PublishResponse()
-        raise AssertionError("answering() ends the call")
+        version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
+        await asyncio.shield(self._begin(self._local.publish(version, bodies)))
+        return pb.PublishResponse()
 
+    @rpc
     async def NextUpdate(self, request: pb.NextUpdateRequest, context: Context) -> None:
         """The way to a newer version, now or once there is one; a worker that is gone no longer waits."""
-        async with answering(context):
-            held = version_from_message(request.held) if request.HasField("held") else None
-            for sealed in await self._local.next_update(held, wait=request.wait) or ():
-                await context.write(
-                    pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES))
-                )
+        held = version_from_message(request.held) if request.HasField("held") else None
+        for sealed in await self._local.next_update(held, wait=request.wait) or ():
+            await context.write(pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
 
+    @rpc
     async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
         """An engine took a version, or refused it."""
-        async with answering(context):
-            await asyncio.shield(self._begin(self._local.applied(apply_report_from_json(request.report))))
-            return pb.AppliedResponse()
-        raise AssertionError("answering() ends the call")
+        await asyncio.shield(self._begin(self._local.applied(apply_report_from_json(request.report))))
+        return pb.AppliedResponse()
 
+    @rpc
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         """One step was made."""
-        async with answering(context):
-            await asyncio.shield(self._begin(self._local.report(step_report_from_json(request.report))))
-            return pb.ReportResponse()
-        raise AssertionError("answering() ends the call")
+        await asyncio.shield(self._begin(self._local.report(step_report_from_json(request.report))))
+        return pb.ReportResponse()
 
+    @rpc
     async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
         """An evaluation was made."""
-        async with answering(context):
-            await asyncio.shield(self._begin(self._local.evaluated(evaluations_from_json(request.evaluations))))
-            return pb.EvaluatedResponse()
-        raise AssertionError("answering() ends the call")
+        await asyncio.shield(self._begin(self._local.evaluated(evaluations_from_json(request.evaluations))))
+        return pb.EvaluatedResponse()
 
+    @rpc
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """The sandboxed verifier."""
-        async with answering(context):
-            verdict = await self._local.score(request.env, request.task_id, list(request.answers))
-            return verdict_to_message(verdict)
-        raise AssertionError("answering() ends the call")
+        verdict = await self._local.score(request.env, request.task_id, list(request.answers))
+        return verdict_to_message(verdict)
 
     async def stop(self) -> None:
         """Ends what still runs, a waiting draw among it."""

@@ -5,9 +5,10 @@ other errors cross the local socket alone.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
@@ -49,6 +50,7 @@ _BACK_LOCAL: Final[dict[grpc.StatusCode, type[SwarmError]]] = {
 _MAX_DETAIL_CHARS: Final = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
@@ -71,14 +73,26 @@ def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> 
     return kind(f"{what}: {code.name.lower()}: {details!a}")
 
 
-@asynccontextmanager
-async def answering(context: Context) -> AsyncGenerator[None, None]:
-    """Ends the call with the status of any error of this project that the body raises.
+def rpc(method: Method) -> Method:
+    """Decorates a method of a servicer: an error of this project ends the call with the status that carries it.
 
     Example:
-        async with answering(context):
-            peer = sessions.require(context)
+        @rpc
+        async def Fetch(self, request: pb.FetchRequest, context: Context) -> None: ...
     """
+
+    @wraps(method)
+    async def answer(self: object, request: object, context: Context) -> object:
+        async with answering(context):
+            return await method(self, request, context)
+        raise AssertionError("answering() ends the call")
+
+    return cast(Method, answer)
+
+
+@asynccontextmanager
+async def answering(context: Context) -> AsyncGenerator[None, None]:
+    """Ends the call with the status of any error of this project that the body raises; `rpc` for a generator."""
     try:
         yield
     except (SwarmError, Malformed, LookupError) as error:

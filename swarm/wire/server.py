@@ -18,7 +18,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
-from swarm.wire.grpc_errors import Context, answering
+from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.session import (
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,
@@ -104,30 +104,28 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._require_welcome(session.node_id)
         return session.node_id
 
+    @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
         """Signs the client's nonce and our certificate, and hands out the nonce for Hello."""
-        async with answering(context):
-            self._count_handshake(context.peer())
-            if len(request.client_nonce) != NONCE_BYTES:
-                raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
-            return pb.ChallengeResponse(
-                public_key=self.identity.public_key,
-                server_nonce=self._new_nonce(context.peer()),
-                signature=self.identity.sign(
-                    DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
-                ),
-                protocol_version=PROTOCOL_VERSION,
-            )
-        raise AssertionError("answering() ends the call")
+        self._count_handshake(context.peer())
+        if len(request.client_nonce) != NONCE_BYTES:
+            raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
+        return pb.ChallengeResponse(
+            public_key=self.identity.public_key,
+            server_nonce=self._new_nonce(context.peer()),
+            signature=self.identity.sign(
+                DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
+            ),
+            protocol_version=PROTOCOL_VERSION,
+        )
 
+    @rpc
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
         """Checks the client's proof over the nonce of this connection and opens its session."""
-        async with answering(context):
-            self._count_handshake(context.peer())
-            node_id = self._prove(request, context.peer())
-            token = self._open_session(node_id, context.peer())
-            return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
-        raise AssertionError("answering() ends the call")
+        self._count_handshake(context.peer())
+        node_id = self._prove(request, context.peer())
+        token = self._open_session(node_id, context.peer())
+        return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
 
     def _new_nonce(self, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()
