@@ -15,6 +15,11 @@ SwarmError
 What a peer sent and we will not use is no exception but a `swarm.types.Refused` value.
 """
 
+import errno
+from typing import Final
+
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
+
 
 class SwarmError(Exception):
     """Base of every exception raised on purpose by this project."""
@@ -58,3 +63,8 @@ class NonFiniteStep(SwarmError, ArithmeticError):
 
 class StorageFull(SwarmError, OSError):
     """The store has no room left; nothing already stored is lost."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error of the operating system means a full disk or quota, or a failing device."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL

@@ -37,6 +37,8 @@ from swarm.types import (
 
 Result = TypeVar("Result")
 
+BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
+
 
 class Offload(Protocol):
     """Runs a blocking function without blocking the event loop.

@@ -1,7 +1,9 @@
 """The SQLite file behind a group store: one plain function for each transaction.
 
 Invariant: every function is all or nothing, and what cannot be written for lack of room raises StorageFull with
-everything before it intact. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
+everything before it intact. A digest stays known for longer than any group may be used, so a replay is never news. A
+row that the disk changed never becomes a group: the signature over its bytes is checked again. Not safe in two
+threads: `SqliteGroupStore` calls it on one of its own.
 """
 
 import contextlib
@@ -17,22 +19,56 @@ from typing import Any, Final
 import numpy as np
 
 from swarm.clock import Clock
-from swarm.errors import ConfigError, StorageFull
-from swarm.exchange.group_rows import (
-    FROM_GROUPS,
-    SCHEMA,
-    SCHEMA_VERSION,
-    SCORED_COLUMNS,
-    SEALED_COLUMNS,
-    scored_of,
-    sealed_of,
-)
-from swarm.exchange.limits import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, BeforeWrite, is_full
-from swarm.types import Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.errors import ConfigError, StorageFull, is_disk_full
+from swarm.exchange.admission_checks import clamp_logprobs
+from swarm.interfaces import BeforeWrite
+from swarm.types import Correction, Digest, Draw, DrawnGroup, Refused, ScoredGroup, SealedGroup, short
+from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
+TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
+MAX_TOMBSTONES: Final = 1_000_000
+_FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
+_SCHEMA_VERSION: Final = 1
+_MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
+
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest BLOB NOT NULL UNIQUE,
+    producer TEXT NOT NULL,
+    public_key BLOB NOT NULL,
+    signature BLOB NOT NULL,
+    is_compressed INTEGER NOT NULL,
+    is_made_here INTEGER NOT NULL,
+    rewards BLOB NOT NULL,
+    correction TEXT NOT NULL,
+    first_seen_s REAL NOT NULL,
+    size_bytes INTEGER NOT NULL
+);
+CREATE INDEX groups_own ON groups(is_made_here, sequence);
+CREATE TABLE bodies (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE tombstones (digest BLOB PRIMARY KEY, deleted_s REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX tombstones_old ON tombstones(deleted_s);
+CREATE TABLE draws (step INTEGER PRIMARY KEY, num_zero_variance INTEGER NOT NULL, source_weights TEXT NOT NULL);
+CREATE TABLE drawn (
+    step INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    age_steps INTEGER NOT NULL,
+    use INTEGER NOT NULL,
+    is_zero_variance INTEGER NOT NULL,
+    PRIMARY KEY (step, position)
+) WITHOUT ROWID;
+CREATE INDEX drawn_digest ON drawn(digest);
+"""
+
+_SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
+_SCORED_COLUMNS: Final = f"{_SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
+_FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
 class GroupDatabase:
@@ -85,8 +121,8 @@ class GroupDatabase:
 
     def get(self, digest: Digest) -> SealedGroup | None:
         """The sealed group, or None."""
-        rows = self._rows(f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.digest = ?", (digest,))
-        return sealed_of(rows[0]) if rows else None
+        rows = self._rows(f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
+        return _sealed_of(rows[0]) if rows else None
 
     def contains(self, digest: Digest) -> bool:
         """True for groups held and for those deleted within the tombstone horizon."""
@@ -96,11 +132,11 @@ class GroupDatabase:
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
         """Up to `limit` groups after a sequence, oldest first."""
         rows = self._rows(
-            f"SELECT {SEALED_COLUMNS} {FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
+            f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
             "ORDER BY g.sequence LIMIT ?",
             (1 if own_only else 0, after, limit),
         )
-        return [(row[0], sealed_of(row)) for row in rows]
+        return [(row[0], _sealed_of(row)) for row in rows]
 
     def head(self) -> int:
         """Sequence of the newest group; it never goes back when groups are deleted."""
@@ -109,8 +145,8 @@ class GroupDatabase:
 
     def load_scored(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, oldest first; one that no longer opens is logged and left out."""
-        query = f"SELECT {SCORED_COLUMNS} {FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
-        found = [scored_of(row) for row in self._connection.execute(query, (limit,))]
+        query = f"SELECT {_SCORED_COLUMNS} {_FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
+        found = [_scored_of(row) for row in self._connection.execute(query, (limit,))]
         return [scored for scored in reversed(found) if scored is not None]
 
     # --- draw journal ----------------------------------------------------------------------------
@@ -241,7 +277,7 @@ class GroupDatabase:
                 self._connection.close()
                 raise
         except sqlite3.DatabaseError as error:
-            if is_full(error):
+            if _is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
             raise ConfigError(f"{self._path}: not a group store ({error}); move it away") from None
 
@@ -249,12 +285,12 @@ class GroupDatabase:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         version = int(self._scalar("PRAGMA user_version"))
-        if version not in (0, SCHEMA_VERSION):
-            raise ConfigError(f"{self._path}: schema version {version}, expected {SCHEMA_VERSION}; move it away")
+        if version not in (0, _SCHEMA_VERSION):
+            raise ConfigError(f"{self._path}: schema version {version}, expected {_SCHEMA_VERSION}; move it away")
         if version == 0:
             # executescript commits what is open, so the whole script is one transaction of its own.
             epoch = secrets.token_hex(8)
-            script = f"{SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {SCHEMA_VERSION};"
+            script = f"{_SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {_SCHEMA_VERSION};"
             self._connection.executescript(f"BEGIN; {script} COMMIT;")
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
@@ -279,7 +315,7 @@ class GroupDatabase:
             if self._connection.in_transaction:  # SQLite itself rolls back on some errors
                 with contextlib.suppress(sqlite3.OperationalError):
                     self._connection.execute("ROLLBACK")
-            if is_full(error):
+            if _is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: {error}") from error
             raise
 
@@ -306,6 +342,45 @@ class GroupDatabase:
         return sequence
 
     def _scored(self, digest: Digest) -> ScoredGroup | None:
-        query = f"SELECT {SCORED_COLUMNS} {FROM_GROUPS} WHERE g.digest = ?"
+        query = f"SELECT {_SCORED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?"
         row = self._connection.execute(query, (digest,)).fetchone()
-        return None if row is None else scored_of(row)
+        return None if row is None else _scored_of(row)
+
+
+def _sealed_of(row: tuple[Any, ...]) -> SealedGroup:
+    """The group of a row of _SEALED_COLUMNS, or of _SCORED_COLUMNS, which begin with them."""
+    _, digest, producer, public_key, signature, is_compressed, body = row[:7]
+    return SealedGroup(
+        digest=digest,
+        producer=producer,
+        public_key=public_key,
+        signature=signature,
+        is_compressed=bool(is_compressed),
+        body=body,
+    )
+
+
+def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
+    """The group of a row of _SCORED_COLUMNS with this node's rewards; None when the disk changed its bytes."""
+    sealed = _sealed_of(row)
+    group = open_group(sealed, _MAX_OPENED_BYTES)
+    if isinstance(group, Refused):
+        logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
+        return None
+    is_made_here, rewards, correction, first_seen_s, size_bytes = row[7:]
+    return ScoredGroup(
+        digest=sealed.digest,
+        group=clamp_logprobs(group),
+        rewards=np.frombuffer(rewards, "<f4").astype(np.float32),
+        correction=Correction(correction),
+        is_made_here=bool(is_made_here),
+        first_seen_s=first_seen_s,
+        size_bytes=size_bytes,
+    )
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether an error means a full disk or quota, a failing device, or the page limit of the file."""
+    if isinstance(error, sqlite3.Error):
+        return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FULL_CODES
+    return is_disk_full(error)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from swarm.clock import Clock
 from swarm.errors import StorageFull
 from swarm.exchange.group_database import GroupDatabase
-from swarm.exchange.limits import BeforeWrite
+from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
 
 Result = TypeVar("Result")

@@ -6,7 +6,6 @@ manifests and deletes.
 """
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import logging
@@ -14,14 +13,15 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from swarm.clock import Clock, SystemClock
-from swarm.errors import StorageFull
+from swarm.errors import StorageFull, is_disk_full
 from swarm.identity import node_id_of
+from swarm.interfaces import BeforeWrite
 from swarm.types import Digest, NodeId, SealedManifest, short
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.manifest import Limits, Manifest, open_manifest
@@ -32,11 +32,8 @@ from swarm.weights.unusable import Unusable, UnusableReason
 logger = logging.getLogger(__name__)
 
 GRACE_S: Final = 3600.0  # chunks that no manifest names are kept so long: their version is being published or fetched
-_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
 _DRAFT: Final = ".draft-"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
-
-BeforeWrite = Callable[[int], None]  # bytes of a write; raises OSError where a test makes the disk full
 
 
 class WeightStore:
@@ -299,7 +296,7 @@ def _remove_on_error(draft: Path) -> Generator[None]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _FULL_ERRNOS:
+        if isinstance(error, OSError) and is_disk_full(error):
             raise StorageFull(error.errno, f"the weight store has no room: {error.strerror or error}") from error
         raise
 

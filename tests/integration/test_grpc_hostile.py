@@ -15,8 +15,7 @@ import pytest
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.grpc_serving import STREAMS_PER_PEER
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter

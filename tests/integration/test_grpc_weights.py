@@ -14,9 +14,8 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
-from swarm.exchange import grpc_serving
-from swarm.exchange.grpc_serving import STREAMS_PER_PEER
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange import grpc_transport
+from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
 from swarm.simulate.virtual.faults import FaultPlan
@@ -407,7 +406,7 @@ async def test_watches_of_one_peer_are_bounded_and_a_slow_reader_is_cut(node: No
 
 
 async def test_where_all_streams_are_taken_who_has_the_most_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grpc_serving, "STREAMS_TOTAL", STREAMS_PER_PEER)
+    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", STREAMS_PER_PEER)
     await node.holder.append(manifest(1))
     channels = [await node.open() for _ in range(4)]
 

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from swarm.clock import Clock
-from swarm.errors import StorageFull
-from swarm.exchange.limits import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, BeforeWrite, is_full
+from swarm.errors import StorageFull, is_disk_full
+from swarm.exchange.group_database import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
+from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
 
 
@@ -144,7 +145,7 @@ class MemoryGroupStore:
         try:
             self._before_write(size_bytes)
         except OSError as error:
-            if is_full(error):
+            if is_disk_full(error):
                 raise StorageFull(errno.ENOSPC, str(error)) from error
             raise
 
