@@ -190,7 +190,7 @@ class PolicyLearner:
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
         seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
-        batch = replace(batch, ratio_band=ratio_band)
+        batch = replace(batch, ratio_band=ratio_band, learning_rate=self._learning_rate)
         shares: list[RecipeSlice] = []
         if not is_frozen:
             batch, shares = self._prepared(recipes, batch, seconds)
@@ -309,13 +309,17 @@ class PolicyLearner:
             noise=self._noise if recipe.ratio.noise else None,
         )
 
+    @property
+    def _learning_rate(self) -> float:
+        """Of the step that makes the next version: the configured one, or less while it warms up."""
+        step, warmup_steps = self.version.step + 1, self._config.warmup_steps
+        return self._config.learning_rate * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
+
     def _optimize(self, loss: float) -> float:
-        step = self.version.step + 1
-        warm = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
         if loss - loss != 0:  # infinite or NaN
             self._optimizer.discard()
             raise NonFiniteStep(f"loss {loss} is not finite")
-        return self._optimizer.step(self._config.learning_rate * warm, self._config.max_grad_norm)
+        return self._optimizer.step(self._learning_rate, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
         parts = self._ranks.whole(published_state(self._network))

@@ -67,6 +67,7 @@ class Batch:
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
     ratio_ceiling: float = RATIO_CEILING  # of other nodes' tokens; infinite: none
+    learning_rate: float = 0.0  # of the update that this batch is for, warm-up included; 0: none follows
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
 
     def __post_init__(self) -> None:

@@ -77,6 +77,7 @@ class Case:
 
     groups: list[Group]
     memory: Mapping[str, Any] = field(default_factory=dict)
+    rate: float = 0.0  # learning rate of the update
 
     def __iter__(self) -> Iterator[tuple[Group, int, Response]]:
         """(group, place in the group, response) of every response."""
@@ -201,6 +202,7 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         replayed=(group_index == 0) | (group_index == 3),
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
         memory=dict(memory or {}),
+        learning_rate=2e-3,
         ratio_ceiling=math.inf,  # no formula knows it: tests/property/test_foreign_ceiling
     )
     certainty = (0.1, 0.16, 0.24)[seed % 3] if kind == "tight" else 1.0  # entropies near the targets of controllers
@@ -227,8 +229,9 @@ def _segments(batch: Batch, cuts: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
 
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(hidden states [N, L, 3], logits [N, L, 5]) for what probes, the same for the same step."""
-    generator = torch.Generator().manual_seed(int(batch.mask.sum()) + int(1e6 * batch.behavior_logprobs.abs().sum()))
+    """(hidden states [N, L, 3], logits [N, L, 5]) for what probes; the same for a step without some tokens."""
+    assert batch.baseline_rewards is not None
+    generator = torch.Generator().manual_seed(int(batch.length.sum()) + int(1e6 * batch.baseline_rewards.sum()))
     shape = batch.mask.shape
     hidden = torch.randn((*shape, HIDDEN_SIZE), generator=generator, dtype=torch.float64)
     return hidden, 2 * torch.randn((*shape, NUM_WORDS), generator=generator, dtype=torch.float64)
@@ -283,7 +286,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             parts={name: float(values[i]) for name, values in batch.reward_parts.items()},
         )
         groups[int(batch.group_index[i])].members.append(response)
-    return Case(groups=groups, memory=batch.memory)
+    return Case(groups=groups, memory=batch.memory, rate=batch.learning_rate)
 
 
 def shuffled(batch: Batch, order: list[int]) -> Batch:

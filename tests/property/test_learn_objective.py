@@ -183,7 +183,6 @@ NOT_PLAIN_ON_POLICY = {
     "BoundedRatio": "pulls the ratio to a target that is not 1",
     "DecoupledReward": "weighs likelihoods against each other, not by advantages",
     "CovarianceClip": "drops tokens by covariance, whatever their ratio",
-    "CurvatureMask": "leaves out tokens by curvature, whatever their ratio",
     "CovariancePenalty": "penalises tokens by covariance, whatever their ratio",
     "ExponentialWeight": "weighs by an exponential of the advantage",
     "EntropyClip": "scales advantages by entropy inside the bounds",

@@ -15,7 +15,7 @@ from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
 from swarm.objectives.methods.a_lol import TrajectoryClip
 from swarm.objectives.methods.aspo import FlippedClip
-from swarm.objectives.methods.capo import CurvatureMask, gradient_curvature, gradient_size
+from swarm.objectives.methods.capo import CurvatureMask
 from swarm.objectives.methods.dcpo import ProbabilityClip
 from swarm.objectives.methods.dispo import FourBounds
 from swarm.objectives.methods.gbpo import BoundedRatio
@@ -363,8 +363,9 @@ def a_prediction(logits: Tensor, hidden: Tensor, target: int, temperature: float
     )
 
 
+@pytest.mark.parametrize("advantage", [0.8, -1.3])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_curvature_probes_are_those_of_the_last_layer_by_autograd(temperature: float) -> None:
+def test_curvature_predictions_are_those_of_adams_step_by_autograd(temperature: float, advantage: float) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(4, generator=generator, dtype=torch.float64)
@@ -375,33 +376,38 @@ def test_curvature_probes_are_those_of_the_last_layer_by_autograd(temperature: f
     (gradient,) = torch.autograd.grad(logprob(weights), weights)
     hessian = torch.autograd.functional.hessian(logprob, weights.detach())
     assert isinstance(hessian, Tensor)
-    along = torch.einsum("ij,ijkl,kl->", gradient, hessian, gradient)
+    step = 0.01 * torch.sign(advantage * gradient)  # Adam's first, at a rate of .01
+    along, fisher = float((gradient * step).sum()), -float(torch.einsum("ij,ijkl,kl->", step, hessian, step))
+    shift, gain = fisher / 2, abs(advantage * along + advantage * (along**2 - fisher) / 2)
+
     seen = a_prediction((weights.detach() @ hidden)[None], hidden[None], 2, temperature)
-    assert gradient_size(seen)[0].item() == pytest.approx(float((gradient**2).sum()), rel=1e-9)
-    assert gradient_curvature(seen)[0].item() == pytest.approx(-float(along), rel=1e-9)  # the Fisher matrix
+    scored = one_row([1.0], [advantage])
+    probes = {name: probe(seen)[:, None] for name, probe in CurvatureMask().probes.items()}
+    scored = replace(scored, batch=replace(scored.batch, learning_rate=0.01), probes=probes)
+    for scale, is_kept in ((0.999, False), (1.001, True)):
+        assert bool(CurvatureMask(shift=shift * scale, gain=9.0)(scored)) == is_kept
+        assert bool(CurvatureMask(shift=9.0, gain=gain * scale)(scored)) == is_kept
 
 
-def test_a_certain_token_has_no_curvature_and_a_step_without_signal_keeps_everything() -> None:
+def test_a_larger_learning_rate_masks_more_tokens_and_none_masks_nothing() -> None:
+    ratios, generator = [1.0] * 200, torch.Generator().manual_seed(1)
+    scored = one_row(ratios, [1.0] * 100 + [-1.0] * 100)
+    probes = {
+        "hidden_l1": 1500.0 * torch.ones(1, 200, dtype=torch.float64),
+        "probability": torch.rand(1, 200, generator=generator, dtype=torch.float64),
+    }
+
+    def kept(rate: float) -> int:
+        seen = replace(scored, batch=replace(scored.batch, learning_rate=rate), probes=probes)
+        return int(CurvatureMask()(seen).sum())
+
+    found = [kept(rate) for rate in (0.0, 1e-6, 1e-5, 1e-4)]
+    assert found[0] == found[1] == 200 > found[2] > found[3], found
+
+
+def test_a_certain_token_and_a_step_without_signal_keep_everything() -> None:
     certain = a_prediction(torch.tensor([[900.0, 0.0, 0.0]], dtype=torch.float64), torch.ones(1, 2), 0, 1.0)
-    assert gradient_size(certain).item() == 0 and gradient_curvature(certain).item() == 0
-    scored = one_row([1.0, 2.0], [0.0, 0.0])
-    probes = dict.fromkeys(CurvatureMask().probes, torch.ones(1, 2, dtype=torch.float64))
-    assert CurvatureMask()(replace(scored, probes=probes)).tolist() == [[1.0, 1.0]]
-
-
-def test_tokens_that_shift_policy_or_objective_too_far_are_masked() -> None:
-    # nineteen tokens with s = 1 and one with s = 9: mean m_F = (19 + 81) / 40 eta^2, eta = .002
-    scored = one_row([1.0] * 20, [1.0] * 20)
-    size = torch.ones(1, 20, dtype=torch.float64)
-    size[0, 7] = 9.0
-    probes = {"gradient_size": size, "gradient_curvature": torch.ones_like(size)}
-    seen = replace(scored, probes=probes)
-    shift, gain = (0.002 * 9) ** 2 / 2, 0.002 * 9 + 0.002**2 * 80 / 2
-    for part, masked in (
-        (CurvatureMask(shift=shift * 0.99, gain=9.0), 1),
-        (CurvatureMask(shift=shift * 1.01, gain=9.0), 0),
-        (CurvatureMask(shift=9.0, gain=gain * 0.99), 1),
-        (CurvatureMask(shift=9.0, gain=gain * 1.01), 0),
-    ):
-        kept = part(seen)
-        assert 20 - int(kept.sum()) == masked and kept[0, 7] == 1 - masked
+    probes = {name: probe(certain)[:, None] for name, probe in CurvatureMask().probes.items()}
+    scored = one_row([1.0], [1.0])
+    seen = replace(scored, batch=replace(scored.batch, learning_rate=1.0), probes=probes)
+    assert CurvatureMask()(seen).item() == 1
