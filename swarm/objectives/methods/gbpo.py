@@ -1,8 +1,8 @@
 """GBPO: the ratio is regressed onto the optimum of a bounded-ratio problem, weighted by the advantage.
 
 The target is the upper bound above the group's median reward and the lower one below it; the temperature
-1e-4 makes it nearly binary. Ours: half-widths 0.2 of the published 0.2 to 0.3; the median of an even group
-is the mean of the middle two.
+1e-4 makes it nearly binary. The median is the released quantile .5: of an even group the mean of the middle two. Ours:
+half-widths 0.2 of the published 0.2 to 0.3.
 """
 
 import torch
@@ -18,7 +18,7 @@ class BoundedRatio(WeightPart):
     """The ratio's distance from the optimum of a bounded-ratio problem, times the size of the advantage.
 
     The target looks at the group's median, the weight at whatever advantage the recipe has. Of an even
-    group the median is the mean of the middle two (ours).
+    group the median is the mean of the middle two, as the released quantile has it.
 
     Source: GBPO, arXiv:2604.18578; `bounded_ratio_rl` `core_algos.py`.
     """

@@ -1,7 +1,7 @@
 """TOPR, as its paper has it: negative rollouts weigh their trajectory's ratio, tapered into [0, 1].
 
 Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
-The paper's baseline is a dial of the share of positives. Ours: the group's mean.
+The paper's baseline is a dial of the share of positives. Ours: the group's mean, and a reward above .5 as positive.
 """
 
 import torch
