@@ -14,7 +14,9 @@ from torch import Tensor
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
 from swarm.objectives.methods.a_lol import TrajectoryClip
+from swarm.objectives.methods.ace import ConfidentErrors
 from swarm.objectives.methods.aspo import FlippedClip
+from swarm.objectives.methods.ba import BalancedMean
 from swarm.objectives.methods.capo import CurvatureMask
 from swarm.objectives.methods.dcpo import ProbabilityClip
 from swarm.objectives.methods.dispo import FourBounds
@@ -36,7 +38,8 @@ from swarm.objectives.methods.spear import (
 from swarm.objectives.methods.st_ppo import BiasNormalisedClip
 from swarm.objectives.methods.stable_reinforce import OutlierFiltered, PreClip
 from swarm.objectives.methods.topr import TaperedToken, TaperedTrajectory
-from swarm.objectives.part import Prediction, Scored, WeightPart
+from swarm.objectives.part import AggregatePart, Prediction, Scored, WeightPart
+from swarm.objectives.parts.aggregate import RolloutMean, TokenMean
 from swarm.objectives.parts.clip import CovarianceClip, PreservingClip
 from swarm.objectives.parts.likelihood import TrajectoryRegression
 from swarm.types import Correction
@@ -189,6 +192,40 @@ def test_replayed_rollouts_have_a_mean_of_their_own() -> None:
     losses = torch.tensor([[3.0], [3.0], [3.0], [5.0]], dtype=torch.float64)
     limit = float(batch.max_new_tokens[0])
     assert float(ConstantLengthApart()(losses, replace(scored, batch=batch))) == pytest.approx((3.0 + 5.0) / limit)
+
+
+def test_a_balanced_mean_couples_neither_sign_with_length_nor_weight_with_length() -> None:
+    """Two right answers of one token, wrong ones of one and of nine tokens, each token's loss minus its advantage."""
+    lengths, signs = torch.tensor([1, 1, 1, 9]), torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    mask = torch.arange(9)[None] < lengths[:, None]
+    batch = make_batch([1.0, 1.0, 0.0, 0.0], mask)
+    zeros = torch.zeros(mask.shape, dtype=torch.float64)
+    advantages = torch.where(mask, signs[:, None], zeros)
+    scored = Scored(batch=batch, logprobs=zeros, entropy=zeros, advantages=advantages, log_ratio=zeros)
+
+    def weights(part: AggregatePart) -> Tensor:
+        losses = zeros.clone().requires_grad_()
+        (found,) = torch.autograd.grad(part(torch.where(mask, losses, zeros), scored), losses)
+        return found
+
+    balanced, by_token, by_rollout = (weights(part) for part in (BalancedMean(), TokenMean(), RolloutMean()))
+    assert float((balanced * advantages).sum()) == pytest.approx(0.0)
+    assert float((by_token * advantages).sum()) == pytest.approx((2 - 10) / 12), "long wrong answers own the step"
+    assert float(balanced[2, 0]) == pytest.approx(float(balanced[3, 0]))
+    assert float(by_rollout[2, 0]) == pytest.approx(9 * float(by_rollout[3, 0])), "long answers count less"
+
+
+def test_only_wrong_answers_that_training_made_likelier_are_pushed_down_harder() -> None:
+    logprobs = torch.full((4, 1), -1.0, dtype=torch.float64)
+    batch = replace(
+        make_batch([0.0, 0.0, 0.0, 1.0]),
+        reference_logprobs=logprobs - torch.tensor([[3.0], [0.0], [-3.0], [3.0]], dtype=torch.float64),
+    )
+    advantages = torch.tensor([[-1.0], [-1.0], [-1.0], [1.0]], dtype=torch.float64)
+    scored = Scored(batch=batch, logprobs=logprobs, entropy=-logprobs, advantages=advantages, log_ratio=0 * logprobs)
+    found = ConfidentErrors()(scored).flatten().tolist()
+    assert found == pytest.approx([-(1 + math.log1p(math.exp(c))) for c in (3.0, 0.0, -3.0)] + [1.0])
+    assert found[0] < 2 * found[1] < 0 and found[2] == pytest.approx(-1.0, abs=0.06)
 
 
 def test_gates_keep_the_tokens_that_they_say() -> None:
