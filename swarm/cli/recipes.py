@@ -6,6 +6,7 @@ Invariant: importing this file is cheap; recipes (and torch with them) are loade
 
 import inspect
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,10 +58,11 @@ def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
     recipe = load_recipe(name)
     module = sys.modules[source_of(name)]
     about = recipe.about or inspect.cleandoc(module.__doc__ or "")
+    file = os.path.relpath(module.__file__ or "")
     if as_json:
-        typer.echo(json.dumps(details(recipe, about), indent=2))
+        typer.echo(json.dumps(details(recipe, about) | {"file": file}, indent=2))
     else:
-        console.print(_page(recipe, about))
+        console.print(_page(recipe, about, file))
 
 
 def _list(as_json: bool) -> None:
@@ -109,7 +111,7 @@ def _idle(rows: list[JsonDict]) -> list[str]:
     return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
 
 
-def _page(recipe: "Recipe", about: str) -> RenderableType:
+def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
     from swarm.objectives.describe import VERIFICATION, loss_line, summary
 
     plain = summary(recipe)
@@ -120,6 +122,7 @@ def _page(recipe: "Recipe", about: str) -> RenderableType:
         ("link", plain["url"] or "-"),
         ("row", plain["row"] or "-"),
         ("formula", verified),
+        ("file", file),
         ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),
     ]
     return Group(

@@ -126,7 +126,7 @@ class Part(ABC):
     """A frozen dataclass without saying so; its fields are the constants that `learner.recipe_params` may override."""
 
     equation: ClassVar[str]
-    """One line of plain text, with the symbols of the formula sheet: r ratio, A advantage, R reward, ..."""
+    """One line of plain text, in these symbols: r ratio, A advantage, R reward, ..."""
     scope: ClassVar[Scope] = Scope.TOKEN
     always_needs: ClassVar[frozenset[Requirement]] = frozenset()
 

@@ -1,6 +1,6 @@
 """A random optimizer step as plain Python, for formulas that are typed with loops; the same step as a Batch.
 
-Notation of the formula sheet: pi the policy being optimised, pi_old the one at the start of the update,
+Notation: pi the policy being optimised, pi_old the one at the start of the update,
 mu the generator, pi_ref the reference; R reward, A advantage, |o_i| trained tokens of response i.
 """
 

@@ -1,6 +1,6 @@
 """Every recipe against its formula, typed a second time in `formulas/`, and against mutants of itself.
 
-Derivation: each formula file quotes its entry of the formula sheet. A formula imports nothing of the
+Derivation: each formula file quotes its formula and the paper. A formula imports nothing of the
 package; gradients are compared in float64, with respect to every log-prob and every entropy.
 """
 

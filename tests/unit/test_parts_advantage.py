@@ -1,6 +1,6 @@
 """Advantages, rewards and shapes against hand-worked numbers, and what their stateful parts remember.
 
-Derivation: the numbers are worked out beside each test from the entry of the formula sheet.
+Derivation: the numbers are worked out beside each test from the formula of the method.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Corrections at their edges: fresh data passes, hostile log-probs stay finite, thresholds act where they say.
 
-Derivation: by hand from the formula sheet (1.6 to 1.12, 2.6, 2.18, MiniRL).
+Derivation: by hand from tests/golden/formulas (tis, icepop, rollout correction, dppo, m2po_mask, minirl).
 """
 
 import math

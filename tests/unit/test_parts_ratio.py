@@ -1,6 +1,6 @@
 """Ratios and the weights that go with them: how they relate to one another, and at the edges.
 
-Derivation: relations are those of the formula sheet (1.2 to 1.5, 1.11, 1.13, 2.18, 6.17); values by hand.
+Derivation: relations are those of the formulas (gspo, at2po, minpro, a3po, dhpo, rl_plus); values by hand.
 """
 
 import math

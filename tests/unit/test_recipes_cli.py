@@ -75,7 +75,7 @@ def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
 def test_a_recipe_is_shown_with_its_equation_and_the_address_of_every_constant() -> None:
     shown = swarm("recipes", "show", "dapo").stdout
     recipe = load_recipe("dapo")
-    assert recipe.title in shown
+    assert recipe.title in shown and "swarm/objectives/methods/dapo.py" in shown
     assert all(part.equation in shown for part in parts_of(recipe))
     assert "--set learner.recipe_params.weight.high=0.28" in shown
     assert "EXACT" in shown and "NO_LOGPROBS" in shown and "no, it needs behaviour log-probs" in shown

@@ -1,8 +1,12 @@
 """A-3PO: decoupled PPO whose proximal policy is guessed from the age of the data instead of being scored.
 
+    log pi_prox = log mu + age/(age+1) (log pi - log mu), constant; decoupled PPO, token mean
+
 The guess lies between generator and policy, log-linear in their versions: data of age 0 has the generator
 itself as centre (no weight, an ordinary clip), old data nearly the policy (all weight, no clip). No extra
 forward pass. Ours: the clip 0.2 and the token mean of `decoupled_ppo`.
+
+Mechanism: log linear proximal.
 """
 
 from torch import Tensor

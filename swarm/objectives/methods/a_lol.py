@@ -1,4 +1,6 @@
-"""A-LoL: likelihood of rollouts that beat the reference policy's value, weighted by their ratio to it.
+"""Reference lead (A-LoL): likelihood of rollouts that beat the reference policy's value, weighted by their ratio to it.
+
+    (1/N) sum_i of -max(R - V, 0) sg[clip(pi(y)/pi_ref(y), .1, 1.9)] sum_t log pi; V the mean of R_ref
 
 The whole answer is one action, and rollouts that do not beat the value are dropped, so any stored data will
 do. The ratio is to the reference policy, whoever generated the rollout. Ours: the value is the mean reward of

@@ -1,5 +1,7 @@
 """A*-PO: the scaled log-ratio to the reference policy is regressed onto the optimal advantage.
 
+    (1/N) sum_i (b2 log(pi(y)/pi_ref(y)) - (R - V))^2, V = .5 log mean exp(R_ref / .5), b2 .001
+
 The optimal value of a prompt comes from the reference policy's own answers, taken beforehand. No ratio to the
 generator: rollouts of any origin can be used, which the paper, with one fresh answer a prompt, does not do.
 """

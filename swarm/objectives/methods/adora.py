@@ -1,4 +1,6 @@
-"""ADORA: groups in which thinking longer did not help are damped to a tenth.
+"""Useful groups (ADORA): groups in which thinking longer did not help are damped to a tenth.
+
+    z-score, times .1 unless longest success > mean failure below .95 limit; clip .2, token mean
 
 A group is useful when its longest success is longer than its usual failure. The released threshold for
 failures that were cut off is 4054 tokens; ours is a share of what each generator was allowed. Ours: clip and

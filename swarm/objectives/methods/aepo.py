@@ -1,7 +1,11 @@
 """AEPO (agentic, entropy-balanced), its objective: clipped rising tokens keep a gradient, uncertain ones weigh more.
 
+    token mean of PPO (.8, 1.2 r/sg[r]) with dual clip 3; A <- A (1 + .2 (H - mean H) / std H)
+
 The other half of the method, how many branches a tool call gets, belongs to the generator and is left out.
 Not the AEPO that holds an arbitrary entropy. Ours: token mean.
+
+Mechanism: entropy balanced clip.
 """
 
 from torch import Tensor

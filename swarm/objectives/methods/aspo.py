@@ -1,4 +1,6 @@
-"""ASPO (asymmetric importance sampling): positive tokens weigh the inverse of their ratio.
+"""Flipped ratio (ASPO (asymmetric importance sampling)): positive tokens weigh the inverse of their ratio.
+
+    d' = -d for A > 0; bounds .2, or .4 at high entropy; weights <= 3
 
 PPO gives a rising token more weight the more it has risen; here the ones that lag behind catch up. Bounds are
 wider where the entropy is in the upper fifth of a response, as in the released code. Not the ASPO that shapes

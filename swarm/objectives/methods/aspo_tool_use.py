@@ -1,4 +1,6 @@
-"""ASPO (tool use): successes that call their tool earlier get a bounded bonus on the advantage itself.
+"""Early call (ASPO (tool use)): successes that call their tool earlier get a bounded bonus on the advantage itself.
+
+    z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token mean
 
 Added to the reward it would be normalised away or let a wrong answer win; added here it can never turn a
 sign. Ours: the call stands at the end of the first turn; clip and token mean around it.

@@ -1,6 +1,10 @@
 """AsymRE: plain REINFORCE with a baseline below the group's mean, so that successes weigh more than failures.
 
+    token mean of -(R - (mean_G - .1)) log pi
+
 No ratio and no clip. Groups of equal rewards keep a small positive advantage, as the formula has it.
+
+Mechanism: shifted baseline.
 """
 
 from torch import Tensor

@@ -1,4 +1,6 @@
-"""AT2PO's turn-level ratio: GSPO by turn of a multi-turn response instead of by the whole response.
+"""Turn ratio (AT2PO's turn-level ratio): GSPO by turn of a multi-turn response instead of by the whole response.
+
+    (1/N) sum_i (1/|o_i|) sum_t PPO's minimum of u_k pi / sg[pi], half-widths 3e-3 / 4e-3, log at most 10
 
 Turns are those the environment marked. The paper's tree search is not part of it.
 """

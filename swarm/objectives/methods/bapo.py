@@ -1,5 +1,7 @@
 """BAPO, as its released code has it: clip bounds raised each step until positives weigh as much as negatives.
 
+    lower bound first, unweighted pos/neg against 1, dual clip 3, token mean
+
 The paper's own order, measure and numbers are the recipe `bapo_paper`.
 """
 
@@ -108,7 +110,9 @@ BAPO_PAPER = Recipe(
     arxiv="2510.18927",
     row="S075",
     verification="paper",
-    about="BAPO, as its paper has it: the upper bound first, shares weighted by the sampling probability.",
+    about="Balanced clip paper (BAPO, as its paper has it): the upper bound first, shares weighted by the sampling "
+    "probability. Formula: upper bound first, share weighted by the sampling probability, target .4, token "
+    "mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BalancedClip(

@@ -1,7 +1,11 @@
 """BNPO: binary rewards normalised by a Beta distribution fitted to the success rates of the step's prompts.
 
+    A = (R - p) / Beta(p; 1 + a/3, 1 + b/3), rewards in [0, 1]; clip .2, token mean
+
 The weight follows the spread of the rates; fixed parameters of the Beta would give REINFORCE with baseline
 or GRPO. Several rewards are meant to be decomposed first (`gdpo`). Ours: token mean.
+
+Mechanism: beta normalised.
 """
 
 import torch

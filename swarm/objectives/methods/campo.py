@@ -1,4 +1,6 @@
-"""CAMPO, its objective: responses that were cut off in a loop lose reward; clip-higher and token mean.
+"""Repeated tail (CAMPO, its objective): responses that were cut off in a loop lose reward; clip-higher and token mean.
+
+    R - .1 where cut off and the tail is a repeat; z-score, clip .2/.28, token mean
 
 The other half of the method, a limit on length that grows over stages, is a setting of the run. The released
 code takes a fixed penalty, where its scripts ask for a size that adapts and that it does not implement.

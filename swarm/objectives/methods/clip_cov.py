@@ -1,7 +1,11 @@
 """Clip-Cov: a few tokens whose likelihood and advantage rise together, which cost most entropy, are left out.
 
+    token mean of PPO (.8, 1.2) without the top token of cov in (1, 5), cov = (A - mean)(log pi - mean)
+
 The published rule draws them at random between two bounds of the covariance. Ours is which:
 those of largest covariance between the bounds, so that a run can be repeated.
+
+Mechanism: covariance clip.
 """
 
 from swarm.objectives.parts import CovarianceClip, GroupZScore, TokenMean, TokenRatio

@@ -1,5 +1,7 @@
 """Clip-higher, and the likelihood of rollouts that were right beside it.
 
+    token mean of PPO (.8, 1.28) on the z-score, minus .1 times the mean of log pi over tokens of rewards of 1
+
 The term is VAPO's (positive-example language-model loss, strength 0.1): a right answer is learned from even where
 its ratio is clipped and, with replay.keep_zero_variance = true, where its whole group was right. Ours is the rest: VAPO
 stands on a critic with its own estimator, of which nothing is here; the surrogate is the clip of `dapo` on

@@ -1,5 +1,7 @@
 """Clip-higher (DAPO): the upper clip bound is wider than the lower, tokens count alike, overlong answers are penalised.
 
+    R += min(0, -(|o| - .8 Lmax) / (.2 Lmax)), z-score, token mean of PPO clipped at .8 / 1.28
+
 The objective and the reward of the method; its dynamic sampling (groups without signal are replaced) is the
 sampler's work. The overlong buffer is 4096 of 20480 tokens; ours: the same share of each generator's limit.
 """
@@ -73,7 +75,8 @@ DAPO_OVERLONG_FILTER = Recipe(
     arxiv="2503.14476",
     verification="code",
     about="DAPO with overlong filtering in place of its soft punishment: responses cut off by the limit are not "
-    "learned from. Ours: they stay in the denominator of the mean.",
+    "learned from. Ours: they stay in the denominator of the mean. Formula: token mean of -min(r A, clip(r, "
+    ".8, 1.28) A) over responses that ended before their limit.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.28),

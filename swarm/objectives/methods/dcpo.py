@@ -1,9 +1,13 @@
 """DCPO (dynamic clipping): the rarer a token was, the wider its clip bounds; advantages remember past visits.
 
+    sum_i (1/|o_i|) sum_t of dual-clipped PPO, bounds by mu(token), smoothed advantage
+
 Every rollout counts its token mean and nothing is divided by their number, as in the released code: gradient norms
 grow with the rollouts of a step (11 to 22 times PPO's with 30 of them), so `learner.max_grad_norm` sets the length of
 every step, and the learning rate is to be chosen for that. The half-widths are the paper's. Not the DCPO that steers
 entropy.
+
+Mechanism: probability clip.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,7 @@
 """DCPO (distribution-centric): entropy held at a target by a pull towards the policy at another temperature.
 
+    A <- (1-a) A + a 1[R > .05] pi^T/pi, a/(1+a) of min(|.5 - H|, .1)/share correct; dual clip 3
+
 Another method called DCPO clips by token probability. Groups whose rewards are all equal are pulled as well.
 """
 

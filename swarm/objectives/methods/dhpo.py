@@ -1,7 +1,11 @@
 """DHPO with averaged mixing: half GRPO's clipped token surrogate, half GSPO's, each in its own trust region.
 
+    half GRPO's clipped term (.2), half GSPO's (3e-4 / 4e-4)
+
 The text is not at hand. Ours: equal shares, the intervals of GRPO and GSPO, and that surrogate terms are mixed
 rather than ratios; share 1 is GRPO and share 0 is GSPO exactly.
+
+Mechanism: token sequence mix.
 """
 
 from torch import Tensor
@@ -90,7 +94,8 @@ DHPO_ENTROPY = Recipe(
     verification="secondary",
     about="DHPO with entropy-guided mixing: uncertain tokens count by their own ratio, certain ones by the "
     "response's. The text is not at hand. Ours: the share H/(H + 1 nat) of the token branch, its direction "
-    "included, the intervals of GRPO and GSPO, and that surrogate terms are mixed rather than ratios.",
+    "included, the intervals of GRPO and GSPO, and that surrogate terms are mixed rather than ratios. "
+    "Formula: share H/(H+1) of GRPO's clipped term (.2), the rest of GSPO's (3e-4 / 4e-4).",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=EntropyBranchClip(),

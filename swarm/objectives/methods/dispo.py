@@ -1,4 +1,6 @@
-"""DISPO: the ratio as a constant weight of REINFORCE, with separate bounds for right and wrong rollouts.
+"""Four bounds (DISPO): the ratio as a constant weight of REINFORCE, with separate bounds for right and wrong rollouts.
+
+    token mean of -sg[clip(r, .8, 11)] A log pi for A > 0, clip(r, 0, 101) for A < 0
 
 The bounds are the paper's. Its filter of uniform groups is the sampler's work, its penalty on overlong
 answers a reward part of its own (`Overlong`), and the learner chooses the learning rate.

@@ -45,9 +45,11 @@ DPPO_TV = Recipe(
     acronym="DPPO-TV",
     arxiv="2602.04879",
     verification="code",
-    about="DPPO-Binary-TV: tokens whose probability itself moved too far are dropped; rare tokens may change by any "
-    "factor. The anchor is the policy that sampled, also with several updates a batch. Bounds 0.15 and the "
-    "cap 20 on the constant weight are those of the authors' version in verl; their paper's experiments vary.",
+    about="Probability difference mask (DPPO-Binary-TV): tokens whose probability itself moved too far are dropped; "
+    "rare tokens may change by any factor. The anchor is the policy that sampled, also with several updates a "
+    "batch. Bounds 0.15 and the cap 20 on the constant weight are those of the authors' version in verl; "
+    "their paper's experiments vary. Formula: -M sg[min(r, 20)] A log pi, M by p - p_mu beyond .15 where A "
+    "pushes to, token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=19.0),
@@ -62,8 +64,9 @@ DPPO_KL = Recipe(
     acronym="DPPO-KL",
     arxiv="2602.04879",
     verification="code",
-    about='DPPO-Binary-KL: as `dppo_tv`, by the KL divergence of "this token or another". '
-    "Bounds 0.05 and the cap 20 on the constant weight are those of the authors' version in verl.",
+    about='Bernoulli divergence mask (DPPO-Binary-KL): as `dppo_tv`, by the KL divergence of "this token or '
+    "another\". Bounds 0.05 and the cap 20 on the constant weight are those of the authors' version in verl. "
+    "Formula: -M sg[min(r, 20)] A log pi, M by KL(mu || pi) of the token against the rest, bound .05.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=19.0),

@@ -1,4 +1,6 @@
-"""Dr.GRPO: no division by the standard deviation, none by the length of the response.
+"""Constant length (Dr.GRPO): no division by the standard deviation, none by the length of the response.
+
+    sum over tokens of -min(r A, clip(r, .8, 1.2) A) / (N * limit), A = R - mean
 
 What easy and hard prompts weigh no longer depends on their spread, and a long wrong answer is no longer
 pushed down less per token than a short one. Ours: the constant is what each generator was allowed to

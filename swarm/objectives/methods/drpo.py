@@ -1,5 +1,7 @@
 """DRPO (decoupled reward): length weighs among successes only, which are set against the failures' soft maximum.
 
+    -(1/M) sum_g [sum_+ w s / sum w - 10 log mean exp(s-/10)] + sg[max(1e3 (KL - 1e-4), 0)] KL
+
 No ratio: a constraint on the divergence from the start of the update, nothing within its bound, takes the
 place of a clip. The advantage only tells which groups have a signal. Ours: what counts as a success.
 """

@@ -1,4 +1,6 @@
-"""EPO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
+"""Entropy band: ePO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
+
+    PG (token mean, dual clip 3) - .001 (mean H - weight .1 share outside (.8, 1.2) past H)
 
 The penalty counts tokens, so it has no gradient: it shows in the reported loss and moves nothing. What acts is the
 bonus. That follows from the released code; in the recipe `epo_band`, a variant of ours, the band pulls.
@@ -117,8 +119,9 @@ EPO_BAND = Recipe(
     row="S081",
     verification="ours",
     about="EPO with a band that pulls: outside it the penalty is the distance in nats, with gradient, and strong "
-    "enough to turn the bonus around above it. The released band has no gradient, so its claim of a steadier entropy "
-    "cannot come from it. Ours: the distance, and its strength of 3.",
+    "enough to turn the bonus around above it. The released band has no gradient, so its claim of a steadier "
+    "entropy cannot come from it. Ours: the distance, and its strength of 3. Formula: EPO, a band that pulls: "
+    "PG (token mean, dual clip 3) - .001 (mean H - weight 3 mean distance to (.8, 1.2) past H).",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2, dual=3.0),

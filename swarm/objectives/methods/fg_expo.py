@@ -1,4 +1,6 @@
-"""FG-ExPO: prompts around half accuracy, and a KL penalty that tightens as accuracy grows.
+"""Half accuracy curriculum (FG-ExPO): prompts around half accuracy, and a KL penalty that tightens as accuracy grows.
+
+    GRPO + .02 (tanh(mean R) + 1)/2 k3 to the reference, one mean over rollouts
 
 At the published width the pull to the middle is mild: of prompts that are evenly spread over success rates, 58 % of
 those drawn lie in [.25, .75], where an even draw has 50 %. The paper adds both to GRPO. Ours: GRPO's clip of 0.2 and

@@ -1,5 +1,7 @@
 """GBPO: the ratio is regressed onto the optimum of a bounded-ratio problem, weighted by the advantage.
 
+    token mean of |(r - tgt) A|, tgt = .8 + .4 sigmoid((R - median) / (std + 1e-6) / 1e-4)
+
 The target is the upper bound above the group's median reward and the lower one below it; the temperature
 1e-4 makes it nearly binary. The median is the released quantile .5: of an even group the mean of the middle two. Ours:
 half-widths 0.2 of the published 0.2 to 0.3.

@@ -1,7 +1,11 @@
 """GDPO: several rewards, each scored in its own group, added up with weights and whitened over the step.
 
+    each reward z-scored in its group, summed, masked-whitened over the step; clip .2, token mean
+
 A sum of rewards that is scored once makes unlike mixtures equal; here each reward keeps its say. Ours: the
 clip around it; whitening is over tokens, as in the code that was read (the paper's is over rollouts).
+
+Mechanism: per reward normalised.
 """
 
 import torch

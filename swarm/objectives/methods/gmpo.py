@@ -1,5 +1,7 @@
 """GMPO: the geometric mean of a rollout's token ratios in place of the arithmetic one.
 
+    -(1/N) sum_i A_i exp(mean_t dt), dt = sgn(A) min(sgn(A) d, sgn(A) clip(d, -.4, .4))
+
 Each log-ratio is clipped on the side that the advantage pushes to before it enters the mean.
 """
 

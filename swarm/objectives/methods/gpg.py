@@ -1,6 +1,10 @@
 """GPG: plain policy gradient with the group's mean as baseline, scaled up for the rollouts without signal.
 
+    token mean of -(B / #nonzero) (R - mean_G) log pi
+
 No ratio, no clip and no standard deviation. The normaliser of rewards is 1, as in verl.
+
+Mechanism: signal scaled.
 """
 
 from torch import Tensor

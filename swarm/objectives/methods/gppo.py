@@ -1,5 +1,7 @@
 """GPPO: a token beyond a clip bound keeps a gradient, that of the bound times log pi.
 
+    token mean of -min(r A, clip(r, .8 r/sg[r], 1.2 r/sg[r]) A)
+
 Ours: half-widths 0.2, group z-score, token mean.
 """
 

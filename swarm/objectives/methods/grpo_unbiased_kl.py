@@ -1,7 +1,11 @@
 """GRPO with a divergence to the reference that is unbiased off policy too: k3 times the ratio to the sampler.
 
+    GRPO + .001 (pi/mu) k3, the ratio with its gradient, all in one mean over rollouts
+
 DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone as host, and
 the strength, which the report sets by domain.
+
+Mechanism: unbiased reference.
 """
 
 import torch

@@ -1,4 +1,6 @@
-"""GSPO: one length-normalised ratio for each response, clipped as a whole.
+"""Sequence ratio (GSPO): one length-normalised ratio for each response, clipped as a whole.
+
+    -(1/N) sum_i min(s A, clip(s, 1-3e-4, 1+4e-4) A), s = exp(mean log-ratio), its log at most 10
 
 The clip acts on responses, so its half-widths are a thousandth of those of token methods.
 """
@@ -61,9 +63,10 @@ GSPO_TOKEN = Recipe(
     acronym="GSPO-token",
     arxiv="2507.18071",
     verification="code",
-    about="GSPO-token: the response's ratio as the value, the token's own log-probability as the gradient. Equals "
-    "GSPO in value and gradient while all tokens of a response share one advantage; with token advantages "
-    "(shapers) it is the form to use. verl's `gspo` is this one.",
+    about="Sequence ratio token (GSPO-token): the response's ratio as the value, the token's own log-probability as "
+    "the gradient. Equals GSPO in value and gradient while all tokens of a response share one advantage; with "
+    "token advantages (shapers) it is the form to use. verl's `gspo` is this one. Formula: (1/N) sum_i "
+    "(1/|o_i|) sum_t -min(s_t A, clip(s_t) A), s_t = sg[s_i] pi / sg[pi], its log at most 10.",
     advantage=GroupZScore(),
     ratio=SequenceTokenRatio(),
     weight=Clip(low=3e-4, high=4e-4),

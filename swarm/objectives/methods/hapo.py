@@ -1,9 +1,13 @@
 """HAPO (heterogeneous adaptive): clip bounds and advantages of a token by how uncertain the policy is there.
 
+    dual-clipped PPO with bounds and advantages by the place of the log-entropy, token mean
+
 Certain tokens may fall further, uncertain ones rise further; advantages are averaged over a group's tokens.
 The released code turns the sign of certain tokens by mistake; we have it as its comments intend. Its fourth
 part, a sampling temperature for every token, belongs to the generator and is left out. Not the HAPO that
 remembers how long answers were.
+
+Mechanism: entropy clip.
 """
 
 import torch

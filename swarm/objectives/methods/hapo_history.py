@@ -1,4 +1,6 @@
-"""HAPO (history-aware): a reward for being shorter than the prompt's shortest success so far.
+"""History length (HAPO (history-aware)): a reward for being shorter than the prompt's shortest success so far.
+
+    R + l with the cosine of |o|/h, h the shortest success of the prompt; z-score, clip .2, rollout mean
 
 The record is kept by prompt over the run, so that pressure on length follows what proved possible; failures
 are never paid for being short. The repetition penalty, off in the released script, is left out. Ours: the

@@ -1,4 +1,6 @@
-"""HBPO: one prompt is asked under several token budgets, and responses compete inside and across them.
+"""Budget groups (HBPO): one prompt is asked under several token budgets, and responses compete inside and across them.
+
+    budget-aware rewards (4 cos, 1/Lmax a token over), inside a budget plus across; clip .2, token mean
 
 The paper's formula with the constants of its code, which differs in detail (it adds the inner comparison
 twice and lowers a success that stays far below its budget). Ours: the limits of the clip and the token mean.

@@ -1,6 +1,10 @@
 """KL-Cov: the few tokens whose likelihood and advantage rise together most pay for leaving the old policy.
 
+    token mean of -r A, plus |d| on the top token(s) of cov = (A - mean A)(log pi - mean log pi)
+
 The surrogate itself is not clipped.
+
+Mechanism: covariance penalty.
 """
 
 import torch

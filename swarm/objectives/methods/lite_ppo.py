@@ -1,4 +1,6 @@
-"""Lite PPO: rewards minus their group's mean, in standard deviations of the whole step, token mean.
+"""Batch std (Lite PPO): rewards minus their group's mean, in standard deviations of the whole step, token mean.
+
+    A = (R - mean_G) / (std of all rewards of the step + 1e-4); clip .2, token mean
 
 A group whose rewards hardly differ is no longer blown up to unit spread.
 """

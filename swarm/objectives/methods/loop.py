@@ -1,7 +1,11 @@
 """LOOP: leave-one-out advantages in a clip that is symmetric in the log-ratio, no value network, no KL term.
 
+    (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, 1/1.1, 1.1) A), A leave-one-out
+
 LOOP also drops rollouts with |A| < 0.01, which saves time and changes next to nothing; they stay here. Its
 setting is an agent with many turns; the ratio by token is the one its authors found best.
+
+Mechanism: symmetric clip.
 """
 
 from swarm.errors import ConfigError

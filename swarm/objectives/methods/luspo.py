@@ -1,6 +1,10 @@
 """LUSPO: GSPO's loss times the length of the response, so that long responses are not discounted.
 
+    GSPO with half-widths 2e-3 / 2.5e-3, each response's loss times its length, mean over responses
+
 With one ratio for each response the sum over its tokens is that product.
+
+Mechanism: length scaled sequence.
 """
 
 from swarm.objectives.parts import Clip, GroupZScore, RolloutSum, SequenceRatio

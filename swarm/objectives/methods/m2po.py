@@ -1,6 +1,10 @@
 """M2PO: clip only as much as brings the mean square log-ratio of the tokens that clipping can hurt to 0.04.
 
+    harmful mean of min(d^2, tau^2) at most .04, tau one of the data, token mean
+
 Made for data many updates old; the interval is never tighter than [0.7, 1.5]. There is no dual clip.
+
+Mechanism: second moment clip.
 """
 
 import math

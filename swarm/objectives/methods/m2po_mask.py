@@ -1,8 +1,12 @@
 """M2PO as AReaL has it: the tokens of largest mismatch are dropped until the rest have a small second moment.
 
+    -M r A, r around pi_old; M drops the largest (log pi_old - log mu)^2, token mean
+
 An unclipped surrogate around the policy at the start of the update; the mask looks at the generator's gap to
 that policy. AReaL's count of tokens leaves the dropped ones out. Ours: the denominator counts them, so that
 the step size does not depend on how many were dropped.
+
+Mechanism: second moment mask.
 """
 
 import torch

@@ -1,5 +1,7 @@
 """Skywork-OR1's adaptive entropy control (MAGIC): a bonus that acts only while entropy is under its target.
 
+    token mean of the clipped surrogate, minus c mean H while mean H <= target
+
 The token-mean surrogate without KL around it is Skywork-OR1's. Ours: the strength never falls under 0; the
 entropy that is compared is that of the step's own tokens, foreign ones included.
 """

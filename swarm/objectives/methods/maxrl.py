@@ -1,6 +1,10 @@
 """MaxRL: advantages divided by the group's mean reward, so that rare successes weigh as under maximum likelihood.
 
+    A = (R - mean) / (mean + 1e-6), which is meant for rewards of at least 0; clip .2, token mean
+
 For binary rewards. Ours: the clipped token surrogate around it.
+
+Mechanism: mean normalised.
 """
 
 from torch import Tensor

@@ -1,4 +1,6 @@
-"""MC-GRPO: the group's median is the baseline, its median absolute deviation the scale.
+"""Median baseline (MC-GRPO): the group's median is the baseline, its median absolute deviation the scale.
+
+    A = (R - median) / (MAD or std + 1e-3) * members / nonzero members; clip .2, rollout mean
 
 With few rollouts a mean is thrown by one outlier and flips signs. The paper samples one rollout more and
 leaves the median one out of the backward pass: here it has advantage 0. Ours: an even number of rollouts

@@ -1,5 +1,7 @@
 """MDPO: the plain surrogate with a growing divergence penalty to the policy of the draw, over several updates.
 
+    token mean of -r A + KL / t, t = 1 - k/1000; KL by k3 with the gradient of k2
+
 Written for control tasks. Ours: group advantages in place of a critic's, a horizon of 1000 steps, and the
 divergence estimated on the sampled tokens with the gradient of the reverse KL.
 """

@@ -1,9 +1,13 @@
 """MiniRL: REINFORCE weighted by the whole ratio to the generator, gated by PPO's clip around the start of the update.
 
+    (1/N) sum of -M min(pi_old/mu, 5) sg[pi/pi_old] A log pi, M by pi/pi_old beyond .8 or 1.27
+
 The weight is mismatch times staleness, a constant; the gate drops tokens that a later update of the same batch
 pushed out of the clip. Secondary: half-widths of .2 and .27 and the cut of the mismatch factor at 5 are as the paper
 is read; no stored text of it confirms them. Replay of expert routing, its third ingredient, concerns
 mixture-of-experts models and is not here.
+
+Mechanism: sign gated decoupled.
 """
 
 import torch

@@ -1,4 +1,6 @@
-"""MinPRO: a token's ratio times the smallest ratio of its prefix, as a capped constant weight.
+"""Min prefix ratio (MinPRO): a token's ratio times the smallest ratio of its prefix, as a capped constant weight.
+
+    token mean of -sg[clip(min_{j<t} r_j * r_t, 0, 2)] A log pi; 1 for the empty prefix
 
 No token loses its gradient to the clip; only its weight is bounded. The paper's clip constants are not
 known to us. Ours: no lower bound, cap 2.
@@ -81,9 +83,10 @@ PREFIX_IS = Recipe(
     acronym="prefix IS",
     arxiv="2601.22718",
     verification="secondary",
-    about="Exact prefix weights: every token counts by the ratio of all tokens up to it, as a capped constant "
-    "weight. What MinPRO approximates, and its negative result: the product drifts to 0 or to the cap along a "
-    "long response. Ours: no lower bound, cap 2, as in `minpro`, to compare the two.",
+    about="Full prefix ratio (Exact prefix weights): every token counts by the ratio of all tokens up to it, as a "
+    "capped constant weight. What MinPRO approximates, and its negative result: the product drifts to 0 or to "
+    "the cap along a long response. Ours: no lower bound, cap 2, as in `minpro`, to compare the two. Formula: "
+    "token mean of -sg[clip(prod_{j<=t} r_j, 0, 2)] A log pi.",
     advantage=GroupZScore(),
     ratio=FullPrefixRatio(),
     weight=DetachedClip(low=1.0, high=1.0),

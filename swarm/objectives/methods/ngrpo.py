@@ -1,7 +1,11 @@
 """NGRPO: groups are scored together with one imagined member of full reward, so that failing groups go down.
 
+    z-score with statistics of the group and one reward of 1; clip .16/.24, token mean
+
 Negatives are held tighter by the clip: the lower half-width is the smaller one. Groups of full reward
 throughout have no signal, as in the paper, which drops them. Ours: the token mean.
+
+Mechanism: virtual maximum.
 """
 
 import torch

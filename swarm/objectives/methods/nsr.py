@@ -1,4 +1,6 @@
-"""NSR: only incorrect rollouts are learned from, each with advantage -1.
+"""Negative only (NSR): only incorrect rollouts are learned from, each with advantage -1.
+
+    mean of -min(r A, clip(r, .8, 1.2) A), A = -1, over the tokens of responses with R <= .5
 
 The rest leaves the batch, as in the released code: the token mean is over what is learned from. Ours: a reward above
 0.5 is correct.
@@ -56,8 +58,9 @@ PSR = Recipe(
     arxiv="2506.01347",
     row="S164",
     verification="code",
-    about="PSR: only correct rollouts are learned from, each with advantage 1; the rest leaves the batch. Ours: a "
-    "reward above 0.5 is correct.",
+    about="Positive only (PSR): only correct rollouts are learned from, each with advantage 1; the rest leaves the "
+    "batch. Ours: a reward above 0.5 is correct. Formula: mean of -min(r A, clip(r, .8, 1.2) A), A = 1, over "
+    "the tokens of responses with R > .5.",
     advantage=SignWeights(positive=1.0, negative=0.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),
@@ -72,8 +75,9 @@ W_REINFORCE = Recipe(
     arxiv="2506.01347",
     row="S164",
     verification="code",
-    about="W-REINFORCE: correct rollouts with advantage 0.1, incorrect ones with -1. Ours: a reward above 0.5 is "
-    "correct.",
+    about="Weighted reinforce (W-REINFORCE): correct rollouts with advantage 0.1, incorrect ones with -1. Ours: a "
+    "reward above 0.5 is correct. Formula: token mean of -min(r A, clip(r, .8, 1.2) A); A = 0.1 if R > .5 "
+    "else -1.0.",
     advantage=SignWeights(positive=0.1, negative=1.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

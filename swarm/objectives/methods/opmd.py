@@ -1,5 +1,7 @@
 """OPMD: plain REINFORCE with the group's mean as baseline, damped by the strength of a pull to the old policy.
 
+    token mean of -A log pi / (1 + tau), tau 1; A the reward minus the group's mean
+
 No ratio and no clip: the pull is folded into the step size, 1 / (1 + tau). The variant with a log-mean-exp
 baseline is left out.
 """

@@ -1,4 +1,6 @@
-"""OPO: the baseline is the group's mean reward weighted by response length.
+"""Length weighted baseline (OPO): the baseline is the group's mean reward weighted by response length.
+
+    A = R - sum_j |o_j| R_j / sum_j |o_j|; clip .2, token mean
 
 That is near the baseline of least gradient variance when a gradient grows with the number of tokens. The
 paper trains exactly on-policy, where every ratio is 1. Ours: ratio and clip, for rollouts that are not.

@@ -1,7 +1,11 @@
 """OPSM: negative responses that the policy has already left behind are dropped; positives always count.
 
+    GRPO without responses that have A < 0 and mean(log mu - log pi) over .5
+
 DeepSeek-V3.2 has it with its other measures; here it is on GRPO alone. Ours: that host. The limit 0.5 is TRL's
 suggestion.
+
+Mechanism: off policy sequence mask.
 """
 
 from torch import Tensor

@@ -1,4 +1,6 @@
-"""Pass@k GRPO: only the best response of a group learns, by its lead over the second best.
+"""Best of group (Pass@k GRPO): only the best response of a group learns, by its lead over the second best.
+
+    (R_max - R_second) / (std + 1e-6) for the best of a group, 0 for the others; clip .2, token mean
 
 With binary rewards that is the only success of a group, and groups with more than one say nothing.
 Ours: the token mean.

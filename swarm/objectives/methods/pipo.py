@@ -1,8 +1,12 @@
 """PIPO: a draw is trained on a second time, as strongly as rewards rose after it, and against it where they fell.
 
+    z for new groups; G z / sum |z| times phi(xi) for the previous draw's; clip .2, token mean
+
 The ratio is to the policy that generated, which for the second use is the one before. The released
 configuration never goes against a draw and bounds the gain at 0.5; this is the paper's. Ours: a bound on the
 gain, and the token mean.
+
+Mechanism: improvement feedback.
 """
 
 import torch

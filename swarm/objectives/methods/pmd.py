@@ -1,7 +1,11 @@
 """Policy mirror descent of Kimi k1.5 as published: the scaled log-ratio of a rollout is regressed onto its advantage.
 
+    (1/N) sum_i (tau sum_t d_t - A_i)^2, tau .1; A the reward minus the group's mean
+
 The optimum of the KL-regularised problem has exactly that log-ratio, so data of any age can be used. The
 normaliser of the optimum is approximated by the group's mean reward, as in the paper. Ours: scale 0.1.
+
+Mechanism: trajectory regression.
 """
 
 import torch
@@ -49,10 +53,11 @@ PMD_TOKEN = Recipe(
     acronym="PMD",
     arxiv="2501.12599",
     verification="code",
-    about="Policy mirror descent of Kimi k1.5 as a token loss: REINFORCE and a squared log-ratio to the old policy. "
-    "No weight and no clip; the square holds the policy near the one that sampled. The old policy is here the "
-    "generator's, so that stale rollouts are held back the more. Ours: the group's mean as baseline, token "
-    "mean.",
+    about="Anchored likelihood: policy mirror descent of Kimi k1.5 as a token loss: REINFORCE and a squared log- "
+    "ratio to the old policy. No weight and no clip; the square holds the policy near the one that sampled. "
+    "The old policy is here the generator's, so that stale rollouts are held back the more. Ours: the group's "
+    "mean as baseline, token mean. Formula: token mean of -A log pi + (tau/2) (log pi - log pi_old)^2, tau "
+    ".1; A group-centred.",
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=AnchoredLikelihood(tau=0.1),

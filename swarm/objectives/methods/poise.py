@@ -1,9 +1,13 @@
 """POISE: the baseline is a linear probe on the policy's own states, taken from another rollout of the prompt.
 
+    A = R - mean of g(phi) of the other rollouts, g a ridge regression; clip .2, rollout mean
+
 No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
 gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
 regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
 The advantage below only tells which foreign rollouts are negative.
+
+Mechanism: cross baseline.
 """
 
 from collections.abc import Mapping

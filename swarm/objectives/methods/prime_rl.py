@@ -1,6 +1,10 @@
 """prime-rl's default loss: DPPO's mask on an unclipped surrogate, and a pull of every token's ratio to 1.
 
+    token mean of -M r A + 1e-3 (log r)^2, M by p - p_mu beyond .2 where A pushes to
+
 The squared log-ratio acts on dropped tokens too, so that they come back.
+
+Mechanism: probability difference penalty.
 """
 
 from torch import Tensor
@@ -78,8 +82,9 @@ PRIME_RL_IPO = Recipe(
     arxiv="",
     url="https://github.com/PrimeIntellect-ai/prime-rl",
     verification="code",
-    about='prime-rl\'s "ipo" loss: tokens whose probability moved by more than 0.1 in either direction are dropped. '
-    "Otherwise as its default loss, `prime_rl`. Unrelated to the preference method IPO.",
+    about='Probability band (prime-rl\'s "ipo" loss): tokens whose probability moved by more than 0.1 in either '
+    "direction are dropped. Otherwise as its default loss, `prime_rl`. Unrelated to the preference method "
+    "IPO. Formula: token mean of -r A where |p - p_mu| <= .1, + 1e-3 (log r)^2 on every token.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Surrogate(),

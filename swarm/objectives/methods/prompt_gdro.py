@@ -1,4 +1,6 @@
-"""Prompt-GDRO: advantages weigh more on kinds of prompts that have been hard for long.
+"""Robust prompt weights (Prompt-GDRO): advantages weigh more on kinds of prompts that have been hard for long.
+
+    A <- A min(exp(clip(S_bin, -1, 1)), 2); GRPO with .001 k3 to the reference
 
 The paper plays this and the game over response counts (`rollout_gdro`) independently of each other.
 Ours: the constants of the weights (see the part) and the strength of the KL penalty.

@@ -1,8 +1,12 @@
 """PVPO: the baseline is what the reference policy scored on the prompt beforehand, not the group's own mean.
 
+    A = R - mean reward of the reference policy on the prompt; clip .2, token mean
+
 Groups whose rewards are all equal keep a signal, and two rollouts are enough. The paper's filter of prompts
 by difficulty, and its injected solutions of a larger model, are samplers and not part of the objective.
 Ours: clip and token mean around it.
+
+Mechanism: reference anchor.
 """
 
 from torch import Tensor

@@ -1,5 +1,7 @@
 """R2VPO, token level: the variance of the ratio is priced instead of clipped.
 
+    token mean of -(r A - lambda (r-1)^2), at the lambda before the first step
+
 Known are the unclipped primal and the price 0.04 of two reproductions. The paper's bound on the variance, its
 dual update and its reweighting of stale samples are not known to us. Ours: bound 0.04, a multiplicative
 update of the price after every step (see the part), no reweighting, token mean.
@@ -76,9 +78,10 @@ R2VPO_SEQUENCE = Recipe(
     arxiv="2601.03320",
     row="S135",
     verification="secondary",
-    about="R2VPO, sequence level: the variance of the length-normalised ratio of a response is priced instead of "
-    "clipped. As `r2vpo`, for one ratio a response; a second reproduction has it so. Ours: the "
-    "length normalisation, the bound and the update of the price.",
+    about="Ratio variance sequence (R2VPO, sequence level): the variance of the length-normalised ratio of a "
+    "response is priced instead of clipped. As `r2vpo`, for one ratio a response; a second reproduction has "
+    "it so. Ours: the length normalisation, the bound and the update of the price. Formula: (1/N) sum_i of "
+    "-(s A - lambda (s-1)^2), s the length-normalised ratio, at a remembered lambda.",
     advantage=GroupZScore(),
     ratio=SequenceRatio(),
     weight=RatioVariance(),

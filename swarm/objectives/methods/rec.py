@@ -1,5 +1,7 @@
 """REC, one-sided: REINFORCE of tokens whose ratio has not yet moved the way the advantage pushes it.
 
+    token mean of -M A log pi, M = r <= 1.2 for A >= 0, r >= .8 for A <= 0; A group-centred
+
 No importance weight: the ratio only decides which tokens count. The paper holds that this, not the weight, is
 what keeps learning from stale rollouts stable.
 """
@@ -99,8 +101,9 @@ REC_TWO_SIDED = Recipe(
     arxiv="2509.24203",
     row="S159",
     verification="code",
-    about="REC, two-sided: REINFORCE of tokens whose ratio lies within bounds, whatever the sign of the advantage. "
-    "No importance weight: the ratio only decides which tokens count.",
+    about="Two sided gate (REC, two-sided): REINFORCE of tokens whose ratio lies within bounds, whatever the sign "
+    "of the advantage. No importance weight: the ratio only decides which tokens count. Formula: token mean "
+    "of -M A log pi, M = .8 <= r <= 1.2; A the reward minus the group's mean.",
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=TwoSidedGate(),
@@ -116,10 +119,11 @@ REC_RING = Recipe(
     arxiv="2509.24203",
     row="S159",
     verification="code",
-    about="REC, ring: the two-sided gate; tokens far off on the side that the advantage pushes away from count as "
-    "well. No importance weight: the ratio only decides which tokens count. A summary of the code that we "
-    'worked from says "one-sided or far"; far tokens are inside the one-sided gate, so that reading has no '
-    "ring. Two-sided or far is here.",
+    about="Ring gate (REC, ring): the two-sided gate; tokens far off on the side that the advantage pushes away "
+    "from count as well. No importance weight: the ratio only decides which tokens count. A summary of the "
+    'code that we worked from says "one-sided or far"; far tokens are inside the one-sided gate, so that '
+    "reading has no ring. Two-sided or far is here. Formula: token mean of -M A log pi, M = .8 <= r <= 1.2, "
+    "or r <= .4 and A >= 0, or r >= 3 and A <= 0; A centred.",
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=RingGate(),

@@ -1,7 +1,11 @@
 """RED-Weight: REINFORCE whose rollouts count by an exponential of their advantage, so that the best lead.
 
+    token mean of -exp(A) A log pi; A the reward minus the group's mean
+
 No ratio and no clip: the weight shapes the data, for off-policy rollouts where failures should count less.
 Its sibling RED-Drop, which leaves out surplus failures at random, is not here.
+
+Mechanism: exponential weight.
 """
 
 import torch

@@ -1,8 +1,12 @@
 """REINFORCE with the group's baseline and no correction at all: rollouts count as if generated here and now.
 
+    token mean of -A log pi, A the group z-score
+
 No ratio and no clip. It is what every off-policy method has to beat, and the baseline of our staleness
 benchmark. Needs no log-probs of the generator. Ours: the group z-score and the token mean, as in the
 methods it is compared with.
+
+Mechanism: uncorrected.
 """
 
 from swarm.objectives.parts import GroupZScore, Likelihood, NoRatio, TokenMean

@@ -1,7 +1,11 @@
 """Reinforce-Ada (balanced): a prompt is answered again until its answers are mixed; a few of them are learned from.
 
+    A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 10
+
 The advantage compares with every answer drawn. A group therefore carries its whole pool, of up to four group
 sizes. Ours: with graded rewards the mean is that of the rewards themselves; a pool of one response gets 0.
+
+Mechanism: successive elimination.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """REINFORCE++: discounted returns with a KL penalty in the reward, whitened over all tokens of the step.
 
+    returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step
+
 No group is needed: the baseline is the mean of the step. The penalty compares the generator with the
 reference policy; its strength is ours (0 leaves both out).
 """
@@ -48,8 +50,9 @@ REINFORCE_PLUS_PLUS_BASELINE = Recipe(
     acronym="REINFORCE++-baseline",
     arxiv="2501.03262",
     verification="code",
-    about="REINFORCE++-baseline: rewards minus their group's mean, whitened over all tokens of the step. The paper "
-    "adds a KL term to the loss; as in `grpo` it is left out.",
+    about="Batch whitened baseline (REINFORCE++-baseline): rewards minus their group's mean, whitened over all "
+    "tokens of the step. The paper adds a KL term to the loss; as in `grpo` it is left out. Formula: R - "
+    "mean_G on every token, masked-whitened over the step, clip .2, token mean.",
     advantage=WhitenedGroupCentred(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

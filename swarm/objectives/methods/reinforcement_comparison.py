@@ -1,8 +1,12 @@
 """Reinforcement comparison: REINFORCE against a running mean of each prompt's rewards; no group is needed.
 
+    A = R - remembered mean of the prompt, or the step's mean where there is none; clip .2, token mean
+
 The classical baseline, by prompt. Published single-rollout trainers (MSSR among them) refine it in ways whose
 formulas we could not read; this is none of them. Ours: the rate, the step's mean for a new prompt, and the
 clip around it for rollouts that are not fresh.
+
+Mechanism: prompt tracker.
 """
 
 from collections.abc import Mapping

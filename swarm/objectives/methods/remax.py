@@ -1,4 +1,6 @@
-"""ReMax: REINFORCE whose baseline is the reward of the greedy response to the same prompt.
+"""Greedy baseline (ReMax): REINFORCE whose baseline is the reward of the greedy response to the same prompt.
+
+    A = R - R(greedy response); (1/N) sum_i sum_t -A log pi
 
 No critic and no group: one sampled and one greedy response are enough. The KL penalty in the reward is left
 out, as in `grpo`.

@@ -1,10 +1,14 @@
 """ReMix: rollouts of older policies in every update, a trust region around the current one, two KL penalties.
 
+    clip of pi/mu at pi_old/mu +- .2; .001 (w k3 to ref + (1-w) k3 to pi_old); .001 entropy
+
 Wants replayed rollouts (the paper: a share of 0.4 from the last two policies, replay.max_reuse or
 replay.max_age_steps here) and two updates of each draw. Left open: after 50 or 100 steps the paper makes the
 learner the new reference and goes on on-policy; without that switch its score falls from 52.1 to 47.3. Ours:
 group advantages and their mean over rollouts in place of either base algorithm, width 0.2, k3, and the strengths
 of penalty and entropy bonus.
+
+Mechanism: mixed policy convex.
 """
 
 import math

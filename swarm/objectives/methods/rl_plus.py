@@ -1,9 +1,13 @@
 """RL-PLUS: rollouts of other generators by a mixture of policies in the denominator, own ones unclipped.
 
+    foreign 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy .001
+
 Foreign tokens need no log-probs of their generator and no foreign ratio exceeds 4; tokens the policy already
 finds likely are damped. There a group holds own and foreign members and its baseline counts the own ones only;
 here (ours) a group has one producer and is its own baseline. The released code divides by the width of the
 padded batch. Ours: by the length allowed to each rollout.
+
+Mechanism: mixture denominator.
 """
 
 import math

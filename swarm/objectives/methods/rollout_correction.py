@@ -29,9 +29,10 @@ SEQ_TIS = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="TIS by response: the generator's gap as a product over the response, cut at 2, on all its tokens. "
-    "Unbiased before it is cut, with more variance than by token. Ours: GRPO's clip with a token mean as the "
-    "host, cap 2 (verl advises 2 to 10).",
+    about="Truncated sequence mismatch (TIS by response): the generator's gap as a product over the response, cut "
+    "at 2, on all its tokens. Unbiased before it is cut, with more variance than by token. Ours: GRPO's clip "
+    "with a token mean as the host, cap 2 (verl advises 2 to 10). Formula: min(prod_t pi_old/mu, 2) on PPO's "
+    "clip around pi_old, token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -47,9 +48,10 @@ SEQ_MIS = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="MIS by response: responses whose probability at generator and learner differs too much are dropped as a "
-    "whole. Dropped responses stay in the denominator. Ours: GRPO's clip with a token mean as the host, the "
-    "lower bound 0.5 (TRL has none by default); its upper bound is 3.",
+    about="Masked sequence mismatch (MIS by response): responses whose probability at generator and learner differs "
+    "too much are dropped as a whole. Dropped responses stay in the denominator. Ours: GRPO's clip with a "
+    "token mean as the host, the lower bound 0.5 (TRL has none by default); its upper bound is 3. Formula: "
+    "the product where it is in [.5, 3], else 0, on PPO's clip, token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -65,9 +67,10 @@ TIS_VETO = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="TIS by token with a veto: a response with one token that the policy would never give is dropped as a "
-    "whole. Such a token marks a broken record or a broken kernel rather than a stale policy. Ours: GRPO's "
-    "clip around the start of the update and a token mean as the host.",
+    about="Vetoed mismatch (TIS by token with a veto): a response with one token that the policy would never give "
+    "is dropped as a whole. Such a token marks a broken record or a broken kernel rather than a stale policy. "
+    "Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: min(rho, 2) on "
+    "PPO's clip around pi_old, no response with a rho under 1e-4, token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -86,10 +89,11 @@ GEO_RS = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="Geo-RS: responses whose length-normalised mismatch leaves a narrow band are dropped, the others not "
-    "weighted. The band of 0.1 % is meant for engine noise; data of another policy version is refused almost "
-    "wholly, so widen it for stale rollouts. Ours: GRPO's clip around the start of the update and a token "
-    "mean as the host.",
+    about="Geometric rejection (Geo-RS): responses whose length-normalised mismatch leaves a narrow band are "
+    "dropped, the others not weighted. The band of 0.1 % is meant for engine noise; data of another policy "
+    "version is refused almost wholly, so widen it for stale rollouts. Ours: GRPO's clip around the start of "
+    "the update and a token mean as the host. Formula: PPO's clip around pi_old on responses with exp(mean "
+    "log rho) in [.999, 1.001], token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -105,9 +109,10 @@ K3_RS = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="K3-RS: responses whose mean k3 divergence from the generator exceeds 0.01 are dropped, the others not "
-    "weighted. Tokens that became likelier and tokens that became rarer do not cancel, as they do in "
-    "`geo_rs`. Ours: GRPO's clip around the start of the update and a token mean as the host.",
+    about="K3 rejection (K3-RS): responses whose mean k3 divergence from the generator exceeds 0.01 are dropped, "
+    "the others not weighted. Tokens that became likelier and tokens that became rarer do not cancel, as they "
+    "do in `geo_rs`. Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: "
+    "PPO's clip around pi_old on responses with mean(rho - log rho - 1) at most .01, token mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -122,8 +127,10 @@ SEQ_MASK_TIS = Recipe(
     acronym="seq-mask-tis",
     arxiv="2405.11143",
     verification="code",
-    about="seq-mask-tis of OpenRLHF: the whole response is kept or dropped by its length-normalised mismatch, "
-    "tokens weighted. Ours: GRPO's clip around the start of the update and a token mean as the host.",
+    about="Geometric masked mismatch (seq-mask-tis of OpenRLHF): the whole response is kept or dropped by its "
+    "length-normalised mismatch, tokens weighted. Ours: GRPO's clip around the start of the update and a "
+    "token mean as the host. Formula: rho on PPO's clip around pi_old, exp(mean log rho) in [.5, 5], token "
+    "mean.",
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),
@@ -142,8 +149,9 @@ TIS_REINFORCE = Recipe(
     acronym="TIS-REINFORCE",
     arxiv="2506.06122",
     verification="code",
-    about="REINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in ROLL. Of CISPO's "
-    "kind; here no token ever counts more than it would on policy. Ours: group z-score, token mean.",
+    about="Truncated reinforce: rEINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in "
+    "ROLL. Of CISPO's kind; here no token ever counts more than it would on policy. Ours: group z-score, "
+    "token mean. Formula: token mean of -sg[min(r, 1)] A log pi, group z-score.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=0.0),
@@ -158,8 +166,9 @@ BYPASS_PG_SEQ_TIS = Recipe(
     arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
-    about="Bypass mode: the proximal policy is left out, REINFORCE is weighted by the whole response's ratio, cut "
-    "at 2. No clip and no extra forward pass: pi_old is taken to be the generator. Ours: the group z-score.",
+    about="Truncated sequence reinforce (Bypass mode): the proximal policy is left out, REINFORCE is weighted by "
+    "the whole response's ratio, cut at 2. No clip and no extra forward pass: pi_old is taken to be the "
+    "generator. Ours: the group z-score. Formula: (1/N) sum of -sg[min(prod_t pi/mu, 2)] A log pi.",
     advantage=GroupZScore(),
     ratio=FullSequenceRatio(),
     weight=DetachedClip(low=1.0, high=1.0),

@@ -1,4 +1,6 @@
-"""Rollout-GDRO: more responses to prompts whose rewards vary, at a fixed mean of responses.
+"""Robust rollout counts (Rollout-GDRO): more responses to prompts whose rewards vary, at a fixed mean of responses.
+
+    GRPO with .001 k3 to the reference
 
 The game over the weights of prompts is `prompt_gdro`. Ours is the core: how the
 counts are found and their constants (see the part), where the paper learns them by EXP3P; and the strength of

@@ -1,5 +1,7 @@
 """Soft Adaptive Policy Optimization (the SAPO of Qwen): a smooth gate of the ratio in place of the clip.
 
+    rollout mean of -f(r) A, f(r) = sigmoid(tau (r - 1)) 4 / tau; tau 1 for A > 0, else 1.05
+
 Negative tokens decay faster. Not the SAPO that shares rollouts in a swarm; that is `sapo_swarm`.
 """
 

@@ -1,7 +1,11 @@
 """ScaleRL, its loss: truncated constant ratios, rewards in deviations of the whole step, every prompt the same.
 
+    (1/M) sum_g sum_t -sg[min(r, 5)] A log pi / tokens of g, A = (R - mean_G) / std of the step
+
 The parts of the recipe that are not an objective (an asynchronous pipeline, float32 logits, dropping groups
 without signal, retiring solved prompts) belong to the run. Cap 5 of the ratio itself, as in TRL.
+
+Mechanism: scaled prompt mean.
 """
 
 from torch import Tensor

@@ -1,5 +1,7 @@
 """Correction across tokenizers (ours): the ratio of pieces of text that two tokenizers both cut out.
 
+    ratios of segments, of tokens where there is none
+
 A rollout of another tokenizer is encoded anew; its generator's log-probs are summed between bytes at which tokens of
 both end, and so are ours. Capped as in truncated importance sampling, because a segment's ratio is a product over
 tokens. Rollouts of our own tokenizer have token ratios. No benchmark supports it yet, hence no default: see

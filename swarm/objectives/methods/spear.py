@@ -1,5 +1,7 @@
 """SPEAR, its objective: old rollouts are imitated where they beat what the policy does today, more so later on.
 
+    sum of two losses, fresh and replayed: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28) each
+
 Fresh and replayed rollouts are two losses that are added up: each has its own mean, its own covariances and its own
 share of tokens that are left out for theirs. The released scripts set share and bounds of the replayed ones only
 (`clip_cov_ratio_replay` .02 of 1 to 40), so fresh ones have verl's defaults (.0002 of 1 to 5). Ours: the buffer is

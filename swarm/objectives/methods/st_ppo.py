@@ -1,7 +1,11 @@
 """ST-PPO: a clip of turn-level ratios, the update divided by the size of the gradient that the clip removed.
 
+    rollout mean of PPO (.997, 1.004) on the turn ratio u, / max(1, ||C|| / .05), r <= 1.008 in C
+
 As `s_ppo`, with the ratio of a whole turn. Ours besides the core: the half-widths,
 which are those of AT2PO for the same ratio. Turns are those the environment marked.
+
+Mechanism: turn clip bias normalised.
 """
 
 import torch
@@ -68,10 +72,11 @@ S_PPO = Recipe(
     arxiv="2511.20718",
     row="S166",
     verification="ours",
-    about="S-PPO: PPO's clip, the update divided by the size of the gradient that the clip removed. Very stale "
-    "batches, of which the clip removes much, then count less. Known from reviews and notes only. Ours is the "
-    "core: the size is that of the removed coefficients, not of parameter gradients, and never enlarges an "
-    "update; a group z-score in place of the critic. The turn-level form is `st_ppo`.",
+    about="Clip bias normalised (S-PPO): PPO's clip, the update divided by the size of the gradient that the clip "
+    "removed. Very stale batches, of which the clip removes much, then count less. Known from reviews and "
+    "notes only. Ours is the core: the size is that of the removed coefficients, not of parameter gradients, "
+    "and never enlarges an update; a group z-score in place of the critic. The turn-level form is `st_ppo`. "
+    "Formula: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[clipped] min(r, 1.4) A/|o|.",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BiasNormalisedClip(),

@@ -1,7 +1,11 @@
 """TIS by token: a PPO loss around the policy at the start of the update, times the generator's gap to it, cut at 2.
 
+    min(pi_old/mu, 2) on PPO's clip around pi_old, token mean
+
 The correction multiplies any policy loss. Ours: GRPO's clip with a token mean as the host, cap 2 (verl advises
 1.5 to 5, TRL has 3).
+
+Mechanism: truncated mismatch.
 """
 
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, TruncatedMismatch

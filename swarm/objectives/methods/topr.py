@@ -1,7 +1,11 @@
 """TOPR, as its paper has it: negative rollouts weigh their trajectory's ratio, tapered into [0, 1].
 
+    (1/N) sum_i of -w_i A_i sum_t log pi; w 1 for A > 0, else the product of ratios, in [0, 1]
+
 Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
 The paper's baseline is a dial of the share of positives. Ours: the group's mean, and a reward above .5 as positive.
+
+Mechanism: tapered trajectory.
 """
 
 import torch
@@ -95,12 +99,13 @@ TOPR_TOKEN = Recipe(
     arxiv="2503.14286",
     row="S155",
     verification="code",
-    about="TOPR, as its code bases have it: tokens of unrewarded rollouts weigh their own ratio, tapered into [0, "
-    "1]. ROLL and Trinity split by score, not by advantage, and taper each token by itself; the paper's "
-    "product over the trajectory is the recipe `topr`. ROLL leaves the advantage open and "
-    "Trinity takes the reward. Ours: the reward minus the group's mean, which with Trinity's rewards of +-1 "
-    "has the same signs; and a threshold of 0.5 instead of 0, because tasks that give 0.01 for the form of an "
-    "answer would never be tapered.",
+    about="Tapered token (TOPR, as its code bases have it): tokens of unrewarded rollouts weigh their own ratio, "
+    "tapered into [0, 1]. ROLL and Trinity split by score, not by advantage, and taper each token by itself; "
+    "the paper's product over the trajectory is the recipe `topr`. ROLL leaves the advantage open and Trinity "
+    "takes the reward. Ours: the reward minus the group's mean, which with Trinity's rewards of +-1 has the "
+    "same signs; and a threshold of 0.5 instead of 0, because tasks that give 0.01 for the form of an answer "
+    "would never be tapered. Formula: token mean of -alpha_t A log pi; alpha 1 for R > .5 (ours; 0), else "
+    "min(r_t, 1).",
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=TaperedToken(),

@@ -1,5 +1,7 @@
 """INTELLECT-2's two-sided clip: negatives lose their gradient too once their ratio exceeds 4, plus a weak KL term.
 
+    token mean of -min(min(r, 4) A, clip(r, .8, 1.2) A) + .001 k3 to the reference
+
 min(min(r, 4) A, clip(r) A) is PPO's dual clip with constant 4, and is written so. The estimator of the KL term
 (k3, token mean) is ours.
 """

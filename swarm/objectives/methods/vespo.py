@@ -1,5 +1,7 @@
 """VESPO: the whole response's ratio through a gamma-shaped weight that needs no clip.
 
+    token mean of -sg[w^k exp(lambda (1 - w))] A log pi, w the product; k, lambda 2, 3 or (A < 0) 3, 2
+
 Far from the data on either side the weight vanishes smoothly; negatives fall off faster. The ratio is to the
 generator, staleness and mismatch in one.
 """

@@ -1,4 +1,6 @@
-"""XRPO, its advantage: successes that the policy finds unlikely for their group get more of it.
+"""Novelty sharpened (XRPO, its advantage): successes that the policy finds unlikely for their group get more of it.
+
+    A + min(max(1 - exp(s - mean_G s), 0), A/2) where A > 0, s mean log pi; clip .2, token mean
 
 The paper's rollout allocation and in-context seeding are not part of the objective. Ours: the strength and
 the bound of the bonus, which our sources do not give, and the token mean.

@@ -1,4 +1,6 @@
-"""Entry 1.11, log-linear: log pi_prox = log mu + age/(age+1) (log pi - log mu), constant; decoupled PPO, token mean."""
+"""arXiv:2512.06547, log-linear: log pi_prox = log mu + age/(age+1) (log pi - log mu), constant; decoupled PPO,
+token mean.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.27: (1/N) sum_i of -max(R - V, 0) sg[clip(pi(y)/pi_ref(y), .1, 1.9)] sum_t log pi; V the mean of R_ref."""
+"""arXiv:2305.14718: (1/N) sum_i of -max(R - V, 0) sg[clip(pi(y)/pi_ref(y), .1, 1.9)] sum_t log pi; V the mean of
+R_ref.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.36: (1/N) sum_i (b2 log(pi(y)/pi_ref(y)) - (R - V))^2, V = .5 log mean exp(R_ref / .5), b2 .001."""
+"""arXiv:2505.20686: (1/N) sum_i (b2 log(pi(y)/pi_ref(y)) - (R - V))^2, V = .5 log mean exp(R_ref / .5), b2 .001."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entries 2.35, 3.17: token mean of -A log pi, A = (R - mean) / (std + 1e-4) + clip(R - Rref, -.2, .28)."""
+"""arXiv:2505.14264: token mean of -A log pi, A = (R - mean) / (std + 1e-4) + clip(R - Rref, -.2, .28)."""
 
 from golden_case import Case, Tensor, z_score, zero
 

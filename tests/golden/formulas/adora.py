@@ -1,4 +1,4 @@
-"""Entry 7.3: z-score, times .1 unless longest success > mean failure below .95 limit; clip .2, token mean."""
+"""arXiv:2602.10019: z-score, times .1 unless longest success > mean failure below .95 limit; clip .2, token mean."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 2.28: token mean of PPO (.8, 1.2 r/sg[r]) with dual clip 3; A <- A (1 + .2 (H - mean H) / std H)."""
+"""arXiv:2510.14545: token mean of PPO (.8, 1.2 r/sg[r]) with dual clip 3; A <- A (1 + .2 (H - mean H) / std H)."""
 
 from golden_case import Case, Tensor, log_ratio, mean, std, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 2.4: token mean of -min(pi/mu, 4) A."""
+"""arXiv:2505.24034: token mean of -min(pi/mu, 4) A."""
 
 from golden_case import Case, Tensor, clip, log_ratio, z_score, zero
 

@@ -1,4 +1,5 @@
-"""Entry 2.20, with the bounds of the authors' code: d' = -d for A > 0; bounds .2, or .4 at high entropy; weights <= 3.
+"""arXiv:2510.06062, with the bounds of the authors' code: d' = -d for A > 0; bounds .2, or .4 at high entropy;
+weights <= 3.
 
 A < 0: -A max(r, 1 - low); A > 0: value -A/m, m = min(r, 1 + high), gradient -A/m below the bound, 0 above;
 a weight beyond 3 is 3, constant, times log pi. High: above the linear .8 quantile of the response's entropies.

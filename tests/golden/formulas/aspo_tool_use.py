@@ -1,4 +1,6 @@
-"""Entry 7.9: z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token mean."""
+"""arXiv:2508.19201: z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token
+mean.
+"""
 
 from golden_case import Case, Response, Tensor, log_ratio, mean, ppo_min, z_score, zero
 

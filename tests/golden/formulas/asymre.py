@@ -1,4 +1,4 @@
-"""Entry 2.24: token mean of -(R - (mean_G - .1)) log pi."""
+"""arXiv:2506.20520: token mean of -(R - (mean_G - .1)) log pi."""
 
 from golden_case import Case, Tensor, mean, zero
 

@@ -1,4 +1,6 @@
-"""Entry 1.4: (1/N) sum_i (1/|o_i|) sum_t PPO's minimum of u_k pi / sg[pi], half-widths 3e-3 / 4e-3, log at most 10."""
+"""arXiv:2601.04767: (1/N) sum_i (1/|o_i|) sum_t PPO's minimum of u_k pi / sg[pi], half-widths 3e-3 / 4e-3, log at
+most 10.
+"""
 
 from golden_case import Case, Tensor, clip, mean, ppo_min, z_score, zero
 

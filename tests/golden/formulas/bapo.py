@@ -1,4 +1,4 @@
-"""Entry 2.17, released code: lower bound first, unweighted pos/neg against 1, dual clip 3, token mean."""
+"""arXiv:2510.18927, released code: lower bound first, unweighted pos/neg against 1, dual clip 3, token mean."""
 
 import math
 

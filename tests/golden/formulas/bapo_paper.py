@@ -1,4 +1,6 @@
-"""Entry 2.17, Algorithm 1: upper bound first, share weighted by the sampling probability, target .4, token mean."""
+"""arXiv:2510.18927, Algorithm 1: upper bound first, share weighted by the sampling probability, target .4, token
+mean.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 3.15: A = (R - p) / Beta(p; 1 + a/3, 1 + b/3), rewards in [0, 1]; clip .2, token mean."""
+"""arXiv:2506.02864: A = (R - p) / Beta(p; 1 + a/3, 1 + b/3), rewards in [0, 1]; clip .2, token mean."""
 
 import math
 from collections.abc import Callable

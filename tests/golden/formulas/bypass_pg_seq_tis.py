@@ -1,4 +1,4 @@
-"""Entries 1.10, 1.7, 4.3: (1/N) sum of -sg[min(prod_t pi/mu, 2)] A log pi."""
+"""https://richardli.xyz/rl-collapse: (1/N) sum of -sg[min(prod_t pi/mu, 2)] A log pi."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""CAMPO (no entry; released code): R - .1 where cut off and the tail is a repeat; z-score, clip .2/.28, token mean."""
+"""arXiv:2507.14683: R - .1 where cut off and the tail is a repeat; z-score, clip .2/.28, token mean."""
 
 from golden_case import Case, Response, Tensor, log_ratio, mean, ppo_min, std, zero
 

@@ -1,4 +1,4 @@
-"""Entry 2.31 along Adam's step: rollout mean of PPO (.8, 1.2) over tokens with m_F < 1e-4, |m_H| < .01.
+"""arXiv:2510.00819 along Adam's step: rollout mean of PPO (.8, 1.2) over tokens with m_F < 1e-4, |m_H| < .01.
 
 m_F = d.F d / 2 and m_H = g.d + d.H d / 2 in the last layer, g = A grad log pi, d = rate sign(g), and
 H = A (grad log pi grad log pi^T - F); written out over the weights W[v][k] of the layer, logits = W hidden.

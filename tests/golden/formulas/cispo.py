@@ -1,4 +1,4 @@
-"""Entry 2.3: token mean of -sg[clip(r, 0, 1.28)] A log pi, group z-score."""
+"""arXiv:2506.13585: token mean of -sg[clip(r, 0, 1.28)] A log pi, group z-score."""
 
 import math
 

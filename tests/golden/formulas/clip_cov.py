@@ -1,4 +1,6 @@
-"""Entry 2.33: token mean of PPO (.8, 1.2) without the top token of cov in (1, 5), cov = (A - mean)(log pi - mean)."""
+"""arXiv:2505.22617: token mean of PPO (.8, 1.2) without the top token of cov in (1, 5), cov = (A - mean)(log pi -
+mean).
+"""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Entries 2.2, 7.1: R += min(0, -(|o| - .8 Lmax) / (.2 Lmax)), z-score, token mean of PPO clipped at .8 / 1.28."""
+"""arXiv:2503.14476: R += min(0, -(|o| - .8 Lmax) / (.2 Lmax)), z-score, token mean of PPO clipped at .8 / 1.28."""
 
 from golden_case import Case, Group, Tensor, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entries 2.2 and 6.2: token mean of -min(r A, clip(r, .8, 1.28) A) over responses that ended before their limit."""
+"""arXiv:2503.14476: token mean of -min(r A, clip(r, .8, 1.28) A) over responses that ended before their limit."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 

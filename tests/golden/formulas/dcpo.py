@@ -1,4 +1,4 @@
-"""Entries 2.19, 3.22, 4.8: sum_i (1/|o_i|) sum_t of dual-clipped PPO, bounds by mu(token), smoothed advantage."""
+"""arXiv:2509.02333: sum_i (1/|o_i|) sum_t of dual-clipped PPO, bounds by mu(token), smoothed advantage."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 5.5: A <- (1-a) A + a 1[R > .05] pi^T/pi, a/(1+a) of min(|.5 - H|, .1)/share correct; dual clip 3."""
+"""https://github.com/597358816/DCPO: A <- (1-a) A + a 1[R > .05] pi^T/pi, a/(1+a) of min(|.5 - H|, .1)/share
+correct; dual clip 3.
+"""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Entry 1.11: pi_old/mu times PPO's clip around pi_old, token mean."""
+"""arXiv:2505.24298: pi_old/mu times PPO's clip around pi_old, token mean."""
 
 import math
 

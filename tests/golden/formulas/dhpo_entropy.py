@@ -1,4 +1,4 @@
-"""Entry 1.13, variant 2: share H/(H+1) of GRPO's clipped term (.2), the rest of GSPO's (3e-4 / 4e-4)."""
+"""arXiv:2601.05607, variant 2: share H/(H+1) of GRPO's clipped term (.2), the rest of GSPO's (3e-4 / 4e-4)."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 2.13: token mean of -sg[clip(r, .8, 11)] A log pi for A > 0, clip(r, 0, 101) for A < 0."""
+"""arXiv:2602.00983: token mean of -sg[clip(r, .8, 11)] A log pi for A > 0, clip(r, 0, 101) for A < 0."""
 
 import math
 

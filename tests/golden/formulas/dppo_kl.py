@@ -1,4 +1,6 @@
-"""Entry 2.6, binary KL: -M sg[min(r, 20)] A log pi, M by KL(mu || pi) of the token against the rest, bound .05."""
+"""arXiv:2602.04879, binary KL: -M sg[min(r, 20)] A log pi, M by KL(mu || pi) of the token against the rest, bound
+.05.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.6, binary TV: -M sg[min(r, 20)] A log pi, M by p - p_mu beyond .15 where A pushes to, token mean."""
+"""arXiv:2602.04879, binary TV: -M sg[min(r, 20)] A log pi, M by p - p_mu beyond .15 where A pushes to, token mean."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entries 3.4, 4.4: sum over tokens of -min(r A, clip(r, .8, 1.2) A) / (N * limit), A = R - mean."""
+"""arXiv:2503.20783: sum over tokens of -min(r A, clip(r, .8, 1.2) A) / (N * limit), A = R - mean."""
 
 from golden_case import Case, Tensor, centred, log_ratio, ppo_min, zero
 

@@ -1,4 +1,4 @@
-"""Entries 7.4, 5.8: -(1/M) sum_g [sum_+ w s / sum w - 10 log mean exp(s-/10)] + sg[max(1e3 (KL - 1e-4), 0)] KL."""
+"""arXiv:2510.04474: -(1/M) sum_g [sum_+ w s / sum w - 10 log mean exp(s-/10)] + sg[max(1e3 (KL - 1e-4), 0)] KL."""
 
 import math
 

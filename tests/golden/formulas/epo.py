@@ -1,4 +1,6 @@
-"""Entry 5.3, single turn: PG (token mean, dual clip 3) - .001 (mean H - weight .1 share outside (.8, 1.2) past H)."""
+"""arXiv:2509.22576, single turn: PG (token mean, dual clip 3) - .001 (mean H - weight .1 share outside (.8, 1.2)
+past H).
+"""
 
 import math
 

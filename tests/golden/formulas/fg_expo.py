@@ -1,4 +1,4 @@
-"""Entries 2.1, 3.3, 4.2, 5.6: GRPO + .02 (tanh(mean R) + 1)/2 k3 to the reference, one mean over rollouts."""
+"""arXiv:2605.11403: GRPO + .02 (tanh(mean R) + 1)/2 k3 to the reference, one mean over rollouts."""
 
 import math
 

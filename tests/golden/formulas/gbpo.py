@@ -1,4 +1,4 @@
-"""Entry 2.16: token mean of |(r - tgt) A|, tgt = .8 + .4 sigmoid((R - median) / (std + 1e-6) / 1e-4)."""
+"""arXiv:2604.18578: token mean of |(r - tgt) A|, tgt = .8 + .4 sigmoid((R - median) / (std + 1e-6) / 1e-4)."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Entry 3.11: each reward z-scored in its group, summed, masked-whitened over the step; clip .2, token mean."""
+"""arXiv:2601.05242: each reward z-scored in its group, summed, masked-whitened over the step; clip .2, token mean."""
 
 import math
 from functools import partial

@@ -1,4 +1,6 @@
-"""Entry 1.9, Geo-RS: PPO's clip around pi_old on responses with exp(mean log rho) in [.999, 1.001], token mean."""
+"""https://richardli.xyz/rl-collapse, Geo-RS: PPO's clip around pi_old on responses with exp(mean log rho) in [.999,
+1.001], token mean.
+"""
 
 import math
 

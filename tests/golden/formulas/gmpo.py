@@ -1,4 +1,4 @@
-"""Entry 2.8: -(1/N) sum_i A_i exp(mean_t dt), dt = sgn(A) min(sgn(A) d, sgn(A) clip(d, -.4, .4))."""
+"""arXiv:2507.20673: -(1/N) sum_i A_i exp(mean_t dt), dt = sgn(A) min(sgn(A) d, sgn(A) clip(d, -.4, .4))."""
 
 from golden_case import Case, Tensor, clip, log_ratio, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 3.12: token mean of -(B / #nonzero) (R - mean_G) log pi."""
+"""arXiv:2504.02546: token mean of -(B / #nonzero) (R - mean_G) log pi."""
 
 from golden_case import Case, Tensor, mean, zero
 

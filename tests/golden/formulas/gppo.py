@@ -1,4 +1,4 @@
-"""Entry 2.29: token mean of -min(r A, clip(r, .8 r/sg[r], 1.2 r/sg[r]) A)."""
+"""arXiv:2508.07629: token mean of -min(r A, clip(r, .8 r/sg[r], 1.2 r/sg[r]) A)."""
 
 from golden_case import Case, Tensor, log_ratio, z_score, zero
 

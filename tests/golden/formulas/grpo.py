@@ -1,4 +1,4 @@
-"""Entries 2.1, 3.3, 4.2: (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, .8, 1.2) A), r = pi/mu."""
+"""arXiv:2402.03300: (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, .8, 1.2) A), r = pi/mu."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entries 3.3, 4.2, 5.1: rollout mean of -min(r A, clip(r, .8, 1.2) A) + .04 k3, k3 = exp(-D) + D - 1."""
+"""arXiv:2402.03300: rollout mean of -min(r A, clip(r, .8, 1.2) A) + .04 k3, k3 = exp(-D) + D - 1."""
 
 from golden_case import Case, Tensor, clip, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entries 3.3, 5.1: GRPO + .001 (pi/mu) k3, the ratio with its gradient, all in one mean over rollouts."""
+"""arXiv:2512.02556: GRPO + .001 (pi/mu) k3, the ratio with its gradient, all in one mean over rollouts."""
 
 from golden_case import Case, Tensor, clip, log_ratio, ppo_min, z_score, zero
 

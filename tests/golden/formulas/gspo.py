@@ -1,4 +1,4 @@
-"""Entries 1.2, 4.2: -(1/N) sum_i min(s A, clip(s, 1-3e-4, 1+4e-4) A), s = exp(mean log-ratio), its log at most 10."""
+"""arXiv:2507.18071: -(1/N) sum_i min(s A, clip(s, 1-3e-4, 1+4e-4) A), s = exp(mean log-ratio), its log at most 10."""
 
 from golden_case import Case, Tensor, clip, ppo_min, z_score, zero
 

@@ -1,4 +1,6 @@
-"""Entry 1.3: (1/N) sum_i (1/|o_i|) sum_t -min(s_t A, clip(s_t) A), s_t = sg[s_i] pi / sg[pi], its log at most 10."""
+"""arXiv:2507.18071: (1/N) sum_i (1/|o_i|) sum_t -min(s_t A, clip(s_t) A), s_t = sg[s_i] pi / sg[pi], its log at
+most 10.
+"""
 
 from golden_case import Case, Tensor, clip, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entries 2.30, 3.21: dual-clipped PPO with bounds and advantages by the place of the log-entropy, token mean."""
+"""arXiv:2509.16591: dual-clipped PPO with bounds and advantages by the place of the log-entropy, token mean."""
 
 import math
 from functools import partial

@@ -1,4 +1,6 @@
-"""Entry 7.5: R + l with the cosine of |o|/h, h the shortest success of the prompt; z-score, clip .2, rollout mean."""
+"""arXiv:2505.11225: R + l with the cosine of |o|/h, h the shortest success of the prompt; z-score, clip .2, rollout
+mean.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 7.6: budget-aware rewards (4 cos, 1/Lmax a token over), inside a budget plus across; clip .2, token mean."""
+"""arXiv:2507.15844: budget-aware rewards (4 cos, 1/Lmax a token over), inside a budget plus across; clip .2, token
+mean.
+"""
 
 import math
 

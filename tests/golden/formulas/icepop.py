@@ -1,4 +1,4 @@
-"""Entry 1.8, token level: pi_old/mu where it is in [.5, 5], else 0, on PPO's clip around pi_old, token mean."""
+"""arXiv:2510.18855, token level: pi_old/mu where it is in [.5, 5], else 0, on PPO's clip around pi_old, token mean."""
 
 import math
 

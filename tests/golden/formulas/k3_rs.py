@@ -1,4 +1,6 @@
-"""Entry 1.9, K3-RS: PPO's clip around pi_old on responses with mean(rho - log rho - 1) at most .01, token mean."""
+"""https://richardli.xyz/rl-collapse, K3-RS: PPO's clip around pi_old on responses with mean(rho - log rho - 1) at
+most .01, token mean.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.33: token mean of -r A, plus |d| on the top token(s) of cov = (A - mean A)(log pi - mean log pi)."""
+"""arXiv:2505.22617: token mean of -r A, plus |d| on the top token(s) of cov = (A - mean A)(log pi - mean log pi)."""
 
 from functools import partial
 

@@ -1,4 +1,6 @@
-"""Entry 7.7 (sym): z-scores of R and of closeness to L*, proportion by EMA, whitened; clip .2/.28, token mean."""
+"""arXiv:2605.09806, (sym): z-scores of R and of closeness to L*, proportion by EMA, whitened; clip .2/.28, token
+mean.
+"""
 
 import math
 from functools import partial

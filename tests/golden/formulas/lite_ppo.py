@@ -1,4 +1,4 @@
-"""Entry 3.29: A = (R - mean_G) / (std of all rewards of the step + 1e-4); clip .2, token mean."""
+"""arXiv:2508.08221: A = (R - mean_G) / (std of all rewards of the step + 1e-4); clip .2, token mean."""
 
 from golden_case import Case, Tensor, centred, log_ratio, ppo_min, std, zero
 

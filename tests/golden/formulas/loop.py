@@ -1,4 +1,4 @@
-"""Entries 2.21, 3.5: (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, 1/1.1, 1.1) A), A leave-one-out."""
+"""arXiv:2502.01600: (1/N) sum_i (1/|o_i|) sum_t -min(r A, clip(r, 1/1.1, 1.1) A), A leave-one-out."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, zero
 

@@ -1,4 +1,6 @@
-"""Entry 2.10: GSPO with half-widths 2e-3 / 2.5e-3, each response's loss times its length, mean over responses."""
+"""arXiv:2602.05261: GSPO with half-widths 2e-3 / 2.5e-3, each response's loss times its length, mean over
+responses.
+"""
 
 from golden_case import Case, Tensor, clip, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 2.18, released code: harmful mean of min(d^2, tau^2) at most .04, tau one of the data, token mean."""
+"""arXiv:2510.01161, released code: harmful mean of min(d^2, tau^2) at most .04, tau one of the data, token mean."""
 
 import math
 from functools import partial

@@ -1,4 +1,6 @@
-"""Entry 2.18, AReaL variant: -M r A, r around pi_old; M drops the largest (log pi_old - log mu)^2, token mean."""
+"""arXiv:2510.01161, AReaL variant: -M r A, r around pi_old; M drops the largest (log pi_old - log mu)^2, token
+mean.
+"""
 
 from golden_case import Case, Tensor, log_ratio, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 5.2, Skywork-OR1: token mean of the clipped surrogate, minus c mean H while mean H <= target."""
+"""arXiv:2505.22312, Skywork-OR1: token mean of the clipped surrogate, minus c mean H while mean H <= target."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entry 3.10: A = (R - mean) / (mean + 1e-6), which is meant for rewards of at least 0; clip .2, token mean."""
+"""arXiv:2602.02710: A = (R - mean) / (mean + 1e-6), which is meant for rewards of at least 0; clip .2, token mean."""
 
 from golden_case import Case, Tensor, centred, log_ratio, mean, ppo_min, zero
 

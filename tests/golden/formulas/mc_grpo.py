@@ -1,4 +1,4 @@
-"""Entry 3.14: A = (R - median) / (MAD or std + 1e-3) * members / nonzero members; clip .2, rollout mean."""
+"""arXiv:2601.22582: A = (R - median) / (MAD or std + 1e-3) * members / nonzero members; clip .2, rollout mean."""
 
 import statistics
 

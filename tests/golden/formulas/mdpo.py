@@ -1,4 +1,4 @@
-"""Entry 2.26: token mean of -r A + KL / t, t = 1 - k/1000; KL by k3 with the gradient of k2 (5.1)."""
+"""arXiv:2005.09814: token mean of -r A + KL / t, t = 1 - k/1000; KL by k3 with the gradient of k2."""
 
 from golden_case import Case, Tensor, clip, log_ratio, z_score, zero
 

@@ -1,4 +1,6 @@
-"""Added entry MiniRL: (1/N) sum of -M min(pi_old/mu, 5) sg[pi/pi_old] A log pi, M by pi/pi_old beyond .8 or 1.27."""
+"""arXiv:2512.01374, MiniRL: (1/N) sum of -M min(pi_old/mu, 5) sg[pi/pi_old] A log pi, M by pi/pi_old beyond .8 or
+1.27.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 1.5: token mean of -sg[clip(min_{j<t} r_j * r_t, 0, 2)] A log pi; 1 for the empty prefix."""
+"""arXiv:2601.22718: token mean of -sg[clip(min_{j<t} r_j * r_t, 0, 2)] A log pi; 1 for the empty prefix."""
 
 import math
 

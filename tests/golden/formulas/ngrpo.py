@@ -1,4 +1,4 @@
-"""Entry 3.13: z-score with statistics of the group and one reward of 1; clip .16/.24, token mean."""
+"""arXiv:2509.18851: z-score with statistics of the group and one reward of 1; clip .16/.24, token mean."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, std, zero
 

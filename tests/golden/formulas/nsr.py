@@ -1,4 +1,4 @@
-"""Entry 3.16: mean of -min(r A, clip(r, .8, 1.2) A), A = -1, over the tokens of responses with R <= .5."""
+"""arXiv:2506.01347: mean of -min(r A, clip(r, .8, 1.2) A), A = -1, over the tokens of responses with R <= .5."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, zero
 

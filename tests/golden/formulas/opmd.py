@@ -1,4 +1,4 @@
-"""Entry 2.23: token mean of -A log pi / (1 + tau), tau 1; A the reward minus the group's mean."""
+"""arXiv:2509.24203: token mean of -A log pi / (1 + tau), tau 1; A the reward minus the group's mean."""
 
 from golden_case import Case, Tensor, mean, zero
 

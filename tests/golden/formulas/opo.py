@@ -1,4 +1,4 @@
-"""Entry 3.8: A = R - sum_j |o_j| R_j / sum_j |o_j|; clip .2, token mean."""
+"""arXiv:2505.23585: A = R - sum_j |o_j| R_j / sum_j |o_j|; clip .2, token mean."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, zero
 

@@ -1,4 +1,4 @@
-"""Entries 1.12, 3.3: GRPO without responses that have A < 0 and mean(log mu - log pi) over .5."""
+"""arXiv:2512.02556: GRPO without responses that have A < 0 and mean(log mu - log pi) over .5."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, z_score, zero
 

@@ -1,4 +1,6 @@
-"""Entry 3.9: (R_max - R_second) / (std + 1e-6) for the best of a group, 0 for the others; clip .2, token mean."""
+"""arXiv:2503.19595: (R_max - R_second) / (std + 1e-6) for the best of a group, 0 for the others; clip .2, token
+mean.
+"""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, std, zero
 

@@ -1,4 +1,4 @@
-"""Entry 3.27: z for new groups; G z / sum |z| times phi(xi) for the previous draw's; clip .2, token mean."""
+"""arXiv:2604.00860: z for new groups; G z / sum |z| times phi(xi) for the previous draw's; clip .2, token mean."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, std, z_score, zero
 

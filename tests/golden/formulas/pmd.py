@@ -1,4 +1,4 @@
-"""Entry 2.25, squared form: (1/N) sum_i (tau sum_t d_t - A_i)^2, tau .1; A the reward minus the group's mean."""
+"""arXiv:2501.12599, squared form: (1/N) sum_i (tau sum_t d_t - A_i)^2, tau .1; A the reward minus the group's mean."""
 
 from golden_case import Case, Tensor, log_ratio, mean, zero
 

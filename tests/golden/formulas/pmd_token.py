@@ -1,4 +1,4 @@
-"""Entry 2.25: token mean of -A log pi + (tau/2) (log pi - log pi_old)^2, tau .1; A group-centred."""
+"""arXiv:2501.12599: token mean of -A log pi + (tau/2) (log pi - log pi_old)^2, tau .1; A group-centred."""
 
 from golden_case import Case, Tensor, log_ratio, mean, zero
 

@@ -1,4 +1,4 @@
-"""Entry 3.26: A = R - mean of g(phi) of the other rollouts, g a ridge regression; clip .2, rollout mean.
+"""arXiv:2605.07579: A = R - mean of g(phi) of the other rollouts, g a ridge regression; clip .2, rollout mean.
 
 Features: along 8 random directions the first state and the mean of the last 4; entropy statistics; 1.
 """

@@ -1,4 +1,4 @@
-"""Entries 2.1, 3.1: token mean of -min(r A, clip(r, .8, 1.2) A); A the reward of each token, whitened over tokens."""
+"""arXiv:1707.06347: token mean of -min(r A, clip(r, .8, 1.2) A); A the reward of each token, whitened over tokens."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 1.5, exact weight: token mean of -sg[clip(prod_{j<=t} r_j, 0, 2)] A log pi."""
+"""arXiv:2601.22718, exact weight: token mean of -sg[clip(prod_{j<=t} r_j, 0, 2)] A log pi."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.6, prime-rl default: token mean of -M r A + 1e-3 (log r)^2, M by p - p_mu beyond .2 where A pushes to."""
+"""https://github.com/PrimeIntellect-ai/prime-rl, prime-rl default: token mean of -M r A + 1e-3 (log r)^2, M by p -
+p_mu beyond .2 where A pushes to.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.6, prime-rl IPO: token mean of -r A where |p - p_mu| <= .1, + 1e-3 (log r)^2 on every token."""
+"""https://github.com/PrimeIntellect-ai/prime-rl, prime-rl IPO: token mean of -r A where |p - p_mu| <= .1, + 1e-3
+(log r)^2 on every token.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 6.5 around 3.3 and 5.1: A <- A min(exp(clip(S_bin, -1, 1)), 2); GRPO with .001 k3 to the reference."""
+"""arXiv:2601.19280, around 3.3 and 5.1: A <- A min(exp(clip(S_bin, -1, 1)), 2); GRPO with .001 k3 to the reference."""
 
 import math
 

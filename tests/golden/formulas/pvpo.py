@@ -1,4 +1,4 @@
-"""Entry 3.19: A = R - mean reward of the reference policy on the prompt; clip .2, token mean."""
+"""arXiv:2508.21104: A = R - mean reward of the reference policy on the prompt; clip .2, token mean."""
 
 from golden_case import Case, Tensor, log_ratio, mean, ppo_min, zero
 

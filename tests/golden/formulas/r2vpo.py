@@ -1,4 +1,4 @@
-"""Entry 2.14, unclipped primal: token mean of -(r A - lambda (r-1)^2), at the lambda before the first step."""
+"""arXiv:2601.03320, unclipped primal: token mean of -(r A - lambda (r-1)^2), at the lambda before the first step."""
 
 from golden_case import Case, Tensor, log_ratio, z_score, zero
 

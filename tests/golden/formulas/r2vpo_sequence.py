@@ -1,4 +1,6 @@
-"""Entry 2.14, unclipped primal: (1/N) sum_i of -(s A - lambda (s-1)^2), s the ratio of 1.2, at a remembered lambda."""
+"""arXiv:2601.03320, unclipped primal: (1/N) sum_i of -(s A - lambda (s-1)^2), s the length-normalised ratio, at a
+remembered lambda.
+"""
 
 import torch
 from golden_case import Case, Tensor, clip, z_score, zero

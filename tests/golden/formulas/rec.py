@@ -1,4 +1,4 @@
-"""Entry 2.22: token mean of -M A log pi, M = r <= 1.2 for A >= 0, r >= .8 for A <= 0; A group-centred."""
+"""arXiv:2509.24203: token mean of -M A log pi, M = r <= 1.2 for A >= 0, r >= .8 for A <= 0; A group-centred."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.22: token mean of -M A log pi, M = .8 <= r <= 1.2, or r <= .4 and A >= 0, or r >= 3 and A <= 0; A centred."""
+"""arXiv:2509.24203: token mean of -M A log pi, M = .8 <= r <= 1.2, or r <= .4 and A >= 0, or r >= 3 and A <= 0; A
+centred.
+"""
 
 import math
 

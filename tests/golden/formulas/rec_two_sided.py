@@ -1,4 +1,4 @@
-"""Entry 2.22: token mean of -M A log pi, M = .8 <= r <= 1.2; A the reward minus the group's mean."""
+"""arXiv:2509.24203: token mean of -M A log pi, M = .8 <= r <= 1.2; A the reward minus the group's mean."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.22, w = exp(A / temp): token mean of -exp(A) A log pi; A the reward minus the group's mean."""
+"""arXiv:2509.24203, w = exp(A / temp): token mean of -exp(A) A log pi; A the reward minus the group's mean."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.35 without the momentum (REINFORCE): token mean of -A log pi, A the group z-score of 3.3."""
+"""https://doi.org/10.1007/BF00992696, without the momentum (REINFORCE): token mean of -A log pi, A the group
+z-score.
+"""
 
 from golden_case import Case, Tensor, z_score, zero
 

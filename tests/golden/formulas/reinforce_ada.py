@@ -1,4 +1,6 @@
-"""Entry 6.3: A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual 10."""
+"""arXiv:2510.04996: A = R - mean of the pool, on at most 4 of it (2 right, 2 wrong, filled up); clip .2/.28, dual
+10.
+"""
 
 from functools import partial
 

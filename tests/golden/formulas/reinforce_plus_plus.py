@@ -1,4 +1,4 @@
-"""Entries 3.6, 5.1: returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step."""
+"""arXiv:2501.03262: returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 3.6, -baseline: R - mean_G on every token, masked-whitened over the step, clip .2, token mean."""
+"""arXiv:2501.03262, -baseline: R - mean_G on every token, masked-whitened over the step, clip .2, token mean."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entries 3.7, 4.3: A = R - R(greedy response); (1/N) sum_i sum_t -A log pi."""
+"""arXiv:2310.10505: A = R - R(greedy response); (1/N) sum_i sum_t -A log pi."""
 
 from golden_case import Case, Tensor, zero
 

@@ -1,4 +1,4 @@
-"""Entries 2.34, 5.7, 5.2: clip of pi/mu at pi_old/mu +- .2; .001 (w k3 to ref + (1-w) k3 to pi_old); .001 entropy."""
+"""arXiv:2507.06892: clip of pi/mu at pi_old/mu +- .2; .001 (w k3 to ref + (1-w) k3 to pi_old); .001 entropy."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 3.18: papers of a bundle of five questions, mixed value at risk, sum-mean credit; clip .2, token mean."""
+"""arXiv:2510.00911: papers of a bundle of five questions, mixed value at risk, sum-mean credit; clip .2, token
+mean.
+"""
 
 from functools import partial
 

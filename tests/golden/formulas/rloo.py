@@ -1,4 +1,4 @@
-"""Entries 3.5, 4.3: A = R - mean of the others (R when alone); (1/N) sum_i sum_t -A log pi."""
+"""arXiv:2402.14740: A = R - mean of the others (R when alone); (1/N) sum_i sum_t -A log pi."""
 
 from golden_case import Case, Tensor, mean, zero
 

@@ -1,4 +1,4 @@
-"""Entries 2.1, 3.3, 4.2, 5.1: GRPO with .001 k3 to the reference (6.6 is about what is asked)."""
+"""arXiv:2601.19280: GRPO with .001 k3 to the reference."""
 
 from golden_case import Case, Tensor, clip, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,6 @@
-"""Entry 2.32, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[clipped] min(r, 1.4) A/|o|."""
+"""arXiv:2511.20718, token level: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[clipped] min(r, 1.4)
+A/|o|.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.7: rollout mean of -f(r) A, f(r) = sigmoid(tau (r - 1)) 4 / tau; tau 1 for A > 0, else 1.05."""
+"""arXiv:2511.20347: rollout mean of -f(r) A, f(r) = sigmoid(tau (r - 1)) 4 / tau; tau 1 for A > 0, else 1.05."""
 
 import torch
 from golden_case import Case, Tensor, log_ratio, z_score, zero

@@ -1,4 +1,4 @@
-"""Entry 6.16: token mean of -min(r A, clip(r, .8, 1.28) A), r against the consumer's own old log-probs."""
+"""arXiv:2509.08721: token mean of -min(r A, clip(r, .8, 1.28) A), r against the consumer's own old log-probs."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, z_score, zero
 

@@ -1,4 +1,4 @@
-"""Entries 2.3, 3.29: (1/M) sum_g sum_t -sg[min(r, 5)] A log pi / tokens of g, A = (R - mean_G) / std of the step."""
+"""arXiv:2510.13786: (1/M) sum_g sum_t -sg[min(r, 5)] A log pi / tokens of g, A = (R - mean_G) / std of the step."""
 
 from golden_case import Case, Tensor, centred, log_ratio, std, zero
 

@@ -1,4 +1,4 @@
-"""Ours, docs/recipes.md (no entry of the formula sheet): ratios of segments, of tokens where there is none."""
+"""Ours: ratios of segments, of tokens where there is none."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 1.9, seq-mask-tis: rho on PPO's clip around pi_old, exp(mean log rho) in [.5, 5], token mean."""
+"""arXiv:2405.11143, seq-mask-tis: rho on PPO's clip around pi_old, exp(mean log rho) in [.5, 5], token mean."""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 1.8, sequence level: the product where it is in [.5, 3], else 0, on PPO's clip, token mean."""
+"""https://richardli.xyz/rl-collapse, sequence level: the product where it is in [.5, 3], else 0, on PPO's clip,
+token mean.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entries 1.7, 2.1: min(prod_t pi_old/mu, 2) on PPO's clip around pi_old, token mean."""
+"""https://richardli.xyz/rl-collapse: min(prod_t pi_old/mu, 2) on PPO's clip around pi_old, token mean."""
 
 import math
 

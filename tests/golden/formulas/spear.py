@@ -1,4 +1,4 @@
-"""Entry 6.14: sum of two losses, fresh and replayed: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28) each.
+"""arXiv:2509.22601: sum of two losses, fresh and replayed: (1/N) sum_i (1/limit) sum_t of PPO (.8, 1.28) each.
 
 Left out: of fresh tokens the top .02 % of cov in (1, 5), of replayed ones the top 2 % of cov in (1, 40), each among
 themselves. Fresh: A = R - mean_G. Ages 1 to 5: A = max(R - median of remembered group means, 0), times half a cosine.

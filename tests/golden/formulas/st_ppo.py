@@ -1,4 +1,4 @@
-"""Entries 2.32, 1.4: rollout mean of PPO (.997, 1.004) on the turn ratio u, / max(1, ||C|| / .05), r <= 1.008 in C."""
+"""arXiv:2511.20718: rollout mean of PPO (.997, 1.004) on the turn ratio u, / max(1, ||C|| / .05), r <= 1.008 in C."""
 
 import math
 

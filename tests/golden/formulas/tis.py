@@ -1,4 +1,4 @@
-"""Entries 1.6, 2.1: min(pi_old/mu, 2) on PPO's clip around pi_old, token mean."""
+"""https://fengyao.notion.site/off-policy-rl: min(pi_old/mu, 2) on PPO's clip around pi_old, token mean."""
 
 import math
 

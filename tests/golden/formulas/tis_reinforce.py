@@ -1,4 +1,4 @@
-"""Entry 2.12: token mean of -sg[min(r, 1)] A log pi, group z-score."""
+"""arXiv:2506.06122: token mean of -sg[min(r, 1)] A log pi, group z-score."""
 
 import math
 

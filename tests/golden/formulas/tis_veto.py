@@ -1,4 +1,6 @@
-"""Entries 1.6, 1.9: min(rho, 2) on PPO's clip around pi_old, no response with a rho under 1e-4, token mean."""
+"""https://richardli.xyz/rl-collapse: min(rho, 2) on PPO's clip around pi_old, no response with a rho under 1e-4,
+token mean.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Entry 2.11, eq. 8: (1/N) sum_i of -w_i A_i sum_t log pi; w 1 for A > 0, else the product of ratios, in [0, 1]."""
+"""arXiv:2503.14286, eq. 8: (1/N) sum_i of -w_i A_i sum_t log pi; w 1 for A > 0, else the product of ratios, in [0,
+1].
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 2.11, code: token mean of -alpha_t A log pi; alpha 1 for R > .5 (ours; 0), else min(r_t, 1)."""
+"""arXiv:2503.14286, code: token mean of -alpha_t A log pi; alpha 1 for R > .5 (ours; 0), else min(r_t, 1)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entries 2.5, 5.1: token mean of -min(min(r, 4) A, clip(r, .8, 1.2) A) + .001 k3 to the reference."""
+"""arXiv:2505.07291: token mean of -min(min(r, 4) A, clip(r, .8, 1.2) A) + .001 k3 to the reference."""
 
 from golden_case import Case, Tensor, clip, log_ratio, z_score, zero
 

@@ -1,4 +1,6 @@
-"""Entry 2.9: token mean of -sg[w^k exp(lambda (1 - w))] A log pi, w the product; k, lambda 2, 3 or (A < 0) 3, 2."""
+"""arXiv:2602.10693: token mean of -sg[w^k exp(lambda (1 - w))] A log pi, w the product; k, lambda 2, 3 or (A < 0)
+3, 2.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Entry 3.16: token mean of -min(r A, clip(r, .8, 1.2) A); A = 0.1 if R > .5 else -1.0."""
+"""arXiv:2506.01347: token mean of -min(r A, clip(r, .8, 1.2) A); A = 0.1 if R > .5 else -1.0."""
 
 from golden_case import Case, Tensor, log_ratio, ppo_min, zero
 

@@ -1,4 +1,4 @@
-"""Entry 3.20: A + min(max(1 - exp(s - mean_G s), 0), A/2) where A > 0, s mean log pi; clip .2, token mean."""
+"""arXiv:2510.06672: A + min(max(1 - exp(s - mean_G s), 0), A/2) where A > 0, s mean log pi; clip .2, token mean."""
 
 import math
 
