@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.clock import SystemClock
-from swarm.learn.fused_head import Head, Scores, Upstream, fused_logprobs, pull
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, fused_logprobs
 from swarm.learn.gradient import Gradient
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import pack
@@ -128,7 +128,7 @@ def head_swarm(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Te
     ends = range(length, batch.mask.numel() + 1, length)
     targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel())
     flat = hidden.reshape(-1, HIDDEN)
-    return pull(Head(weight=weight), flat, targets, temperature, ends, rule, weight_grad), weight_grad
+    return fused_backward(Head(weight=weight), flat, targets, temperature, ends, rule, weight_grad), weight_grad
 
 
 def head_function(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,10 @@ class CoordinatorDaemon(Service):
         key = config.dir / "identity.key"
         identity = load_or_create_identity(key)
         everyone = config.node.model_copy(
-            update={"generator": config.node.generator.model_copy(update={"asks": {}}), "directory": config.directory}
+            update={
+                "generator": config.node.generator.model_copy(update={"env_weights": {}}),
+                "directory": config.directory,
+            }
         )
         await asyncio.to_thread(_require_recipe, config.node)
         digest = await asyncio.to_thread(_tokenizer_digest, config)

@@ -200,7 +200,7 @@ def make_producer(
     num_waiting = (config.replay.max_age_steps + 1) * config.replay.local_groups
     if recipes.main.prompts is not None:
         num_waiting *= NUM_CANDIDATES
-    mixture = TaskMixture(environments, config.generator.asks, config.seed, spacing=max(SPACING, num_waiting))
+    mixture = TaskMixture(environments, config.generator.env_weights, config.seed, spacing=max(SPACING, num_waiting))
     return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, SystemClock())
 
 

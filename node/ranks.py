@@ -144,7 +144,7 @@ def follow_leader(config: NodeConfig) -> None:
     import torch
 
     from swarm.environments.load import build_environments
-    from swarm.learn.leader import follow
+    from swarm.learn.leader import obey_leader
     from swarm.model import load_model
     from swarm.objectives.methods import load_recipe, recipes_of
 
@@ -162,5 +162,5 @@ def follow_leader(config: NodeConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
     freeze_gc()
-    follow(policy, ranks, load_recipe(config.guard.safe_recipe))
+    obey_leader(policy, ranks, load_recipe(config.guard.safe_recipe))
     ranks.stop()

@@ -4,19 +4,28 @@ Invariant: an unknown key, a wrong type or an impossible combination stops the p
 starts, with an error that names the key. Defaults run on a laptop.
 """
 
-from swarm.config.base import Model
-from swarm.config.generating import (
+from swarm.config.coordinator_config import CoordinatorConfig
+from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
+from swarm.config.node_config import (
+    CoordinatorLink,
+    DirectoryConfig,
     EngineConfig,
     EnvironmentConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    FaultConfig,
     FollowConfig,
     GeneratorConfig,
+    GuardConfig,
+    LearnerConfig,
+    Model,
     ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+    SandboxConfig,
+    TelemetryConfig,
     WeightsConfig,
 )
-from swarm.config.learning import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.config.load import apply_overrides, explained, has_section, load_config, parse_config
-from swarm.config.network import CoordinatorLink, DirectoryConfig, ExchangeConfig
-from swarm.config.process import CoordinatorConfig, FaultConfig, NodeConfig, SandboxConfig, TelemetryConfig
 
 __all__ = [
     "CoordinatorConfig",

@@ -62,10 +62,10 @@ class TaskMixture:
         unknown = sorted(set(mix) - set(self._environments))
         if unknown:
             raise ConfigError(
-                f"generator.asks: unknown environment {unknown[0]!r}; known: {sorted(self._environments)}"
+                f"generator.env_weights: unknown environment {unknown[0]!r}; known: {sorted(self._environments)}"
             )
         if not mix or any(weight < 0 for weight in mix.values()) or sum(mix.values()) <= 0:
-            raise ConfigError(f"generator.asks: weights must be >= 0 with a positive sum, got {mix}")
+            raise ConfigError(f"generator.env_weights: weights must be >= 0 with a positive sum, got {mix}")
         self._names = sorted(mix)
         self._weights = [mix[name] for name in self._names]
         self._seed = seed

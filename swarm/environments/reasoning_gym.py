@@ -44,7 +44,7 @@ _MAX_ANSWER_CHARS = 20_000
 _UNREPEATABLE = "its problems depend on Python's string hash seed, so nodes would not agree on them"
 _REFUSED = {
     "codeio": "it executes whole programs",
-    "composite": "use several environments with weights in generator.asks",
+    "composite": "use several environments with weights in generator.env_weights",
     # measured: reasoning-gym 0.1.25 iterates over sets of strings in these
     "isomorphic_strings": _UNREPEATABLE,
     "knight_swap": _UNREPEATABLE,

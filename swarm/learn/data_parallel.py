@@ -1,8 +1,9 @@
-"""A step that several processes make together: torch's FSDP2 over gloo (CPU) or NCCL (GPUs), under `torchrun`.
+"""Data-parallel step over several processes: torch's FSDP2 over gloo (CPU) or NCCL (GPUs), under `torchrun`.
 
-Each rank holds a share of the float32 masters, gradients and moments, runs its share of the micro-batches, and learns
-from the others the scores of the rest: coefficients, loss and clipping are those of the one big step.
-Invariant: outside `run` every parameter is sharded, so that nothing reads weights that the optimizer has left behind.
+Each rank holds a shard of the float32 masters, gradients and moments, runs its share of the micro-batches, and gathers
+the scores of the rest: coefficients, loss and clipping are those of the one big step.
+
+Invariant: outside `run` every parameter is sharded, so that nothing reads weights older than the last optimizer step.
 """
 
 import os
@@ -26,7 +27,7 @@ from swarm.learn.optimizer import MasterAdamW
 
 Result = TypeVar("Result")
 
-IDLE_LIMIT = timedelta(days=365)  # a rank that follows waits for the next draw however long rollouts take
+IDLE_LIMIT = timedelta(days=365)  # ranks wait for the next command however long rollouts take
 _PASS = "run_pass"
 
 
@@ -40,9 +41,9 @@ class ShardedRanks:
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
         self._mesh = mesh
         self._device = device
-        self._turn = threading.Lock()
-        self._is_apart = False
-        self._line = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=IDLE_LIMIT))
+        self._lock = threading.Lock()
+        self._is_out_of_step = False
+        self._command_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=IDLE_LIMIT))
 
     @classmethod
     def start(cls, store: str | None = None) -> "ShardedRanks":
@@ -78,28 +79,28 @@ class ShardedRanks:
         return cls(init_device_mesh(kind, (dist.get_world_size(),)), device)
 
     def stop(self) -> None:
-        """Leaves the group, unless the ranks are apart: it could wait for the others."""
-        if not self._is_apart:
+        """Leaves the process group, unless the ranks are out of step: that could wait for the others for ever."""
+        if not self._is_out_of_step:
             dist.destroy_process_group()
 
     @property
     def index(self) -> int:
-        """Which rank this is; 0 leads."""
+        """Number of this rank; 0 leads."""
         return self._mesh.get_rank()
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self._mesh.size()
 
     @property
     def device(self) -> torch.device:
-        """Where this one computes."""
+        """Where this rank computes."""
         return self._device
 
     # --- weights -------------------------------------------------------------------------------------
 
-    def adopt(self, network: nn.Module) -> None:
+    def prepare(self, network: nn.Module) -> None:
         """Shards a network in place, one decoder layer after the other, trained parameters in float32 at least.
 
         Raises:
@@ -117,7 +118,7 @@ class ShardedRanks:
             for param in module.parameters():
                 if param.requires_grad and not isinstance(param, DTensor):
                     param.data = param.data.to(wide)
-            # Freed after each forward pass, the root too: see the invariant.
+            # Resharded after each forward pass, the root too: see the invariant.
             sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
             sharded.set_gradient_divide_factor(1.0)  # ranks add up, as micro-batches do
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
@@ -125,84 +126,85 @@ class ShardedRanks:
         register_fsdp_forward_method(network, _PASS)
 
     def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
-        """Each rank steps its own shards."""
+        """An optimizer that steps this rank's shards."""
         return ShardedAdamW(network, betas, weight_decay, self)
 
     def run(self, network: nn.Module, work: Callable[[], Result]) -> Result:
-        """Gathers each layer's weights as the pass comes to it, and frees them behind it."""
+        """Runs a pass that gathers each layer's weights when it reaches the layer, and frees them afterwards."""
         return cast(Result, getattr(network, _PASS)(work))  # no tensors among the arguments: they would be cast
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """On the CPU of the first rank."""
+    def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors, on the CPU of rank 0."""
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.index == 0:
                 yield name, full.cpu()
 
-    def share(self, whole: Tensor) -> DTensor:
-        """This rank's share of a tensor that every rank has as a whole."""
+    def shard(self, whole: Tensor) -> DTensor:
+        """This rank's shard of a tensor that every rank has whole."""
         return distribute_tensor(whole.to(self._device), self._mesh, [Shard(0)], src_data_rank=None)
 
-    def summed(self, values: Tensor) -> DTensor:
-        """This rank's share of the sum of what the ranks have."""
+    def reduce_scatter(self, values: Tensor) -> DTensor:
+        """This rank's shard of the sum of all ranks' values."""
         return DTensor.from_local(values, self._mesh, [Partial()]).redistribute(placements=[Shard(0)])
 
     # --- work ----------------------------------------------------------------------------------------
 
-    def turns(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Part p is the turn of rank p mod count."""
+    def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
+        """Micro-batch p goes to rank p mod count."""
         mine = range(self.index, num_parts + self.index, self.count)
-        return [(place, True) if place < num_parts else (num_parts - 1, False) for place in mine]
+        return [(index, True) if index < num_parts else (num_parts - 1, False) for index in mine]
 
-    def rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """Each row is one rank's; the sum with zeros of the others changes no bit of it."""
+    def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
+        """Sums rows that are zero on every rank but one, which changes no bit of them."""
         owner = torch.zeros(values.shape[0], dtype=torch.int64)
-        for place, members in enumerate(parts):
-            owner[list(members)] = place % self.count
+        for index, members in enumerate(parts):
+            owner[list(members)] = index % self.count
         is_mine = (owner == self.index).to(values.device)[:, None]
         mine = torch.where(is_mine, values, torch.zeros_like(values))
-        total = mine.to(torch.uint8) if mine.dtype is torch.bool else mine
-        dist.all_reduce(total)
-        return total.to(values.dtype)
+        rows = mine.to(torch.uint8) if mine.dtype is torch.bool else mine
+        dist.all_reduce(rows)
+        return rows.to(values.dtype)
 
-    def total(self, value: float) -> float:
-        """Added up in the order of ranks on each of them, so that all have the same bits."""
+    def all_sum(self, value: float) -> float:
+        """Sum in the order of ranks on each of them, so that all have the same bits."""
         mine = torch.tensor([value], dtype=torch.float64, device=self._device)
-        found = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(found, mine)
-        return sum(float(each) for each in found)
+        values = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(values, mine)
+        return sum(float(each) for each in values)
 
-    def agreed(self, values: Tensor) -> Tensor:
-        """The first rank's values."""
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Rank 0's values, on every rank."""
         given = values.to(self._device, copy=True).contiguous()
         dist.broadcast(given, src=0)
         return given.to(values.device)
 
-    # --- orders --------------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------------
 
     @contextmanager
-    def together(self) -> Generator[bool]:
-        """Held by the first rank while all do something; False where they are apart and hear no more.
+    def in_step(self) -> Generator[bool]:
+        """Rank 0 holds this while all ranks execute a command; False where the ranks are out of step.
 
-        They are once it fails on this one: the others wait in the middle of it, until their processes are ended.
+        They are out of step once a command failed on this rank: the others wait in the middle of it, until their
+        processes end.
         """
-        with self._turn:
-            was_apart, self._is_apart = self._is_apart, True
-            yield not was_apart
-            self._is_apart = was_apart
+        with self._lock:
+            was_out, self._is_out_of_step = self._is_out_of_step, True
+            yield not was_out
+            self._is_out_of_step = was_out
 
-    def say(self, message: bytes) -> None:
-        """The first rank tells the others."""
+    def send_command(self, message: bytes) -> None:
+        """Sends a command from rank 0 to the others."""
         data = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([data.numel()]), src=0, group=self._line)
-        dist.broadcast(data, src=0, group=self._line)
+        dist.broadcast(torch.tensor([data.numel()]), src=0, group=self._command_group)
+        dist.broadcast(data, src=0, group=self._command_group)
 
-    def hear(self) -> bytes:
-        """What the first rank says next, however long that takes (blocking)."""
+    def receive_command(self) -> bytes:
+        """Waits for rank 0's next command, however long that takes (blocking)."""
         size = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size, src=0, group=self._line)
+        dist.broadcast(size, src=0, group=self._command_group)
         data = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self._line)
+        dist.broadcast(data, src=0, group=self._command_group)
         return data.numpy().tobytes()
 
 
@@ -215,10 +217,10 @@ class ShardedAdamW(MasterAdamW):
         super().__init__(network, betas, weight_decay)
         self._network = network
         self._ranks = ranks
-        self._unshared: dict[str, Tensor] = {}  # whole gradients that are this rank's alone until the next step
+        self._unshared: dict[str, Tensor] = {}  # whole gradients of this rank, summed over ranks at the next step
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """Where this rank adds up its part of a whole parameter's gradient; inside a pass, in which it is whole."""
+        """This rank's part of a whole parameter's gradient; call it inside a pass, where the parameter is whole."""
         for name, own in self._network.named_parameters():
             if own is param and name in self._masters:
                 if name not in self._unshared:
@@ -232,21 +234,21 @@ class ShardedAdamW(MasterAdamW):
         self._unshared.clear()
 
     def step(self, learning_rate: float, max_grad_norm: float) -> float:
-        """As `MasterAdamW.step`, by all ranks: the norm is that of the whole gradient."""
+        """`MasterAdamW.step` by all ranks; the norm is the whole gradient's."""
         for name, values in self._unshared.items():
-            master, part = self._masters[name], self._ranks.summed(values)
+            master, part = self._masters[name], self._ranks.reduce_scatter(values)
             master.grad = part if master.grad is None else master.grad.add_(part)
         self._unshared.clear()
         return super().step(learning_rate, max_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """As that of one process, so that a run may go on with another number of them; on the first rank only."""
-        return dict(self._ranks.whole(super().state()))
+        """Whole state, as of one process, so that a run may resume with another number of them; on rank 0 only."""
+        return dict(self._ranks.gather_whole(super().state()))
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Takes this rank's shares of a whole state."""
+        """Loads this rank's shards of a whole state."""
         super().load_state(
-            {key: value if value.dim() == 0 else self._ranks.share(value) for key, value in tensors.items()}
+            {key: value if value.dim() == 0 else self._ranks.shard(value) for key, value in tensors.items()}
         )
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:

@@ -1,19 +1,20 @@
-"""How off-policy a step was: figures over trained tokens, overall, by age and by source.
+"""Off-policy diagnostics and the report of a step: figures over trained tokens, overall, by age and by source.
 
 Invariant: figures about ratios use only rollouts whose behaviour log-probs exist, and a source that
 has none gets no edge report rather than an invented one. Masked tokens and dropped members never count.
 Shape letters: N rollouts, L longest response in tokens, n trained tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from swarm.learn.gradient import Measured
 from swarm.objectives.batch import Batch
-from swarm.types import EdgeReport
+from swarm.types import Draw, EdgeReport, PolicyVersion, StepReport
 
 AGE_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64)
 """First age, in steps, of each bucket; the last one is open."""
@@ -21,7 +22,7 @@ _BOUND = 20.0  # of a log-ratio, so that one impossible token gives a large figu
 
 
 def age_suffix(first_age: int) -> str:
-    """What follows the name of a figure that is about one age bucket."""
+    """Suffix of the name of a figure of one age bucket."""
     return f"_age_{first_age}"
 
 
@@ -62,13 +63,15 @@ def step_diagnostics(
     is_known = mask & batch.has_logprobs[:, None]
     external = batch.is_external[:, None]
     if bool(is_known.any()):
-        figures |= _spread(log_ratio[is_known]) | _offness(log_ratio[is_known])
+        figures |= _spread(log_ratio[is_known]) | _off_policy_figures(log_ratio[is_known])
     for name, part in (("_local", is_known & ~external), ("_external", is_known & external)):
         if bool(part.any()):
             figures[f"ess_share{name}"] = ess_share(log_ratio[part])
     for first_age, is_of_age in _buckets(batch):
         if bool((part := is_known & is_of_age[:, None]).any()):
-            figures |= {f"{name}{age_suffix(first_age)}": value for name, value in _offness(log_ratio[part]).items()}
+            figures |= {
+                f"{name}{age_suffix(first_age)}": value for name, value in _off_policy_figures(log_ratio[part]).items()
+            }
     return figures
 
 
@@ -101,8 +104,8 @@ def _spread(log_ratio: Tensor) -> dict[str, float]:
     }
 
 
-def _offness(log_ratio: Tensor) -> dict[str, float]:
-    """The figures that the guard looks at, of log-ratios [n]."""
+def _off_policy_figures(log_ratio: Tensor) -> dict[str, float]:
+    """The figures that the guard uses, of log-ratios [n]."""
     return {
         "num_tokens": float(log_ratio.numel()),
         "ess_share": ess_share(log_ratio),
@@ -113,20 +116,20 @@ def _offness(log_ratio: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffPolicyStats:
-    """How off policy the tokens of one source were, all of them or those of one age bucket."""
+    """How off-policy the tokens of one source were: all of them, or those of one age bucket."""
 
     source: str
-    is_made_here: bool  # made by this node, so that nobody can have made its log-probs up
+    is_made_here: bool  # made by this node, so that its log-probs cannot be invented
     first_age: int | None  # of the bucket; None for all ages
     num_tokens: int
     ess_share: float
     mismatch_kl: float  # k3, nats per token
     log_ratio_m2: float
-    is_follower: bool = False  # made by another node with our own policy
+    is_follower: bool = False  # made by another node with this learner's policy
 
 
 def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats, ...]:
-    """Of every source with behaviour log-probs: as a whole, then by age bucket."""
+    """Statistics of every source with behaviour log-probs: as a whole, then by age bucket."""
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
     found: list[OffPolicyStats] = []
@@ -134,7 +137,7 @@ def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats
         for first_age, is_of_age in ((None, torch.ones_like(members)), *_buckets(batch)):
             known = log_ratio[is_known & (members & is_of_age)[:, None]]
             if known.numel():
-                figures = _offness(known)
+                figures = _off_policy_figures(known)
                 found.append(
                     OffPolicyStats(
                         source=source,
@@ -151,7 +154,7 @@ def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats
 
 
 def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
-    """(source, is it this node, bool [N] its rollouts), what was made here apart from what others made."""
+    """(source, made here, bool [N] its rollouts); rollouts made here and by others are kept apart."""
     for source in sorted(set(batch.sources)):
         groups = [index for index, name in enumerate(batch.sources) if name == source]
         is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
@@ -168,7 +171,7 @@ def _buckets(batch: Batch) -> Iterator[tuple[int, Tensor]]:
 
 
 def edge_reports(batch: Batch, logprobs: Tensor) -> tuple[EdgeReport, ...]:
-    """One report for each other node with behaviour log-probs, those that follow us included, sorted by source."""
+    """One report for each other node with behaviour log-probs, followers included, sorted by source."""
     log_ratio = _log_ratio(batch, logprobs)
     is_known = batch.mask & batch.has_logprobs[:, None]
     reports: list[EdgeReport] = []
@@ -224,3 +227,53 @@ def _zero_variance_share(batch: Batch) -> float:
         rewards = batch.rewards[batch.group_index == group]
         zero_variance += int(rewards.numel() == 0 or bool(rewards.max() == rewards.min()))
     return zero_variance / max(1, len(batch.sources))
+
+
+# --- the report of a step ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """Outcome of one optimizer update; by default a skipped one."""
+
+    loss: float = 0.0
+    norm: float = 0.0  # of the gradient before clipping
+    was_skipped: bool = True
+
+
+def step_report(
+    version: PolicyVersion, draw: Draw, batch: Batch, measured: Measured, updates: Sequence[Update]
+) -> StepReport:
+    """The report of a step; loss and norm are means over the updates that were made, or over all where none was.
+
+    Args:
+        version: the newest one, after the step.
+        draw: the groups that were learned from.
+        batch: the same, with advantages.
+        measured: by its updates.
+        updates: at least one.
+    """
+    made = [update for update in updates if not update.was_skipped]
+    counted = made or updates
+    local = [drawn.scored for drawn in draw.groups if drawn.scored.is_own_policy(version.policy_id)]
+    figures = step_diagnostics(batch, measured.logprobs, measured.entropy, measured.bounded, measured.factor) | {
+        "padding_share": measured.num_padding / max(1, measured.num_inputs),
+        "num_micro_batches": float(measured.num_micro_batches),
+        "num_updates": float(len(made)),
+        "age_in_flight_mean_steps": sum(drawn.in_flight_steps for drawn in draw.groups) / len(draw.groups),
+    }
+    return StepReport(
+        version=version,
+        loss=sum(update.loss for update in counted) / len(counted),
+        grad_norm=sum(update.norm for update in counted) / len(counted),
+        num_tokens=batch.num_tokens,
+        was_skipped=not made,
+        diagnostics=figures,
+        seconds=measured.seconds,
+        edges=edge_reports(batch, measured.logprobs),
+        ages_steps=tuple(drawn.age_steps for drawn in draw.groups),
+        num_local=len(local),
+        num_external=len(draw.groups) - len(local),
+        num_from_followers=sum(not scored.is_made_here for scored in local),
+        draw_step=draw.step,
+    )

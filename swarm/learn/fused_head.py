@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies straight from hidden states, and their gradient, a chunk of tokens at a time.
+"""Fused output layer: log-probs and entropies straight from hidden states, and their gradient, by chunks of tokens.
 
 Invariant: [tokens, vocabulary] never exists as a whole; at most two chunks of it do. One row of the gradient is
 d/dz = b (onehot - p) - e p (z - lse + H), for upstream gradients b of the log-prob and e of the entropy.
@@ -26,7 +26,7 @@ Upstream = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Of n tokens, each at the temperature of its rollout."""
+    """Log-probs, entropies and probes of n tokens, each at the temperature of its rollout."""
 
     logprobs: Tensor  # [n] nats
     entropy: Tensor  # [n] nats
@@ -44,7 +44,7 @@ class Head:
 
     @classmethod
     def of(cls, network: nn.Module) -> "Head":
-        """Of a Hugging Face causal language model. Raises ConfigError where its output layer is not linear."""
+        """The head of a Hugging Face causal language model. Raises ConfigError where its output layer is not linear."""
         layer, config = cast(Any, network).get_output_embeddings(), cast(Any, network).config
         if not isinstance(layer, nn.Linear):
             raise ConfigError(f"model: its output layer is a {type(layer).__name__}; only linear ones can be trained")
@@ -56,11 +56,11 @@ class Head:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of logits and scores: float32 at least."""
+        """Dtype of logits and scores: float32 at least."""
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def rows(self, chunk_elements: int) -> int:
-        """Tokens of a chunk."""
+        """How many tokens a chunk has."""
         return max(1, chunk_elements // self.weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ class _Chunk:
         probed = {name: probe(seen).to(logits.dtype) for name, probe in probes.items()}
         logits.div_(temperature[:, None])
         probs = torch.softmax(logits, dim=1)
-        largest, place = logits.max(dim=1, keepdim=True)
-        log_normaliser = largest - probs.gather(1, place).log()
+        largest, index = logits.max(dim=1, keepdim=True)
+        log_normaliser = largest - probs.gather(1, index).log()
         logprobs = (logits.gather(1, targets[:, None]) - log_normaliser).squeeze(1)
         expected = torch.bmm(probs[:, None], logits[:, :, None]).flatten()
         scores = Scores(logprobs=logprobs, entropy=log_normaliser.squeeze(1) - expected, probes=probed)
@@ -129,13 +129,13 @@ class _Chunk:
         by_logprob = by_logprob * factor
         slope = (1 - (self.logits * (self.temperature[:, None] / self.head.cap)) ** 2) if self.head.cap else None
         if by_entropy is None:
-            found = self.probs.mul_(-by_logprob[:, None])
+            by_logits = self.probs.mul_(-by_logprob[:, None])
         else:
             expected = self._expected_logit()
             weight = self.logits.sub_(expected[:, None]).mul_((by_entropy * factor)[:, None]).add_(by_logprob[:, None])
-            found = self.probs.mul_(weight.neg_())
-        found.scatter_add_(1, self.targets[:, None], by_logprob[:, None])
-        return found if slope is None else found.mul_(slope)
+            by_logits = self.probs.mul_(weight.neg_())
+        by_logits.scatter_add_(1, self.targets[:, None], by_logprob[:, None])
+        return by_logits if slope is None else by_logits.mul_(slope)
 
     def _expected_logit(self) -> Tensor:
         """sum_v p_v z_v = lse - H, [c]."""
@@ -158,13 +158,13 @@ def score_hidden(
         hidden: [n, H], last hidden states that predict the tokens.
         targets: int64 [n], the tokens.
         temperature: [n], > 0.
-        probes: further values wanted of each token.
+        probes: further values of each token.
         chunk_elements: most logits of one chunk.
     """
     size = head.rows(chunk_elements)
     parts = [slice(start, start + size) for start in range(0, hidden.shape[0], size)]
     with torch.no_grad():
-        return _joined(
+        return _concatenate(
             [_Chunk.compute(head, hidden[p], targets[p], temperature[p], probes or {}).scores for p in parts]
         )
 
@@ -175,13 +175,13 @@ def fused_logprobs(
     """Log-probs [n] and entropies [n], differentiable in hidden states, weight and bias.
 
     The backward pass computes each chunk of logits a second time. Where upstream gradients are known once a
-    chunk is scored, `pull` saves that.
+    chunk is scored, `fused_backward` saves that.
     """
     outputs = _Fused.apply(hidden, head.weight, head.bias, targets, temperature, head, chunk_elements)
     return cast("tuple[Tensor, Tensor]", outputs)
 
 
-def pull(
+def fused_backward(
     head: Head,
     hidden: Tensor,
     targets: Tensor,
@@ -193,24 +193,28 @@ def pull(
     probes: Mapping[str, Probe] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """Scores tokens, asks for their upstream gradients, and goes backward while their logits are still there.
+    """Forward and backward through the output layer, chunk by chunk: each chunk of logits is computed once.
+
+    The loss's gradient by a token's log-prob is known only after the token is scored, so this function calls back: it
+    scores a run of tokens, `rule` turns their scores into upstream gradients, and the backward pass of the run follows
+    while its logits are still in memory.
 
     Args:
         head: of the network.
         hidden: [n, H], detached.
         targets: int64 [n].
         temperature: [n], > 0.
-        segments: where the rule may cut: ends of runs of tokens that it must see together, ascending, the last n.
-        rule: upstream gradients of the tokens of a slice, from their scores.
-        weight_grad: [V, H] in which the weight's gradient is added up; None where it is not trained.
+        segments: ends of the runs of tokens that the rule must see together, ascending, the last n.
+        rule: from the scores of a slice of tokens to their upstream gradients.
+        weight_grad: [V, H], the weight's gradient is added to it; None where it is not trained.
         bias_grad: [V], likewise.
-        probes: further values that the rule wants of each token.
-        chunk_elements: most logits of one chunk. A run that exceeds it is computed twice.
+        probes: further values of each token for the rule.
+        chunk_elements: most logits of one chunk. A run that exceeds it is computed twice, to score and for backward.
 
     Returns:
         d(loss)/d(hidden) [n, H].
     """
-    size, found = head.rows(chunk_elements), torch.empty_like(hidden)
+    size, hidden_grad = head.rows(chunk_elements), torch.empty_like(hidden)
     with torch.no_grad():
         for run in _runs(segments, size):
 
@@ -220,18 +224,18 @@ def pull(
             parts = [slice(start, min(start + size, run.stop)) for start in range(run.start, run.stop, size)]
             if len(parts) == 1:
                 only = chunk(run)
-                found[run] = only.gradient(rule(run, only.scores), weight_grad, bias_grad)
+                hidden_grad[run] = only.gradient(rule(run, only.scores), weight_grad, bias_grad)
                 continue
-            by_logprob, by_entropy = rule(run, _joined([chunk(part).scores for part in parts]))
+            by_logprob, by_entropy = rule(run, _concatenate([chunk(part).scores for part in parts]))
             for part in parts:
                 inner = slice(part.start - run.start, part.stop - run.start)
                 upstream = by_logprob[inner], None if by_entropy is None else by_entropy[inner]
-                found[part] = chunk(part).gradient(upstream, weight_grad, bias_grad)
-    return found
+                hidden_grad[part] = chunk(part).gradient(upstream, weight_grad, bias_grad)
+    return hidden_grad
 
 
 class _Fused(torch.autograd.Function):
-    """The two-upstream-gradient function behind `fused_logprobs`."""
+    """Autograd function behind `fused_logprobs`, with gradients by log-prob and by entropy."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -255,7 +259,7 @@ class _Fused(torch.autograd.Function):
         def known(run: slice, _: Scores) -> Upstream:
             return by_logprob[run], None if by_entropy is None else by_entropy[run]
 
-        hidden_grad = pull(
+        hidden_grad = fused_backward(
             replace(ctx.head, weight=weight, bias=bias),
             hidden,
             targets,
@@ -271,7 +275,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _runs(segments: Sequence[int], size: int) -> list[slice]:
-    """Neighbouring segments joined up to `size` tokens; a longer segment stays alone."""
+    """Neighbouring segments merged up to `size` tokens; a longer segment stays alone."""
     runs: list[slice] = []
     start = end = 0
     for stop in segments:
@@ -282,11 +286,11 @@ def _runs(segments: Sequence[int], size: int) -> list[slice]:
     return [*runs, slice(start, end)] if end > start else runs
 
 
-def _joined(found: Sequence[Scores]) -> Scores:
+def _concatenate(parts: Sequence[Scores]) -> Scores:
     return Scores(
-        logprobs=torch.cat([scores.logprobs for scores in found]),
-        entropy=torch.cat([scores.entropy for scores in found]),
-        probes={name: torch.cat([scores.probes[name] for scores in found]) for name in found[0].probes},
+        logprobs=torch.cat([scores.logprobs for scores in parts]),
+        entropy=torch.cat([scores.entropy for scores in parts]),
+        probes={name: torch.cat([scores.probes[name] for scores in parts]) for name in parts[0].probes},
     )
 
 

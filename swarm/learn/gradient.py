@@ -1,7 +1,7 @@
-"""One optimizer update's gradient: scores of a batch, coefficients of its recipe, backward by micro-batch.
+"""The loss becomes a gradient: score a batch, compute its recipe's coefficients, go backward by micro-batches.
 
-Invariant: micro-batches accumulate exactly the gradient of the one big batch. Where a coefficient reaches
-beyond what one micro-batch holds, everything is scored without gradient before the first backward.
+Invariant: micro-batches accumulate exactly the gradient of the one big batch. Where a coefficient depends on more than
+one micro-batch, everything is scored without gradient before the first backward pass.
 Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.clock import Clock
-from swarm.learn.fused_head import Head, Scores, Upstream, pull
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
@@ -29,11 +29,11 @@ from swarm.objectives.recipe import Recipe
 
 @dataclass(slots=True)
 class Measured:
-    """What the updates of a draw measured, filled micro-batch by micro-batch, at the places of the whole draw."""
+    """Scores and costs of the updates of a draw, filled micro-batch by micro-batch; rows are rollouts of the draw."""
 
     logprobs: Tensor  # [N, L] nats under the policy at its update, 0 off the mask
     entropy: Tensor  # [N, L] nats
-    bounded: Tensor  # bool [N, L]
+    bounded: Tensor  # bool [N, L], clipped or capped by the recipe
     factor: Tensor  # [N, L], product of the corrections, 1 where there is none
     probes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L]
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # by phase
@@ -44,7 +44,7 @@ class Measured:
 
     @classmethod
     def empty(cls, batch: Batch, network: nn.Module, probes: Iterable[str] = ()) -> "Measured":
-        """For a batch and probes of these names; scores are float32, or float64 for a float64 network."""
+        """Zeros for a batch and probes of these names; scores are float32, or float64 for a float64 network."""
         dtype = torch.promote_types(next(network.parameters()).dtype, torch.float32)
         zeros = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.mask.device)
         return cls(
@@ -56,20 +56,20 @@ class Measured:
         )
 
     def write(self, rollouts: Tensor, positions: Tensor, scores: Scores) -> None:
-        """Puts scores [n] at their places (int64 [n] each)."""
+        """Writes scores [n] at their tokens (rollouts and positions: int64 [n] each)."""
         self.logprobs[rollouts, positions] = scores.logprobs
         self.entropy[rollouts, positions] = scores.entropy
         for name, values in scores.probes.items():
             self.probes[name][rollouts, positions] = values
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
-        """Takes the rollouts of each part from the rank that scored it."""
+        """Gathers the rollouts of each part from the rank that scored it."""
         for name in ("logprobs", "entropy", "bounded", "factor"):
-            setattr(self, name, ranks.rows(getattr(self, name), parts))
-        self.probes = {name: ranks.rows(values, parts) for name, values in self.probes.items()}
+            setattr(self, name, ranks.gather_rows(getattr(self, name), parts))
+        self.probes = {name: ranks.gather_rows(values, parts) for name, values in self.probes.items()}
 
     def add_seconds(self, phase: str, elapsed_s: float) -> None:
-        """Adds to a phase."""
+        """Adds to the seconds of a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed_s
 
     def at(self, members: Tensor) -> "Measured":
@@ -83,7 +83,7 @@ class Measured:
         )
 
     def put(self, members: Tensor, part: "Measured") -> None:
-        """Writes a part at the places of `members` (int64) and adds up its costs."""
+        """Writes a part at the rows `members` (int64) and adds up its costs."""
         for name in ("logprobs", "entropy", "bounded", "factor"):
             getattr(self, name)[members] = getattr(part, name)
         for name, values in part.probes.items():
@@ -104,23 +104,24 @@ def score_batch(
 ) -> Measured:
     """Log-probs, entropies and probes of every trained token, without gradient; under `noise` where there is some."""
     ranks = ranks or OneProcess()
-    found = Measured.empty(batch, network, probes or ())
-    for place, counts in ranks.turns(len(plan)):
-        with noise.drawn(place) if noise else nullcontext():
-            scores = ranks.run(network, partial(score_tokens, network, plan[place], probes))
+    measured = Measured.empty(batch, network, probes or ())
+    for index, counts in ranks.assign(len(plan)):
+        with noise.drawn(index) if noise else nullcontext():
+            scores = ranks.run(network, partial(score_tokens, network, plan[index], probes))
         if counts:
-            found.write(plan[place].rollouts, plan[place].positions, scores)
-        found.num_passes += 1
-    found.exchange(ranks, [packed.members for packed in plan])
-    return found
+            measured.write(plan[index].rollouts, plan[index].positions, scores)
+        measured.num_passes += 1
+    measured.exchange(ranks, [packed.members for packed in plan])
+    return measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradient:
     """Computes the gradient of one update and leaves it in the optimizer.
 
-    The output layer's part of the backward pass happens chunk by chunk while the logits are still there: a
-    recipe's coefficients are asked for as soon as the tokens that they depend on are scored.
+    Where each coefficient follows from one micro-batch, every micro-batch takes one pass: score, coefficients, backward
+    (`PerMicroBatch`). Where coefficients reach further, all micro-batches are scored first, without gradient, and take
+    a second pass with the coefficients of the whole batch (`WholeBatch`).
 
     Example:
         loss, measured = Gradient(network=..., recipe=..., optimizer=..., clock=...).of(batch, plan)
@@ -138,79 +139,92 @@ class Gradient:
 
         Args:
             batch: with advantages; its totals are those of the update.
-            plan: every trained token of it once.
+            plan: micro-batches with every trained token of the batch once.
         """
         parts = parts_of(batch, plan, self.recipe.scope)
+        source: CoefficientSource
         if parts is None:
             start = self.clock.monotonic_s()
-            found = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks, self.noise)
-            rule: _Rule = _Known.of(self.recipe, batch, found)
-            found.add_seconds("score", self.clock.monotonic_s() - start)
+            measured = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks, self.noise)
+            source = WholeBatch.of(self.recipe, batch, measured)
+            measured.add_seconds("score", self.clock.monotonic_s() - start)
         else:
-            found = Measured.empty(batch, self.network, self.recipe.probes)
-            rule = _Asked(recipe=self.recipe, batch=batch, found=found)
-        for place, counts in self.ranks.turns(len(plan)):
-            members = () if parts is None else parts[place]
-            with self.noise.drawn(place) if self.noise else nullcontext():
-                self._pass(plan[place], rule if counts else _Nothing(), members, found)
-        loss = rule.loss
+            measured = Measured.empty(batch, self.network, self.recipe.probes)
+            source = PerMicroBatch(recipe=self.recipe, batch=batch, measured=measured)
+        for index, counts in self.ranks.assign(len(plan)):
+            members = () if parts is None else parts[index]
+            with self.noise.drawn(index) if self.noise else nullcontext():
+                self._accumulate(plan[index], source if counts else NoCoefficients(), members, measured)
+        loss = source.loss
         if parts is not None:
-            found.exchange(self.ranks, parts)
-            loss = self.ranks.total(loss)
-        found.num_micro_batches = len(plan)
-        found.num_inputs = sum(packed.token_ids.numel() for packed in plan)
-        found.num_padding = sum(packed.num_padding for packed in plan)
-        return loss, found
+            measured.exchange(self.ranks, parts)
+            loss = self.ranks.all_sum(loss)
+        measured.num_micro_batches = len(plan)
+        measured.num_inputs = sum(packed.token_ids.numel() for packed in plan)
+        measured.num_padding = sum(packed.num_padding for packed in plan)
+        return loss, measured
 
-    def _pass(self, packed: PackedRows, rule: "_Rule", members: Sequence[int], found: Measured) -> None:
+    def _accumulate(
+        self, packed: PackedRows, source: "CoefficientSource", members: Sequence[int], measured: Measured
+    ) -> None:
+        """Forward and backward of one micro-batch."""
         start = self.clock.monotonic_s()
-        hidden, hidden_grad, scored_s = self.ranks.run(self.network, partial(self._pulled, packed, rule, members))
+        through_head = partial(self._forward_and_head_backward, packed, source, members)
+        hidden, hidden_grad, scored_s = self.ranks.run(self.network, through_head)
         if hidden.requires_grad:
             hidden.backward(hidden_grad)
         self.optimizer.accumulate()
-        found.num_passes += 1
-        found.add_seconds("score", scored_s - start)
-        found.add_seconds("backward", self.clock.monotonic_s() - scored_s)
+        measured.num_passes += 1
+        measured.add_seconds("score", scored_s - start)
+        measured.add_seconds("backward", self.clock.monotonic_s() - scored_s)
 
-    def _pulled(self, packed: PackedRows, rule: "_Rule", members: Sequence[int]) -> tuple[Tensor, Tensor, float]:
-        """Hidden states [n, H], the loss's gradient by them, and when they were there."""
+    def _forward_and_head_backward(
+        self, packed: PackedRows, source: "CoefficientSource", members: Sequence[int]
+    ) -> tuple[Tensor, Tensor, float]:
+        """Hidden states [n, H], the loss's gradient by them, and when they were computed [s]."""
         head, hidden = Head.of(self.network), hidden_states(self.network, packed)
         scored_s = self.clock.monotonic_s()
-        hidden_grad = pull(
+        # Control is inverted here: the kernel calls the objective. Once a run of tokens is scored it gets their
+        # coefficients from `source` and goes backward through the output layer while their logits are still in memory,
+        # so that [tokens, vocabulary] never exists as a whole and is computed once.
+        hidden_grad = fused_backward(
             head,
             hidden.detach(),
             packed.targets,
             packed.temperature,
-            rule.segments(packed),
-            lambda run, scores: rule(packed, run, scores, members),
+            source.segments(packed),
+            lambda run, scores: source.upstream(packed, run, scores, members),
             self.optimizer.gradient(head.weight),
             None if head.bias is None else self.optimizer.gradient(head.bias),
-            probes=rule.probes,
+            probes=source.probes,
         )
         return hidden, hidden_grad, scored_s
 
 
-class _Rule(Protocol):
-    """Where the upstream gradients of scored tokens come from."""
+# --- where coefficients come from --------------------------------------------------------------
+
+
+class CoefficientSource(Protocol):
+    """Gives the upstream gradients (a recipe's coefficients) of tokens that were just scored."""
 
     loss: float
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """What it wants to know of each token."""
+        """Further values that it needs of each token."""
         ...
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
-        """Ends of the runs of tokens that must be scored before any of them gets its gradient."""
+        """Ends of the runs of tokens that must be scored together before any of them gets its gradient."""
         ...
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
+    def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         """Upstream gradients of the tokens `run` of a micro-batch whose rollouts are `members`."""
         ...
 
 
-class _Nothing:
-    """A pass that another rank makes in earnest: its gradient is zero here."""
+class NoCoefficients:
+    """Zero gradients: for a micro-batch that another rank counts and this one only passes to keep in step."""
 
     loss = 0.0
     probes: Mapping[str, Probe] = {}
@@ -218,22 +232,22 @@ class _Nothing:
     def segments(self, packed: PackedRows) -> Sequence[int]:
         return range(1, packed.targets.shape[0] + 1)
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
+    def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         return torch.zeros_like(scores.logprobs), None
 
 
 @dataclass(slots=True)
-class _Known:
-    """Coefficients of the whole batch, computed before the first backward."""
+class WholeBatch:
+    """Coefficients of the whole batch, computed before the first backward pass."""
 
-    found: Coefficients
+    coefficients: Coefficients
     loss: float
 
     @classmethod
-    def of(cls, recipe: Recipe, batch: Batch, scores: Measured) -> "_Known":
-        found = coefficients(recipe, batch, scores.logprobs, scores.entropy, scores.probes)
-        scores.bounded, scores.factor = found.bounded, found.factor
-        return cls(found=found, loss=found.loss)
+    def of(cls, recipe: Recipe, batch: Batch, measured: Measured) -> "WholeBatch":
+        computed = coefficients(recipe, batch, measured.logprobs, measured.entropy, measured.probes)
+        measured.bounded, measured.factor = computed.bounded, computed.factor
+        return cls(coefficients=computed, loss=computed.loss)
 
     @property
     def probes(self) -> Mapping[str, Probe]:
@@ -242,18 +256,19 @@ class _Known:
     def segments(self, packed: PackedRows) -> Sequence[int]:
         return range(1, packed.targets.shape[0] + 1)
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
-        place = (packed.rollouts[run], packed.positions[run])
-        return self.found.logprobs[place], None if self.found.entropy is None else self.found.entropy[place]
+    def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
+        tokens = (packed.rollouts[run], packed.positions[run])
+        by_entropy = self.coefficients.entropy
+        return self.coefficients.logprobs[tokens], None if by_entropy is None else by_entropy[tokens]
 
 
 @dataclass(slots=True)
-class _Asked:
-    """Coefficients of a few rollouts or groups at a time, as they are scored."""
+class PerMicroBatch:
+    """Coefficients of a few rollouts or groups at a time, as soon as they are scored."""
 
     recipe: Recipe
     batch: Batch
-    found: Measured
+    measured: Measured
     loss: float = 0.0
 
     @property
@@ -266,28 +281,28 @@ class _Asked:
             return [size]
         units = packed.rollouts if self.recipe.scope is not Scope.GROUP else self.batch.group_index[packed.rollouts]
         ends = [*((units[1:] != units[:-1]).nonzero().squeeze(1) + 1).tolist(), size]
-        return ends if len(ends) == len(units.unique()) else [size]  # a unit in several places: all at once
+        return ends if len(ends) == len(units.unique()) else [size]  # a unit is split: all tokens at once
 
-    def __call__(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
-        place = (packed.rollouts[run], packed.positions[run])
-        self.found.write(*place, scores)
-        rollouts = self._seen(packed.rollouts[run], members)
+    def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
+        tokens = (packed.rollouts[run], packed.positions[run])
+        self.measured.write(*tokens, scores)
+        rollouts = self._complete(packed.rollouts[run], members)
         index = torch.tensor(rollouts, device=self.batch.mask.device)
         part = coefficients(
             self.recipe,
             self.batch.select(rollouts),
-            self.found.logprobs[index],
-            self.found.entropy[index],
-            {name: values[index] for name, values in self.found.probes.items()},
+            self.measured.logprobs[index],
+            self.measured.entropy[index],
+            {name: values[index] for name, values in self.measured.probes.items()},
         )
         self.loss += part.loss
-        self.found.bounded[index] = part.bounded
-        self.found.factor[index] = part.factor
+        self.measured.bounded[index] = part.bounded
+        self.measured.factor[index] = part.factor
         whole = part.spread(index, self.batch.num_rollouts)
-        return whole.logprobs[place], None if whole.entropy is None else whole.entropy[place]
+        return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
 
-    def _seen(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
-        """Rollouts whose coefficients follow from these; members without a trained token belong to their unit."""
+    def _complete(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
+        """Rollouts whose coefficients follow from these, with members of their group that have no trained token."""
         if self.recipe.scope is Scope.STEP:
             return list(members)
         if self.recipe.scope is Scope.GROUP:
@@ -296,8 +311,11 @@ class _Asked:
         return sorted(set(rollouts.tolist()))
 
 
+# --- how a draw is split -----------------------------------------------------------------------
+
+
 def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tuple[int, ...]] | None:
-    """For each micro-batch the rollouts whose coefficients can be computed from it alone.
+    """Rollouts of each micro-batch whose coefficients can be computed from it alone.
 
     Returns:
         One entry per micro-batch; None where coefficients reach beyond one, so that the batch must be scored first.
@@ -322,15 +340,15 @@ def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tup
 
 
 def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
-    """A draw split by whole groups into at most `count` batches, each a step with totals of its own.
+    """Splits a draw by whole groups into at most `count` batches, each with totals of its own.
 
-    Group g goes to batch g mod count, so that each has local and foreign groups alike.
+    Group g goes to batch g mod count, so that each has local and external groups alike.
 
     Returns:
-        (places of its rollouts in `batch`, int64; the batch).
+        (indices of its rollouts in `batch`, int64; the batch) of each.
     """
     if count == 1:
         return [(torch.arange(batch.num_rollouts, device=batch.mask.device), batch)]
     num_groups = len(batch.prompts)
-    chosen = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
-    return [batch.of_groups(groups) for groups in chosen]
+    split = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
+    return [batch.of_groups(groups) for groups in split]

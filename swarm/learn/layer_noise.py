@@ -27,7 +27,7 @@ class LayerNoise:
     """
 
     def __init__(self, network: nn.Module, settings: Noise, ranks: Ranks) -> None:
-        """Args: network adopted by the ranks. Raises ConfigError where its layers are not to be found."""
+        """Args: network prepared by the ranks. Raises ConfigError where its layers are not to be found."""
         self._layers, self._ranks = layers_of(network), ranks
         logs = torch.full((len(self._layers),), math.log(settings.std), device=ranks.device)
         self.log_std = nn.Parameter(logs)  # float32 [layers], natural log
@@ -55,7 +55,7 @@ class LayerNoise:
     def step(self) -> None:
         """One Adam step of the deviations, from the gradients of all ranks."""
         if self.log_std.grad is not None:
-            summed = [self._ranks.total(value) for value in self.log_std.grad.tolist()]
+            summed = [self._ranks.all_sum(value) for value in self.log_std.grad.tolist()]
             self.log_std.grad = torch.tensor(summed, dtype=torch.float32, device=self.log_std.device)
             self._adam.step()
         self.discard()

@@ -1,7 +1,7 @@
-"""One rank leads, the others follow: whatever the first rank's learner is asked to do, all of them do.
+"""Commands from rank 0 to the other ranks: every step and save of rank 0's learner is made by all of them.
 
-Invariant: only the first rank talks to anybody else or decides; the others make the steps that they are told of, in
-that order, from the same bytes.
+Invariant: only rank 0 decides and talks to other processes; the others execute its commands in order, from the same
+bytes.
 """
 
 import json
@@ -21,16 +21,16 @@ _LENGTH = 4  # bytes of the header's length
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankCommand:
-    """One thing that all ranks do."""
+    """One command to all ranks: make a step, save, or stop."""
 
     kind: Literal["step", "save", "stop"]
-    draw: Draw | None = None  # of a step
-    is_safe: bool = False  # with the safe recipe in place of the learner's own
+    draw: Draw | None = None  # of a step, else None
+    is_safe: bool = False  # use the safe recipe in place of the learner's own
     is_frozen: bool = False
     ratio_band: float = math.inf
 
     def to_bytes(self) -> bytes:
-        """A JSON header behind its length, then the messages of the draw that an agent gives its worker."""
+        """Serialises: length of the header u32, header (JSON), then the draw as the messages of LocalService."""
         parts = draw_to_fields(self.draw) if self.draw else []
         messages = [pb.DrawResponse(**fields).SerializeToString() for fields in parts]
         header: dict[str, Any] = {
@@ -46,7 +46,7 @@ class RankCommand:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RankCommand":
-        """The order of `to_bytes`."""
+        """The inverse of `to_bytes`."""
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:end])
         parts: list[pb.DrawResponse] = []
@@ -60,7 +60,7 @@ class RankCommand:
 
 
 class LeadingLearner(PolicyLearner):
-    """The learner of the first of several ranks: `step` and `save` are made by all, the others being in `follow`.
+    """The learner of rank 0: its `step` and `save` are made by all ranks, the others being in `obey_leader`.
 
     Example:
         learner = LeadingLearner(..., ranks=ShardedRanks.start()).resumed()
@@ -69,45 +69,45 @@ class LeadingLearner(PolicyLearner):
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """As `PolicyLearner.step`; `recipe` is None, or the safe one that the others have too."""
-        order = RankCommand(
+        """`PolicyLearner.step` on all ranks; `recipe` is None, or the safe one that the others have too."""
+        command = RankCommand(
             kind="step", draw=draw, is_safe=recipe is not None, is_frozen=is_frozen, ratio_band=ratio_band
         )
-        with self._line.together():
-            self._line.say(order.to_bytes())
+        with self._sharded.in_step():
+            self._sharded.send_command(command.to_bytes())
             return super().step(draw, recipe, is_frozen, ratio_band)
 
     def save(self) -> None:
-        """As `PolicyLearner.save`: put together from all, written by this one."""
-        with self._line.together():
-            self._line.say(RankCommand(kind="save").to_bytes())
+        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0."""
+        with self._sharded.in_step():
+            self._sharded.send_command(RankCommand(kind="save").to_bytes())
             super().save()
 
     def stop(self) -> None:
-        """Ends `follow` on the others (blocking: a step in progress is made first).
+        """Ends `obey_leader` on the others, after a step in progress (blocking).
 
-        Where a step or save failed here, nothing: the others are in the middle of it, and end with this process.
+        Does nothing where a step or save failed here: the others wait in the middle of it, and end with this process.
         """
-        with self._line.together() as do_hear:
-            if do_hear:
-                self._line.say(RankCommand(kind="stop").to_bytes())
+        with self._sharded.in_step() as is_in_step:
+            if is_in_step:
+                self._sharded.send_command(RankCommand(kind="stop").to_bytes())
 
     @property
-    def _line(self) -> ShardedRanks:
+    def _sharded(self) -> ShardedRanks:
         assert isinstance(self._ranks, ShardedRanks), "one process has nobody to lead"
         return self._ranks
 
 
-def follow(learner: PolicyLearner, ranks: ShardedRanks, safe: Recipe) -> None:
-    """Does what the first rank says until that is to stop (blocking).
+def obey_leader(learner: PolicyLearner, ranks: ShardedRanks, safe: Recipe) -> None:
+    """Executes rank 0's commands until it sends `stop` (blocking).
 
     Args:
-        learner: with the same weights and configuration as the first rank's.
-        safe: recipe of steps that the first rank's guard makes carefully.
+        learner: with the same weights and configuration as rank 0's.
+        safe: recipe of the steps for which rank 0's guard chose the safe level.
     """
-    while (order := RankCommand.from_bytes(ranks.hear())).kind != "stop":
-        if order.kind == "save":
+    while (command := RankCommand.from_bytes(ranks.receive_command())).kind != "stop":
+        if command.kind == "save":
             learner.save()
         else:
-            assert order.draw is not None
-            learner.step(order.draw, safe if order.is_safe else None, order.is_frozen, order.ratio_band)
+            assert command.draw is not None
+            learner.step(command.draw, safe if command.is_safe else None, command.is_frozen, command.ratio_band)

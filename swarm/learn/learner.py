@@ -1,4 +1,6 @@
-"""One policy in training: a draw in, a new policy version out.
+"""The learner: one policy in training, a draw in, a new policy version out.
+
+`PolicyLearner.step` plans (advantages, split into updates), makes the updates (gradient, optimizer) and publishes.
 
 Invariant: a step either makes exactly one new version or leaves weights, optimizer, memory and version as
 they were. A step's only random numbers are a method's layer noise, seeded by the update: checkpoint and draws
@@ -8,8 +10,8 @@ reproduce the learner bit for bit.
 import json
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,14 +23,13 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, Tokenizer
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from swarm.learn.diagnostics import OffPolicyStats, off_policy_by_source
+from swarm.learn.diagnostics import OffPolicyStats, Update, off_policy_by_source, step_report
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.reference import ReferencePolicy
-from swarm.learn.report import Update, step_report
+from swarm.learn.reference_policy import ReferencePolicy
 from swarm.learn.score import check_head
 from swarm.model import published_state, weights_digest
 from swarm.objectives.batch import Batch, make_batch
@@ -39,6 +40,15 @@ from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """A draw with advantages, and what each optimizer update learns from; made once per step."""
+
+    batch: Batch  # the whole draw
+    slices: tuple[RecipeSlice, ...]  # of the whole draw, by recipe
+    updates: tuple[tuple[RecipeSlice, ...], ...]  # one entry per update; `places` are rollouts of `batch`
 
 
 class PolicyLearner:
@@ -64,8 +74,8 @@ class PolicyLearner:
 
         Args:
             dir: of checkpoints.
-            ranks: what the step is shared with, and on which device; None: this process alone, on the CPU.
-            task_of: where the prompts of groups of another tokenizer come from.
+            ranks: the processes that share the step, and their device; None: this process alone, on the CPU.
+            task_of: rebuilds the task of a group of another tokenizer, for its prompt.
         """
         self._network = network.eval()
         self._ranks = ranks or OneProcess()
@@ -80,25 +90,25 @@ class PolicyLearner:
         has_reference = Requirement.REFERENCE_LOGPROBS in self._recipes.needs
         self._reference = ReferencePolicy(self._network, self._ranks) if has_reference else None
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
-        self._ranks.adopt(self._network)
+        self._ranks.prepare(self._network)
         self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._next_draw = 1
-        self.offness: tuple[OffPolicyStats, ...] = ()
-        """How off policy each source was in the newest step."""
+        self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
+        """How off-policy each source was in the newest step."""
         self.notes: dict[str, Any] = {}
-        """Plain data of whoever steers this learner; part of the checkpoint."""
+        """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
 
     def resumed(self) -> "PolicyLearner":
-        """This learner as it was at its newest readable checkpoint; as it is where there is none.
+        """Restores the newest readable checkpoint, where there is one, and returns this learner.
 
-        Its network has the initial weights wherever they are not trained.
+        Weights that are not trained are not in the checkpoint: the network must have the initial ones.
 
         Raises:
-            ConfigError: nothing readable there, of another lineage, or of another model.
+            ConfigError: the checkpoint is unreadable, of another lineage, or of another model.
         """
         if not has_checkpoint(self._dir):
             return self
@@ -153,7 +163,7 @@ class PolicyLearner:
         """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking)."""
         tensors = self._optimizer.state()
         if not tensors:
-            return  # the first rank writes it
+            return  # rank 0 writes it
         state = {
             "policy_id": self.version.policy_id,
             "digest": self.version.digest.hex(),
@@ -168,19 +178,20 @@ class PolicyLearner:
         write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=tensors, state=state))
 
     def stop(self) -> None:
-        """Ends whatever else takes part in its steps: nothing."""
+        """Does nothing; `LeadingLearner` ends the other ranks."""
 
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """One draw learned from in `updates_per_step` optimizer updates (blocking).
+        """Learns from one draw in `updates_per_step` optimizer updates (blocking).
 
-        An update that is not finite, or has nothing to train on, is skipped; the report says so where all were.
+        An update that is not finite, or has no trained token, is skipped. Where all are, no version is made and the
+        report has `was_skipped`.
 
         Args:
             draw: the groups.
-            recipe: in place of the learner's own, for this step and the groups that it accepts; it needs no other
-                policies than that one.
+            recipe: replaces the learner's own for this step and the groups that it accepts; it must not need further
+                policies (reference, proximal).
             is_frozen: measure only, update nothing.
             ratio_band: tokens whose known ratio to the generator is outside [1/band, band] are left out.
 
@@ -188,28 +199,25 @@ class PolicyLearner:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
-        seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
         batch = replace(batch, ratio_band=ratio_band, learning_rate=self._learning_rate)
-        shares: list[RecipeSlice] = []
-        if not is_frozen:
-            batch, shares = self._prepared(recipes, batch, seconds)
-        found = Measured.empty(batch, self._network)
-        found.seconds = seconds
+        measured = Measured.empty(batch, self._network)
+        measured.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         if is_frozen:
-            updates = [self._measure(batch, found)]
+            updates = [self._measure(batch, measured)]
         else:
-            parts = minibatches(batch, self._config.updates_per_step)
-            updates = [self._update(recipes, part, places, found) for places, part in parts]
-        if not all(update.was_skipped for update in updates):
-            for share in shares:
-                self._observe(share, found.at(share.places), "draw")
-            start = self._clock.monotonic_s()
-            self._published = self._publish(self.version.policy_id, self.version.step + 1)
-            found.add_seconds("optimizer", self._clock.monotonic_s() - start)
+            plan = self._plan_step(recipes, batch, measured)
+            batch = plan.batch
+            updates = [self._update(slices, measured) for slices in plan.updates]
+            if not all(update.was_skipped for update in updates):
+                for each in plan.slices:
+                    self._observe(each, measured.at(each.places), "draw")
+                start = self._clock.monotonic_s()
+                self._published = self._publish(self.version.policy_id, self.version.step + 1)
+                measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
         self._next_draw = draw.step + 1
-        self.offness = off_policy_by_source(batch, found.logprobs)
-        return step_report(self.version, draw, batch, found, updates)
+        self.off_policy_stats = off_policy_by_source(batch, measured.logprobs)
+        return step_report(self.version, draw, batch, measured, updates)
 
     def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
@@ -217,21 +225,27 @@ class PolicyLearner:
         break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
         return pack(batch, self._config.token_budget, self._config.share_prompt, break_even, self._ranks.count)
 
-    def _prepared(self, recipes: RecipeSet, batch: Batch, seconds: dict[str, float]) -> tuple[Batch, list[RecipeSlice]]:
-        """The draw with advantages, and by recipe."""
-        batch, external = self._with_other_policies(recipes, batch, seconds), self._replay.external
-        shares = [
-            replace(share, batch=self._agreed(with_advantages(share.recipe, self._remembering(share), external)))
-            for share in recipes.shares(batch)
-        ]
-        return merged(batch, shares), shares
+    # --- planning ----------------------------------------------------------------------------------
 
-    def _agreed(self, batch: Batch) -> Batch:
-        """The first rank's numbers: where sums of a GPU differ in the last bit, all still make the same passes."""
-        return replace(batch, **{name: self._ranks.agreed(values) for name, values in batch.per_rollout.items()})
+    def _plan_step(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> StepPlan:
+        """Computes advantages recipe by recipe and splits the draw into updates."""
+        batch = self._add_other_policies(recipes, batch, measured)
+        slices: list[RecipeSlice] = []
+        for each in recipes.shares(batch):
+            shaped = with_advantages(each.recipe, self._with_memory(each), self._replay.external)
+            # Rank 0's numbers: sums on different GPUs may differ in the last bit, and all ranks must make equal passes.
+            shaped = replace(shaped, **{k: self._ranks.broadcast(v) for k, v in shaped.per_rollout.items()})
+            slices.append(replace(each, batch=shaped))
+        batch = merged(batch, slices)
+        if self._config.updates_per_step == 1:
+            return StepPlan(batch=batch, slices=tuple(slices), updates=(tuple(slices),))
+        updates: list[tuple[RecipeSlice, ...]] = []
+        for places, part in minibatches(batch, self._config.updates_per_step):
+            updates.append(tuple(replace(each, places=places[each.places]) for each in recipes.shares(part)))
+        return StepPlan(batch=batch, slices=tuple(slices), updates=tuple(updates))
 
-    def _with_other_policies(self, recipes: RecipeSet, batch: Batch, seconds: dict[str, float]) -> Batch:
-        """The draw with log-probs of the reference and of the policy as it is now, where a recipe takes them."""
+    def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
+        """Adds log-probs of the reference policy and of the policy before the step, where a recipe needs them."""
         needs_proximal = any(
             Requirement.PROXIMAL_LOGPROBS in recipe.needs
             and (self._config.updates_per_step > 1 or recipe.needs_proximal_first)
@@ -244,40 +258,42 @@ class PolicyLearner:
             start = self._clock.monotonic_s()
             scores = score_batch(self._network, batch, plan, ranks=self._ranks)
             batch = replace(batch, proximal_logprobs=scores.logprobs)
-            seconds["proximal"] = self._clock.monotonic_s() - start
+            measured.seconds["proximal"] = self._clock.monotonic_s() - start
         if self._reference:
             start = self._clock.monotonic_s()
             batch = replace(batch, reference_logprobs=self._reference.logprobs(batch, plan))
-            seconds["reference"] = self._clock.monotonic_s() - start
+            measured.seconds["reference"] = self._clock.monotonic_s() - start
         return batch
 
-    def _remembering(self, share: RecipeSlice) -> Batch:
-        """The share with what its recipe's parts remember."""
-        return replace(share.batch, memory=self._memory if share.name == MAIN else self._memory.get(share.name, {}))
+    def _with_memory(self, part: RecipeSlice) -> Batch:
+        """The slice's batch with what its recipe's parts remember now."""
+        return replace(part.batch, memory=self._memory if part.name == MAIN else self._memory.get(part.name, {}))
 
-    def _observe(self, share: RecipeSlice, part: Measured, of: Literal["draw", "update"]) -> None:
-        """Has the recipe's parts remember what was learned from."""
-        seen = scored(share.recipe, share.batch, part.logprobs, part.entropy, part.probes)
-        memory = plain_data(share.recipe.observe(seen, of))
-        kept: dict[str, Any] = self._memory.get(share.name, {})
-        self._memory |= memory if share.name == MAIN else {share.name: kept | memory}
+    def _observe(self, part: RecipeSlice, measured: Measured, of: Literal["draw", "update"]) -> None:
+        """Updates what the recipe's parts remember."""
+        seen = scored(part.recipe, part.batch, measured.logprobs, measured.entropy, measured.probes)
+        memory = plain_data(part.recipe.observe(seen, of))
+        kept: dict[str, Any] = self._memory.get(part.name, {})
+        self._memory |= memory if part.name == MAIN else {part.name: kept | memory}
 
-    def _measure(self, batch: Batch, found: Measured) -> Update:
-        """No update, only its figures."""
-        measured = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN), ranks=self._ranks)
-        found.put(torch.arange(batch.num_rollouts, device=batch.mask.device), measured)
+    # --- updates -----------------------------------------------------------------------------------
+
+    def _measure(self, batch: Batch, measured: Measured) -> Update:
+        """Scores the draw without an update."""
+        scores = score_batch(self._network, batch, self._pack(batch, Scope.TOKEN), ranks=self._ranks)
+        measured.put(torch.arange(batch.num_rollouts, device=batch.mask.device), scores)
         return Update()
 
-    def _update(self, recipes: RecipeSet, batch: Batch, places: Tensor, found: Measured) -> Update:
-        """One optimizer update; what it measured goes to its places in `found`."""
+    def _update(self, slices: Sequence[RecipeSlice], measured: Measured) -> Update:
+        """One optimizer update from the slices of all recipes; what it measured is added to `measured`."""
         loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
-        for share in recipes.shares(batch):
-            share = replace(share, batch=self._remembering(share))
-            plan = self._pack(share.batch, share.recipe.scope)
-            if plan:
-                part_loss, part = self._gradient(share.recipe).of(share.batch, plan)
+        for each in slices:
+            each = replace(each, batch=self._with_memory(each))  # an update before this one may have changed it
+            micro_batches = self._pack(each.batch, each.recipe.scope)
+            if micro_batches:
+                part_loss, part = self._gradient(each.recipe).of(each.batch, micro_batches)
                 loss += part_loss
-                parts.append((share, part))
+                parts.append((each, part))
         if not parts:
             logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
             return Update()
@@ -292,11 +308,11 @@ class PolicyLearner:
         else:
             if self._noise:
                 self._noise.step()
-            for share, part in parts:
-                self._observe(share, part, "update")
-        found.add_seconds("optimizer", self._clock.monotonic_s() - start)
-        for share, part in parts:
-            found.put(places[share.places], part)
+            for each, part in parts:
+                self._observe(each, part, "update")
+        measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
+        for each, part in parts:
+            measured.put(each.places, part)
         return Update(loss=loss, norm=norm, was_skipped=was_skipped)
 
     def _gradient(self, recipe: Recipe) -> Gradient:
@@ -322,12 +338,12 @@ class PolicyLearner:
         return self._optimizer.step(self._learning_rate, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
-        parts = self._ranks.whole(published_state(self._network))
+        parts = self._ranks.gather_whole(published_state(self._network))
         tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts}
-        digest = self._ranks.agreed(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
+        digest = self._ranks.broadcast(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
         return PolicyVersion(policy_id=policy_id, step=step, digest=digest.numpy().tobytes()), tensors
 
 
 def plain_data(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """The memory as it comes back from a checkpoint, so that a restart changes nothing. Raises TypeError."""
+    """A round trip through JSON, as a checkpoint makes it, so that a restart changes nothing. Raises TypeError."""
     return cast("dict[str, Any]", json.loads(json.dumps(memory)))

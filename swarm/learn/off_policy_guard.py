@@ -134,7 +134,7 @@ class GuardedLearner:
             is_frozen=level is GuardLevel.FROZEN,
             ratio_band=self._config.cap if level is GuardLevel.CAPPED else math.inf,
         )
-        self._state = decide(self._state, self._learner.offness, self._config, self._max_age_steps)
+        self._state = decide(self._state, self._learner.off_policy_stats, self._config, self._max_age_steps)
         self._learner.notes[_NOTE] = asdict(self._state)
         figures = {**self._state.figures(), "guard_groups_left_out": float(len(draw.groups) - len(kept))}
         return replace(report, diagnostics={**report.diagnostics, **figures})

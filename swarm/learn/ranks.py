@@ -1,7 +1,9 @@
-"""The processes that make one optimizer step together, and the usual case that there is only one.
+"""Ranks of a data-parallel step: the protocol, and the usual case of one process (`OneProcess`).
 
-Invariant: every rank calls every method in the same order; what they return in common is the same on all of them,
-so that all decide alike.
+`swarm.learn.data_parallel` has several; it is a file of its own because it imports torch.distributed.
+
+Invariant: every rank calls every method in the same order, and common results are equal on all of them, so that all
+decide alike.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,51 +18,51 @@ Result = TypeVar("Result")
 
 
 class Ranks(Protocol):
-    """How a step is divided among processes; one-process code is the case where nothing is."""
+    """How a step is divided among processes. Where there is one process every method is the identity."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where this one computes."""
+        """Where this rank computes."""
         ...
 
-    def adopt(self, network: nn.Module) -> None:
-        """Takes a network that every rank has loaded alike; from here on it runs inside `run` only."""
+    def prepare(self, network: nn.Module) -> None:
+        """Moves or shards a network that every rank has loaded alike; from then on it runs inside `run` only."""
         ...
 
     def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
-        """Of an adopted network."""
+        """The optimizer of a prepared network."""
         ...
 
     def run(self, network: nn.Module, work: Callable[[], Result]) -> Result:
-        """What one forward pass through the network gives, with its weights there; all ranks make equally many."""
+        """Runs one forward pass with the network's weights gathered; all ranks must make equally many."""
         ...
 
-    def turns(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """(place of a part, whether its result counts) for each pass that this rank makes of `num_parts` parts.
+    def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
+        """(index, does its result count) of each of `num_parts` micro-batches that this rank computes.
 
-        Where the parts do not come out even, a rank repeats one for nothing, so that all make equally many.
+        Where they do not divide evenly a rank repeats one without effect, so that all make equally many passes.
         """
         ...
 
-    def rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """`values` [N, L] with each row from the rank whose turn the part was that has it; other rows of the first."""
+    def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
+        """`values` [N, L], each row taken from the rank that computed it; rows nobody computed come from rank 0."""
         ...
 
-    def total(self, value: float) -> float:
-        """The sum over ranks."""
+    def all_sum(self, value: float) -> float:
+        """Sum of a value over ranks, equal bits on all of them."""
         ...
 
-    def agreed(self, values: Tensor) -> Tensor:
-        """The first rank's values."""
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Rank 0's values, on every rank."""
         ...
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        """Parameters or optimizer state of an adopted network, put together one by one; none but on the first rank."""
+    def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        """Whole parameters or optimizer state of a prepared network, one by one; on rank 0 only."""
         ...
 
 
@@ -72,42 +74,32 @@ class OneProcess:
 
     @property
     def count(self) -> int:
-        """1."""
         return 1
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self._device
 
-    def adopt(self, network: nn.Module) -> None:
-        """Moves it to the device."""
+    def prepare(self, network: nn.Module) -> None:
         network.to(self._device)
 
     def optimizer(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> MasterAdamW:
-        """The plain one."""
         return MasterAdamW(network, betas, weight_decay)
 
     def run(self, network: nn.Module, work: Callable[[], Result]) -> Result:
-        """What it gives."""
         return work()
 
-    def turns(self, num_parts: int) -> Sequence[tuple[int, bool]]:
-        """Every part, in order."""
-        return [(place, True) for place in range(num_parts)]
+    def assign(self, num_parts: int) -> Sequence[tuple[int, bool]]:
+        return [(index, True) for index in range(num_parts)]
 
-    def rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """As they are."""
+    def gather_rows(self, values: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
         return values
 
-    def total(self, value: float) -> float:
-        """The value."""
+    def all_sum(self, value: float) -> float:
         return value
 
-    def agreed(self, values: Tensor) -> Tensor:
-        """As they are."""
+    def broadcast(self, values: Tensor) -> Tensor:
         return values
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        """As they are."""
+    def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
         return tensors.items()

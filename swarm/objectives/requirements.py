@@ -75,7 +75,11 @@ def how_to_supply(need: Requirement) -> str:
 
 def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
     """What a node with this configuration supplies."""
-    asked = [env for env in config.environments if not config.generator.asks or env.name in config.generator.asks]
+    asked = [
+        env
+        for env in config.environments
+        if not config.generator.env_weights or env.name in config.generator.env_weights
+    ]
     found = set(_ALWAYS)
     if config.replay.keep_zero_variance:
         found.add(Requirement.ZERO_VARIANCE_GROUPS)

@@ -142,7 +142,7 @@ def _has_vllm(options: SimulationOptions, console: Console) -> bool:
 
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:
     configs = node_configs(options, directory)
-    asks = {config.name: tuple(config.generator.asks) for config in configs}
+    asks = {config.name: tuple(config.generator.env_weights) for config in configs}
     is_silo = configs[0].replay.external_groups == 0 and not PRESETS[options.preset].generators
     remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
     title = PRESETS[options.preset].title + remark

@@ -241,7 +241,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         environments=preset.environments,
         model=preset.model,
         generator=GeneratorConfig(
-            asks=dict.fromkeys(all_environments if preset.generators else owned, 1.0),
+            env_weights=dict.fromkeys(all_environments if preset.generators else owned, 1.0),
             max_new_tokens=preset.max_new_tokens,
             groups_per_batch=max(1, local),
         ),

@@ -145,7 +145,7 @@ def figures(case: Case, reports: list[StepReport]) -> list[dict[str, Any]]:
 
 def main(root: Path) -> None:
     from swarm.learn.data_parallel import ShardedRanks
-    from swarm.learn.leader import LeadingLearner, follow
+    from swarm.learn.leader import LeadingLearner, obey_leader
 
     torch.set_num_threads(1)
     ranks = ShardedRanks.start()
@@ -162,7 +162,7 @@ def main(root: Path) -> None:
         else:
             for each in (one, resumed):
                 if each is not None:
-                    follow(each, ranks, load_recipe("gspo"))
+                    obey_leader(each, ranks, load_recipe("gspo"))
     ranks.stop()
 
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(together: Path) -> N
 
 
 def test_turns_of_one_process_are_all_of_its_own() -> None:
-    assert OneProcess().turns(3) == [(0, True), (1, True), (2, True)]
+    assert OneProcess().assign(3) == [(0, True), (1, True), (2, True)]
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_commands_and_overrides_of_compose_are_accepted():
         assert own_name == name
         config = load_config(NodeConfig, DEPLOY / "configs" / "node.toml", join_overrides(name) + overrides_of(more))
         assert config.exchange.advertise == f"{name}:7700"
-        assert set(config.generator.asks) <= {"sums", "products"}
+        assert set(config.generator.env_weights) <= {"sums", "products"}
 
 
 def test_join_script_calls_an_existing_command_with_existing_options():

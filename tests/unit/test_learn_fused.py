@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import ConfigError
-from swarm.learn.fused_head import Head, Scores, Upstream, fused_logprobs, pull, score_hidden
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, fused_logprobs, score_hidden
 from swarm.model import tiny_network
 from swarm.objectives.part import Prediction
 
@@ -99,7 +99,7 @@ def test_pulling_while_the_logits_are_there_gives_the_same_gradients(
 
     segments = [2, 3, 9, 14, 15, TOKENS]
     weight_grad, bias_grad = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
-    by_hidden = pull(
+    by_hidden = fused_backward(
         head,
         hidden.detach(),
         targets,
@@ -130,10 +130,10 @@ def test_a_run_that_fits_one_chunk_is_computed_once(monkeypatch: pytest.MonkeyPa
     def rule(run: slice, _: Scores) -> Upstream:
         return torch.ones(run.stop - run.start), None
 
-    pull(head, hidden, targets, temperature, [5, 10, 15, 20, TOKENS], rule, None, chunk_elements=10 * VOCAB)
+    fused_backward(head, hidden, targets, temperature, [5, 10, 15, 20, TOKENS], rule, None, chunk_elements=10 * VOCAB)
     assert sizes == [10, 10, 3]
     sizes.clear()
-    pull(head, hidden, targets, temperature, [TOKENS], rule, None, chunk_elements=10 * VOCAB)
+    fused_backward(head, hidden, targets, temperature, [TOKENS], rule, None, chunk_elements=10 * VOCAB)
     assert sizes == [10, 10, 3, 10, 10, 3]
 
 
@@ -144,7 +144,7 @@ def test_float32_scores_stay_finite_and_exact_for_tokens_of_no_probability() -> 
     scores = score_hidden(head, hidden, targets, temperature)
     assert scores.logprobs[0] == -600 and scores.entropy[0] == 0
     assert scores.logprobs[1].item() == pytest.approx(-1.0986123)
-    found = pull(head, hidden, targets, temperature, [2], lambda _, __: (torch.ones(2), torch.ones(2)), None)
+    found = fused_backward(head, hidden, targets, temperature, [2], lambda _, __: (torch.ones(2), torch.ones(2)), None)
     assert found.isfinite().all()
     close(found[0], torch.tensor([-1.0, 0.0, 1.0]), atol=1e-6)
 
@@ -154,7 +154,7 @@ def test_bfloat16_weights_are_scored_in_float32_and_their_gradient_added_up_in_i
     total = torch.zeros(VOCAB, HIDDEN)
     by_logprob = upstream()[0].float()
     ends = range(1, TOKENS + 1)
-    pull(head, hidden.detach(), targets, temperature, ends, lambda run, _: (by_logprob[run], None), total)
+    fused_backward(head, hidden.detach(), targets, temperature, ends, lambda run, _: (by_logprob[run], None), total)
     logprobs, _ = plain(head, hidden, targets, temperature)
     (expected,) = torch.autograd.grad((logprobs * by_logprob).sum(), [head.weight])
     assert logprobs.dtype == torch.float32 and total.dtype == torch.float32
@@ -162,7 +162,7 @@ def test_bfloat16_weights_are_scored_in_float32_and_their_gradient_added_up_in_i
     wide = Head(weight=head.weight.detach().float())  # the same numbers, nothing rounded on the way
     exact = torch.zeros(VOCAB, HIDDEN)
     arguments = (targets, temperature, ends, lambda run, _: (by_logprob[run], None), exact)
-    pull(wide, hidden.detach().float(), *arguments)
+    fused_backward(wide, hidden.detach().float(), *arguments)
     error = {
         name: float((value - exact).norm() / exact.norm()) for name, value in (("ours", total), ("torch", expected))
     }

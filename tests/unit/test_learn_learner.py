@@ -40,7 +40,7 @@ def representatives() -> list[str]:
     for name in list_recipes():
         recipe = load_recipe(name)
         if recipe.needs & NOT_YET:
-            continue
+            continue  # no run can supply it
         inputs = recipe.needs & {
             Requirement.REFERENCE_LOGPROBS,
             Requirement.PROXIMAL_LOGPROBS,

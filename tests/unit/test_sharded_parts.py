@@ -43,7 +43,7 @@ def rank(index: int, count: int) -> ShardedRanks:
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_parts", range(8))
 def test_every_part_counts_once_and_all_ranks_make_equally_many_passes(num_parts: int, count: int) -> None:
-    turns = [rank(index, count).turns(num_parts) for index in range(count)]
+    turns = [rank(index, count).assign(num_parts) for index in range(count)]
     assert len({len(own) for own in turns}) == 1
     assert sorted(place for own in turns for place, counts in own if counts) == list(range(num_parts))
     assert all(0 <= place < num_parts for own in turns for place, _ in own)
@@ -90,4 +90,4 @@ def test_threads_of_the_agent_are_one_process_and_a_node_that_does_not_train_nee
 def test_a_model_of_several_dtypes_is_refused() -> None:
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16))
     with pytest.raises(ConfigError, match="several dtypes"):
-        rank(0, 2).adopt(mixed)
+        rank(0, 2).prepare(mixed)

@@ -143,7 +143,7 @@ def _read_node(config: NodeConfig) -> NodeRun:
         name=config.name,
         node_id=starts[-1].node_id if starts else "",
         roles=config.roles,
-        asks=tuple(config.generator.asks),
+        asks=tuple(config.generator.env_weights),
         events=tuple(events),
         status=status,
         num_starts=len(starts),

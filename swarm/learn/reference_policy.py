@@ -1,4 +1,4 @@
-"""The reference policy: the initial weights, frozen.
+"""Reference policy: the initial weights, frozen, for KL terms and reference ratios.
 
 Invariant: it never changes while the learner trains, and after a restart it is the same policy, checked by digest.
 """
@@ -27,14 +27,14 @@ class ReferencePolicy:
     """
 
     def __init__(self, network: nn.Module, ranks: Ranks | None = None) -> None:
-        """Args: network with the initial weights, not yet adopted by the ranks."""
+        """Takes a network with the initial weights, before `Ranks.prepare`."""
         self._ranks = ranks or OneProcess()
         self._digest = _digest(network)
         if any(isinstance(module, LoraLinear) for module in network.modules()):
             self._network = network
         else:
             self._network = copy.deepcopy(network).requires_grad_(False).eval()
-            self._ranks.adopt(self._network)
+            self._ranks.prepare(self._network)
 
     def logprobs(self, batch: Batch, plan: Sequence[PackedRows]) -> Tensor:
         """Log-probs [N, L] of every trained token, 0 off the mask, without gradient."""

