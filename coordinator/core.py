@@ -1,4 +1,4 @@
-"""The coordinator without its network: members, ledger, its watchers and advisor over a store.
+"""Core of the coordinator without its network: membership, ledger, head watches and advisor over a store.
 
 Invariant: it sees figures and digests, never a rollout or a weight; one node's calls change only what
 belongs to that node.
@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import Final
 
 from coordinator.advice import AdviceChange, AdvisorLimits, OffPolicyAdvisor
+from coordinator.head_watches import HeadWatches
 from coordinator.ledger import Ledger, LedgerAnswer
 from coordinator.membership import Member, Membership
-from coordinator.store import CoordinatorStore, EvaluationRow, MemoryCoordinatorStore
-from coordinator.watching import Watches
+from coordinator.store import CoordinatorStore, MemoryCoordinatorStore, StoredEvaluation
 from swarm.clock import Clock
 from swarm.errors import Unauthenticated
 from swarm.types import Advice, NodeId, NodeReport, PolicyVersion, short
@@ -29,7 +29,7 @@ DECIDE_EVERY_S: Final = 0.5  # least time between two decisions: their cost grow
 
 
 class CoordinatorCore:
-    """What the coordinator knows, and the three calls that change it.
+    """State of the coordinator, and the three calls that change it.
 
     Example:
         core = CoordinatorCore(clock, store=await SqliteCoordinatorStore.open(path))
@@ -49,18 +49,18 @@ class CoordinatorCore:
         self.store: CoordinatorStore = store or MemoryCoordinatorStore()
         self.membership = Membership(lease_s)
         self.ledger = Ledger()
-        self.watches = Watches()
+        self.watches = HeadWatches()
         self.advisor = OffPolicyAdvisor(base_max_age_steps, limits)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
-        self.num_versions = 0  # ever recorded, of branches that were left too
+        self.num_versions = 0  # ever recorded, abandoned branches included
         self.num_refused_versions = 0
         self._decided_s = -math.inf
         self._evaluated: dict[NodeId, dict[str, float]] = {}
         self._writing = asyncio.Lock()
 
     async def restore(self) -> None:
-        """Takes over what the store remembers. Leases go on from where they were; the advisor decides anew."""
+        """Loads the stored state. Leases go on from where they were; the advisor decides anew."""
         remembered = await self.store.load()
         self.membership.restore(remembered.members)
         self.ledger.restore(remembered.versions)
@@ -109,16 +109,16 @@ class CoordinatorCore:
             self.ledger.apply(version, answer)
             if answer.entry is not None and not answer.entry.is_rewind:
                 self.num_versions += 1
-                self.watches.tell(version)
+                self.watches.offer(version)
         if not answer.accepted:
             self.num_refused_versions += 1
             logger.info("version refused", extra={"node": short(node_id), "reason": answer.reason})
         return answer
 
     async def watch_versions(self, node_id: NodeId, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
-        """The head of a lineage, then each new one: only versions that are durable.
+        """Head of a lineage, then each new one: only versions that are durable.
 
-        A reader that is slow skips to the newest. After a rewind to step s the head stays, since nothing is undone by
+        A slow reader skips to the newest. After a rewind to step s the head stays, since nothing is undone by
         it, until the owner records other weights for a step above s: then the head goes *back* to that version. So a
         watcher takes whatever comes as the head, also a smaller step or another digest of a step that it knows.
 
@@ -133,7 +133,7 @@ class CoordinatorCore:
             async with self._writing:  # a version that is being written is the first to be told, not the one before
                 head = self.ledger.head(policy_id)
                 if head is not None:
-                    watch.tell(head)
+                    watch.offer(head)
             while True:
                 yield await watch.next()
 
@@ -175,12 +175,12 @@ class CoordinatorCore:
         self.advice_log.extend(changes)
         return changes
 
-    def _new_evaluations(self, report: NodeReport, now_s: float) -> list[EvaluationRow]:
+    def _new_evaluations(self, report: NodeReport, now_s: float) -> list[StoredEvaluation]:
         """Accuracies that differ from the node's last ones: one row for each evaluation, not one per heartbeat."""
         known = self._evaluated.get(report.node_id, {})
         self._evaluated[report.node_id] = dict(report.evaluations)
         return [
-            EvaluationRow(at_s=now_s, node_id=report.node_id, step=report.head.step, name=name, accuracy=accuracy)
+            StoredEvaluation(at_s=now_s, node_id=report.node_id, step=report.head.step, name=name, accuracy=accuracy)
             for name, accuracy in sorted(report.evaluations.items())
             if math.isfinite(accuracy) and known.get(name) != accuracy
         ]

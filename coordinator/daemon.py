@@ -1,4 +1,4 @@
-"""The coordinator process: ledger, membership and advice over gRPC, a page over HTTP, a peer of the DHT.
+"""Coordinator process: ledger, membership and advice over gRPC, a page over HTTP, a peer of the DHT.
 
 Order: identity, store, core, gRPC, DHT, HTTP; stopped in reverse. Invariant: it restarts on its state
 with the same identity, and `<dir>/coordinator.json` exists only once it answers.
@@ -164,7 +164,7 @@ def _take_info(directory: Path) -> JsonDict:
 async def _listen_again(
     listen: str, before: object, sessions: Sessions, servicer: CoordinatorServicer
 ) -> tuple[grpc.aio.Server, int]:
-    """With port 0 the port of the last run, where it is free: nodes and links still point there."""
+    """Starts the server; port 0 takes the last run's port where it is free: nodes and links still point there."""
     host, _, port = listen.rpartition(":")
     if port == "0" and isinstance(before, str) and before.rpartition(":")[0] == host and before != listen:
         with contextlib.suppress(ConfigError):

@@ -1,6 +1,6 @@
-"""The coordinator for people and monitors: /, /status.json, /healthz and /metrics over plain HTTP.
+"""Status page of the coordinator: /, /status.json, /healthz and /metrics over plain HTTP.
 
-Invariant: read-only; every request is bounded in size and time; whatever peers named themselves is escaped.
+Invariant: read-only; every request is bounded in size and time; names that peers chose are escaped.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Who is in the run: leases that nodes renew, as pure state on a clock that is passed in.
+"""Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
 Invariant: the table is bounded, a live member is never evicted, and only its own node id renews a lease.
 """
@@ -20,7 +20,7 @@ class Member:
     joined_s: float  # wall clock, start of the present lease chain
     last_seen_s: float  # wall clock of the last heartbeat
     expires_s: float  # wall clock; the lease ends here
-    has_left: bool = False  # it said goodbye
+    has_left: bool = False  # it ended the lease itself
 
     @property
     def node_id(self) -> NodeId:
@@ -46,7 +46,7 @@ class Membership:
         self._members: dict[NodeId, Member] = {}  # the longest unseen first
 
     def renew(self, report: NodeReport, now_s: float) -> tuple[Member, bool]:
-        """Registers a node or renews its lease.
+        """Registers a node or renews its lease (heartbeat liveness).
 
         Returns:
             The member, and whether it joined (is new, or was gone) with this call.
@@ -68,7 +68,7 @@ class Membership:
         return member, has_joined
 
     def leave(self, node_id: NodeId) -> Member | None:
-        """Ends a lease at once; returns the member as it is now, None for a stranger. Idempotent."""
+        """Ends a lease at once; returns the member as it is now, None for an unknown node. Idempotent."""
         known = self._members.get(node_id)
         if known is not None:
             known = self._members[node_id] = replace(known, has_left=True)

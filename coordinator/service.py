@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from coordinator.core import CoordinatorCore
-from coordinator.watching import WATCHES_TOTAL
+from coordinator.head_watches import WATCHES_TOTAL
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
@@ -27,7 +27,7 @@ MAX_LISTED = 1000  # versions or members in one answer
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
 MAX_CLIENTS = 20_000
-# Watches last: as many calls again stay free for everything else.
+# Watches are long calls: as many calls again stay free for everything else.
 CONCURRENT_CALLS: Final = 2 * WATCHES_TOTAL
 STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
 
@@ -36,7 +36,7 @@ Context = grpc.aio.ServicerContext
 
 
 class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
-    """Answers nodes.
+    """Implements CoordinatorService for authenticated nodes.
 
     Args:
         manifest: signed manifest bytes, signature and public key.
@@ -76,7 +76,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
-        """The signed run manifest, to anybody who has the link."""
+        """The signed run manifest, for anybody who has the link."""
         self._count_call(context.peer().rpartition(":")[0])
         data, signature, public_key = self._manifest
         return pb.GetManifestResponse(
@@ -90,7 +90,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         report = heartbeat_to_report(request, node_id)
         if report is None:
             raise ConfigError("heartbeat out of bounds")
-        return advice_to_message(await _whole(self._core.heartbeat(node_id, report)))
+        return advice_to_message(await _complete(self._core.heartbeat(node_id, report)))
 
     @rpc
     async def RecordVersion(self, request: pb.RecordVersionRequest, context: Context) -> Any:
@@ -99,7 +99,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         version = version_or_none(request.version)
         if version is None:
             raise ConfigError("version out of bounds")
-        recorded = await _whole(self._core.record_version(node_id, version))
+        recorded = await _complete(self._core.record_version(node_id, version))
         return pb.RecordVersionResponse(accepted=recorded.accepted, reason=recorded.reason)
 
     @rpc
@@ -130,7 +130,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
-        """Who is here."""
+        """Known members, the live ones first."""
         self._caller(context)
         now_s = self._core.clock.now_s()
         members = self._core.shown_members(MAX_LISTED)
@@ -151,10 +151,10 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     @rpc
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:
         """Ends the caller's lease."""
-        await _whole(self._core.leave(self._caller(context)))
+        await _complete(self._core.leave(self._caller(context)))
         return pb.LeaveResponse()
 
 
-async def _whole(change: Coroutine[Any, Any, Value]) -> Value:
-    """A change of state that is carried through even when the caller hangs up in the middle."""
+async def _complete(change: Coroutine[Any, Any, Value]) -> Value:
+    """Carries a change of state through even when the caller hangs up in the middle."""
     return await asyncio.shield(asyncio.ensure_future(change))

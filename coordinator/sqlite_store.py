@@ -1,4 +1,4 @@
-"""The coordinator's state in SQLite (WAL): see `coordinator.store` for what it holds.
+"""Coordinator state in SQLite (WAL); `coordinator.store` has the interface.
 
 Invariant: every write is one transaction, carried through or undone as a whole, whoever is cancelled.
 """
@@ -19,8 +19,8 @@ from coordinator.store import (
     MAX_EDGE_ROWS,
     MAX_EVALUATION_ROWS,
     MAX_VERSION_ROWS,
-    EvaluationRow,
     Remembered,
+    StoredEvaluation,
 )
 from swarm.errors import ConfigError, StorageFull
 from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
@@ -101,7 +101,7 @@ class SqliteCoordinatorStore:
             versions=[_entry_of(row) for row in versions],
             edges=[(row[0], row[1], EdgeReport(**json.loads(row[2]))) for row in edges],
             evaluations=[
-                EvaluationRow(at_s=row[0], node_id=row[1], step=row[2], name=row[3], accuracy=row[4])
+                StoredEvaluation(at_s=row[0], node_id=row[1], step=row[2], name=row[3], accuracy=row[4])
                 for row in evaluations
             ],
             advice=[AdviceChange(**json.loads(row[0])) for row in advice],
@@ -109,40 +109,19 @@ class SqliteCoordinatorStore:
 
     async def add_version(self, entry: LedgerEntry) -> None:
         """Makes a line of the ledger durable before it returns. Raises StorageFull."""
-        version = entry.version
-        values = (
-            version.policy_id,
-            entry.branch,
-            version.step,
-            version.digest,
-            entry.parent,
-            entry.at_s,
-            entry.is_rewind,
-        )
-        await self._write(
-            [
-                (
-                    "INSERT INTO versions (policy_id, branch, step, digest, parent, at_s, is_rewind) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    [values],
-                )
-            ]
-        )
+        v = entry.version
+        row = (v.policy_id, entry.branch, v.step, v.digest, entry.parent, entry.at_s, entry.is_rewind)
+        columns = "policy_id, branch, step, digest, parent, at_s, is_rewind"
+        await self._write([(f"INSERT INTO versions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", [row])])
 
     async def put_member(
-        self,
-        member: Member,
-        edges: tuple[EdgeReport, ...],
-        evaluations: list[EvaluationRow],
+        self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
         """Stores one heartbeat in one transaction. Raises StorageFull."""
         record = json.dumps(asdict(member), default=bytes.hex)
         await self._write(
             [
-                (
-                    "INSERT OR REPLACE INTO members VALUES (?, ?)",
-                    [(member.node_id, record)],
-                ),
+                ("INSERT OR REPLACE INTO members VALUES (?, ?)", [(member.node_id, record)]),
                 (
                     "INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)",
                     [(member.last_seen_s, member.node_id, json.dumps(asdict(edge))) for edge in edges],
@@ -201,13 +180,8 @@ async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:
 
 
 def _entry_of(row: Any) -> LedgerEntry:
-    return LedgerEntry(
-        version=PolicyVersion(policy_id=row[0], step=row[1], digest=row[2]),
-        branch=row[3],
-        parent=row[4],
-        at_s=row[5],
-        is_rewind=bool(row[6]),
-    )
+    version = PolicyVersion(policy_id=row[0], step=row[1], digest=row[2])
+    return LedgerEntry(version=version, branch=row[3], parent=row[4], at_s=row[5], is_rewind=bool(row[6]))
 
 
 def _member_of(record: str) -> Member:

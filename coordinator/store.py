@@ -1,4 +1,4 @@
-"""What the coordinator remembers across a restart, and the same in memory for virtual swarms.
+"""Durable state of the coordinator: its interface, and an implementation in memory for virtual swarms.
 
 Invariant: a version is stored before it is acknowledged; everything else is at most one heartbeat behind.
 """
@@ -19,8 +19,8 @@ MAX_ADVICE_ROWS: Final = 5_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRow:
-    """One accuracy as a node reported it."""
+class StoredEvaluation:
+    """One accuracy that a node reported."""
 
     at_s: float  # wall clock of the coordinator
     node_id: NodeId
@@ -36,7 +36,7 @@ class Remembered:
     members: list[Member]
     versions: list[LedgerEntry]
     edges: list[tuple[float, NodeId, EdgeReport]]
-    evaluations: list[EvaluationRow]
+    evaluations: list[StoredEvaluation]
     advice: list[AdviceChange]
 
 
@@ -52,10 +52,7 @@ class CoordinatorStore(Protocol):
         ...
 
     async def put_member(
-        self,
-        member: Member,
-        edges: tuple[EdgeReport, ...],
-        evaluations: list[EvaluationRow],
+        self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
         """Stores one heartbeat: the member and what it reported. Raises StorageFull."""
         ...
@@ -78,13 +75,13 @@ class CoordinatorStore(Protocol):
 
 
 class MemoryCoordinatorStore:
-    """The same in memory; it survives a restart of the core within one process."""
+    """Implements `CoordinatorStore` in memory; survives a restart of the core within one process."""
 
     def __init__(self) -> None:
         self._members: dict[NodeId, Member] = {}
         self._versions: deque[LedgerEntry] = deque(maxlen=MAX_VERSION_ROWS)
         self._edges: deque[tuple[float, NodeId, EdgeReport]] = deque(maxlen=MAX_EDGE_ROWS)
-        self._evaluations: deque[EvaluationRow] = deque(maxlen=MAX_EVALUATION_ROWS)
+        self._evaluations: deque[StoredEvaluation] = deque(maxlen=MAX_EVALUATION_ROWS)
         self._advice: deque[AdviceChange] = deque(maxlen=MAX_ADVICE_ROWS)
 
     async def load(self) -> Remembered:
@@ -102,10 +99,7 @@ class MemoryCoordinatorStore:
         self._versions.append(entry)
 
     async def put_member(
-        self,
-        member: Member,
-        edges: tuple[EdgeReport, ...],
-        evaluations: list[EvaluationRow],
+        self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
         """Stores one heartbeat."""
         self._members[member.node_id] = member

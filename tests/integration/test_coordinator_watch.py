@@ -14,8 +14,8 @@ import pytest
 
 from coordinator.core import CoordinatorCore
 from coordinator.daemon import CoordinatorDaemon
+from coordinator.head_watches import WATCHES_PER_NODE
 from coordinator.service import CoordinatorServicer
-from coordinator.watching import WATCHES_PER_NODE
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, ModelConfig, NodeConfig
 from swarm.errors import Unavailable

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.core import CoordinatorCore
+from coordinator.head_watches import HeadWatches
 from coordinator.ledger import LedgerEntry
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import MemoryCoordinatorStore
-from coordinator.watching import Watches
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull, Unavailable
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
@@ -182,7 +182,7 @@ async def test_restarted_coordinator_shows_the_head_it_had_acknowledged(tmp_path
 
 async def test_watches_are_bounded_for_each_node_and_in_total_and_closed_ones_make_room() -> None:
     core = core_over()
-    core.watches = Watches(per_node=2, total=3)
+    core.watches = HeadWatches(per_node=2, total=3)
     opened = [core.watch_versions(node, ADA) for node in (BOB, BOB, EVE)]
     pending = [await waiting_for(heads) for heads in opened]
     with pytest.raises(Unavailable, match="2 watches of this node"):

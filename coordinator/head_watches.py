@@ -1,7 +1,6 @@
-"""Who waits for new heads of which lineage: a bounded number of watches, each with at most one version to tell.
+"""Watches of lineage heads: a bounded number, each with at most one version that was not read yet.
 
-Invariant: a watcher that reads slowly skips to the newest head; it never makes anything grow or wait. Single event
-loop, no threads.
+Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. Single event loop, no threads.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ WATCHES_PER_NODE: Final = 4  # two lineages, and those of a connection that just
 WATCHES_TOTAL: Final = 1024
 
 
-class Watch:
+class HeadWatch:
     """One watcher of one lineage."""
 
     def __init__(self) -> None:
@@ -25,13 +24,13 @@ class Watch:
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def tell(self, head: PolicyVersion) -> None:
-        """The lineage has a new head; one that was not read yet is forgotten."""
+    def offer(self, head: PolicyVersion) -> None:
+        """Takes a new head in place of one that was not read yet."""
         self._pending = head
         self._wake()
 
     def end(self) -> None:
-        """Nothing comes any more, nor is what was not read yet given out."""
+        """Ends the watch, also for a head that was not read yet."""
         self._is_ended = True
         self._wake()
 
@@ -50,7 +49,7 @@ class Watch:
             self._waiter.set_result(None)
 
 
-class Watches:
+class HeadWatches:
     """The watches of one coordinator.
 
     Example:
@@ -62,7 +61,7 @@ class Watches:
         self._per_node = per_node
         self._total = total
         self._of_node: Counter[NodeId] = Counter()
-        self._of_lineage: dict[str, set[Watch]] = {}
+        self._of_lineage: dict[str, set[HeadWatch]] = {}
         self._is_ended = False
 
     @property
@@ -71,10 +70,10 @@ class Watches:
         return self._of_node.total()
 
     @contextmanager
-    def open(self, node_id: NodeId, policy_id: str) -> Generator[Watch]:
+    def open(self, node_id: NodeId, policy_id: str) -> Generator[HeadWatch]:
         """A watch of a lineage, which may not exist yet. Raises Unavailable at the bounds."""
         self._require_room(node_id)
-        watch = Watch()
+        watch = HeadWatch()
         self._of_node[node_id] += 1
         self._of_lineage.setdefault(policy_id, set()).add(watch)
         try:
@@ -82,13 +81,13 @@ class Watches:
         finally:
             self._forget(node_id, policy_id, watch)
 
-    def tell(self, head: PolicyVersion) -> None:
-        """A lineage has a new head."""
+    def offer(self, head: PolicyVersion) -> None:
+        """Gives a new head to every watch of its lineage."""
         for watch in self._of_lineage.get(head.policy_id, ()):
-            watch.tell(head)
+            watch.offer(head)
 
     def end(self) -> None:
-        """Ends every watch, and refuses those to come: the coordinator stops."""
+        """Ends every watch and refuses new ones: the coordinator stops."""
         self._is_ended = True
         for watches in self._of_lineage.values():
             for watch in watches:
@@ -102,7 +101,7 @@ class Watches:
         if self.num_open >= self._total:
             raise Unavailable(f"{self._total} watches are open; heads are in the directory too")
 
-    def _forget(self, node_id: NodeId, policy_id: str, watch: Watch) -> None:
+    def _forget(self, node_id: NodeId, policy_id: str, watch: HeadWatch) -> None:
         self._of_node[node_id] -= 1
         if not self._of_node[node_id]:
             del self._of_node[node_id]
