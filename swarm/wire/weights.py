@@ -83,7 +83,7 @@ def watch_from_message(message: pb.WatchRequest) -> tuple[str, int]:
 def watched_to_message(item: SealedManifest | Credit) -> pb.WatchResponse:
     """An item of a watch as a message. Raises TooLarge."""
     if isinstance(item, Credit):
-        return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, limit=item.granted))
+        return pb.WatchResponse(credit=pb.Credit(head_step=item.head_step, granted=item.granted))
     return pb.WatchResponse(manifest=manifest_to_message(item))
 
 
@@ -93,11 +93,11 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
     if kind == "manifest":
         return manifest_from_message(message.manifest)
     if kind != "credit":
-        raise _malformed("neither a manifest nor leave")
+        raise _malformed("neither a manifest nor credit")
     credit = message.credit
-    if max(credit.head_step, credit.limit) >= MAX_STEP:
-        raise _malformed(f"leave beyond {MAX_STEP}")
-    return Credit(head_step=credit.head_step, granted=credit.limit)
+    if max(credit.head_step, credit.granted) >= MAX_STEP:
+        raise _malformed(f"credit of {credit.granted} at step {credit.head_step} exceeds {MAX_STEP}")
+    return Credit(head_step=credit.head_step, granted=credit.granted)
 
 
 # --- chunks ------------------------------------------------------------------------------------

@@ -510,10 +510,10 @@ def sealed_message(body: bytes, key: int = 32, signature: int = 64) -> pb.WatchR
         sealed_message(b"x", signature=65),
         sealed_message(b""),
         sealed_message(bytes(MAX_MANIFEST_BYTES + 1)),
-        pb.WatchResponse(credit=pb.Credit(limit=2**53)),
+        pb.WatchResponse(credit=pb.Credit(granted=2**53)),
         pb.WatchResponse(credit=pb.Credit(head_step=2**63)),
     ],
-    ids=["nothing", "key", "signature", "empty", "over the bound", "limit", "step"],
+    ids=["nothing", "key", "signature", "empty", "over the bound", "granted", "step"],
 )
 async def test_endless_garbage_ends_the_watch_at_its_first_item(response: pb.WatchResponse):
     server, client, peer = await connect_to(LyingServer(response))

@@ -78,7 +78,7 @@ def test_no_bytes_are_watched_but_those_within_bounds(data: bytes) -> None:
     except (DecodeError, Malformed):
         return
     if isinstance(item, Credit):
-        assert 0 <= item.head_step < MAX_STEP and 0 <= item.limit < MAX_STEP
+        assert 0 <= item.head_step < MAX_STEP and 0 <= item.granted < MAX_STEP
     else:
         assert (len(item.public_key), len(item.signature)) == (32, 64) and 0 < len(item.body) <= MAX_MANIFEST_BYTES
 
@@ -96,14 +96,14 @@ def test_only_a_key_of_32_and_a_signature_of_64_bytes_around_something_is_a_mani
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_credit_is_exact_as_a_float_or_malformed(head_step: int, limit: int) -> None:
-    message = pb.WatchResponse(credit=pb.Credit(head_step=head_step, limit=limit))
+def test_credit_is_exact_as_a_float_or_malformed(head_step: int, granted: int) -> None:
+    message = pb.WatchResponse(credit=pb.Credit(head_step=head_step, granted=granted))
     try:
         credit = watched_from_message(message)
     except Malformed:
-        assert max(head_step, limit) >= MAX_STEP
+        assert max(head_step, granted) >= MAX_STEP
     else:
-        assert credit == Credit(head_step=head_step, granted=limit) and max(head_step, limit) < MAX_STEP
+        assert credit == Credit(head_step=head_step, granted=granted) and max(head_step, granted) < MAX_STEP
 
 
 @given(st.text(max_size=200), st.integers(0, 2**32 - 1))

@@ -30,7 +30,7 @@ class Holder:
     def __init__(self, count: int, every_s: float = 0.0) -> None:
         self.items: list[Watched] = []
         for number in range(1, count + 1):
-            self.items += [manifest(number), Credit(head_step=number, limit=8 * number)]
+            self.items += [manifest(number), Credit(head_step=number, granted=8 * number)]
         self.chunks = {hashlib.sha256(data).digest(): data for data in (bytes([n]) * 1000 for n in range(50))}
         self.every_s = every_s
         self.num_open = self.num_sent = 0

@@ -65,12 +65,12 @@ class WatchResponse(_message.Message):
     def __init__(self, manifest: _Optional[_Union[_policy_pb2.SealedManifest, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("head_step", "limit")
+    __slots__ = ("head_step", "granted")
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
     head_step: int
-    limit: int
-    def __init__(self, head_step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    granted: int
+    def __init__(self, head_step: _Optional[int] = ..., granted: _Optional[int] = ...) -> None: ...
 
 class FetchChunkRequest(_message.Message):
     __slots__ = ("digest",)
