@@ -1,12 +1,11 @@
-"""What peers send: which of it is worth fetching, what the door says of it, and where an admitted group goes.
+"""Intake of groups from peers: which are worth fetching, whether they are admitted, and where they go then.
 
-Invariant: a foreign group reaches the learner and other peers only through the door and after it was stored.
+Invariant: a group of another node reaches the learner and other peers only after it was admitted and stored.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
@@ -29,6 +28,54 @@ _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, R
 _NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
 
 STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
+
+
+class Announcer(Protocol):
+    """The stream of a neighbour that announced a group."""
+
+    def fetch_later(self, digest: Digest) -> bool:
+        """Will fetch a group that another neighbour announced first and did not deliver; False where it cannot."""
+        ...
+
+
+class FetchQueue:
+    """Announced groups that are being fetched, each with the other neighbours that announced it too.
+
+    Invariant: a group is fetched from one neighbour at a time, and the next one tries where that one does not deliver.
+
+    Example:
+        if not queue.announce(digest, stream):
+            queue.begin(digest)  # this neighbour fetches it, then calls `settle` or `pass_on`
+    """
+
+    def __init__(self) -> None:
+        self._announcers: dict[Digest, deque[Announcer]] = {}  # in order of their notices
+
+    def __len__(self) -> int:
+        return len(self._announcers)
+
+    def announce(self, digest: Digest, announcer: Announcer) -> bool:
+        """Whether the group is being fetched already; then this neighbour is remembered as one more source of it."""
+        announcers = self._announcers.get(digest)
+        if announcers is not None and announcer not in announcers:
+            announcers.append(announcer)
+        return announcers is not None
+
+    def begin(self, digest: Digest) -> None:
+        """Somebody begins to fetch the group."""
+        self._announcers[digest] = deque()
+
+    def settle(self, digest: Digest) -> None:
+        """The group came and was judged: nobody needs to fetch it any more."""
+        del self._announcers[digest]
+
+    def pass_on(self, digest: Digest) -> None:
+        """The next neighbour that announced it fetches it, or whoever announces it from now on."""
+        announcers = self._announcers[digest]
+        while announcers:
+            if announcers.popleft().fetch_later(digest):
+                return
+        del self._announcers[digest]
 
 
 class GroupIngest:
@@ -68,25 +115,24 @@ class GroupIngest:
         self._replay = replay
         self._streams = streams
         self._learns = learns
-        # notices being fetched from some neighbour, and who else announced them: no second copy, but another try
-        self.fetching: dict[Digest, deque[Callable[[Digest], bool]]] = {}
+        self.fetching = FetchQueue()
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
         self._stream_quota = stream_quota(context.config.exchange.groups_per_minute)
 
-    def hear(self, peer: NodeId) -> None:
-        """Counts one item of a neighbour's stream, of use or not. Raises Unavailable where it says too much."""
+    def count_item(self, peer: NodeId) -> None:
+        """Counts one item of a neighbour's stream, useful or not. Raises Unavailable where it sends too many."""
         if not self._stream_quota.try_take(peer, self._context.clock.monotonic_s()):
             refused = self._admission.refuse_items(peer)
             self._note_refused(refused, via=peer)
             raise Unavailable(refused.detail)
 
-    def takes_from(self, peer: NodeId) -> bool:
+    def is_wanted_from(self, peer: NodeId) -> bool:
         """Whether our draws still have use for a group that this neighbour offers; asked once for each.
 
-        Everything that was made with our leave is taken; a node that only generates has no use for any.
+        Everything that was made with our credit is taken; a node that only generates has no use for any.
         """
         if self._may_bring_ours(peer):
             return True
@@ -95,7 +141,7 @@ class GroupIngest:
         return self._intake_quota.try_take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
-        """Passes a foreign group through the door; an admitted one is stored and offered to the learner."""
+        """Admits a group of another node; an admitted one is stored and offered to the learner."""
         self.bytes_received += sealed.size_bytes
         with self._streams.admitting(sealed.digest):
             result = await self._admission.admit(sealed, via)
@@ -110,7 +156,7 @@ class GroupIngest:
     # --- inside --------------------------------------------------------------------------------------
 
     def _may_bring_ours(self, peer: NodeId) -> bool:
-        """Whether a group of it is probably of our lineage and waited for; which it is, only the door can see."""
+        """Whether a group of it is probably of our lineage and waited for; which it is, only admission can see."""
         if peer not in self._credit_ledger.followers or not self._credit_ledger.is_expected(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
@@ -137,24 +183,24 @@ class GroupIngest:
         self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via))
         logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
         if reason is not RefusalReason.LOW_REPUTATION:
-            self._drop_unwelcome(via, producer)
+            self._end_streams_of_low_reputation(via, producer)
         if self._is_arrival(refused, via):
             self._arrived(producer, is_admitted=False)
 
-    def _drop_unwelcome(self, *peers: NodeId) -> None:
+    def _end_streams_of_low_reputation(self, *peers: NodeId) -> None:
         """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
         if not all(map(self._reputation.is_allowed, peers)):
             self._streams.wake()
             self._context.changed.fire()
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """Whether a group that was refused is one that its producer had leave for."""
+        """Whether a group that was refused is one that its producer had credit for."""
         if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
             return False  # what others bring counts where it was signed by its producer
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
-        """A group that this follower had leave for came, and was admitted or refused."""
+        """A group that this follower had credit for came, and was admitted or refused."""
         self._credit_ledger.delivered(producer, is_admitted=is_admitted)
         self._context.changed.fire()

@@ -5,8 +5,8 @@ other errors cross the local socket alone.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -83,20 +83,13 @@ def rpc(method: Method) -> Method:
 
     @wraps(method)
     async def answer(self: object, request: object, context: Context) -> object:
-        async with answering(context):
+        try:
             return await method(self, request, context)
-        raise AssertionError("answering() ends the call")
+        except (SwarmError, Malformed, LookupError) as error:
+            await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
+            raise AssertionError("abort() raises") from None
 
     return cast(Method, answer)
-
-
-@asynccontextmanager
-async def answering(context: Context) -> AsyncGenerator[None, None]:
-    """Ends the call with the status of any error of this project that the body raises; `rpc` for a generator."""
-    try:
-        yield
-    except (SwarmError, Malformed, LookupError) as error:
-        await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
 
 
 @contextmanager

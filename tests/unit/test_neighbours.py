@@ -15,7 +15,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.loops.neighbours import missed, whom_to_follow
+from swarm.loops.neighbours import choose_streams, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -119,7 +119,7 @@ def play(scene: Callable[["Bench"], Awaitable[None]], **sections: Any) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [2**40, 100])
-def test_a_neighbour_that_announces_without_end_is_let_go_and_told_of(size_bytes: int) -> None:
+def test_a_neighbour_that_announces_without_end_is_dropped_and_told_of(size_bytes: int) -> None:
     class Endless(Neighbour):
         async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
             while True:
@@ -168,7 +168,7 @@ def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:
 def test_groups_that_are_not_taken_count_as_received_bytes() -> None:
     async def scene(bench: Bench) -> None:
         sealed = bench.made(1)
-        bench.agent.ingest.takes_from = lambda peer: False  # type: ignore[method-assign]
+        bench.agent.ingest.is_wanted_from = lambda peer: False  # type: ignore[method-assign]
         item = StreamItem(
             cursor=Cursor(epoch="e", sequence=1), digest=sealed.digest, size_bytes=sealed.size_bytes, sealed=sealed
         )
@@ -346,7 +346,7 @@ def slow_put(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_inline", [True, False])
-def test_a_group_on_its_way_into_the_store_reaches_the_learner_though_its_neighbour_is_let_go(is_inline: bool) -> None:
+def test_a_group_on_its_way_into_the_store_reaches_the_learner_though_its_neighbour_is_dropped(is_inline: bool) -> None:
     async def scene(bench: Bench) -> None:
         slow_put(bench)
         sealed = bench.made(1)
@@ -400,7 +400,7 @@ async def num_taken(bench: Bench, identity: Identity, count: int, version: Polic
         spans = (VersionSpan(start=0, version=version),)
         rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
         sealed = make_sealed(replace(group, policy_id=version.policy_id, rollouts=rollouts), identity)
-        if bench.agent.ingest.takes_from(identity.node_id):
+        if bench.agent.ingest.is_wanted_from(identity.node_id):
             taken += 1
             assert isinstance(await bench.agent.ingest.receive(sealed, via=identity.node_id), ScoredGroup)
     return taken
@@ -421,7 +421,7 @@ def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None
     async def scene(bench: Bench) -> None:
         await asyncio.sleep(601.0)  # what was given before the start is long forgotten
         await make_full(bench)
-        while bench.agent.ingest.takes_from(FIRST.node_id):
+        while bench.agent.ingest.is_wanted_from(FIRST.node_id):
             pass
         version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
         await bench.agent.publish(version)
@@ -442,26 +442,26 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
             bench.agent.credit_ledger.open(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
         adverts = [make_advert(identity.node_id, roles=roles) for identity in strangers]
-        assert len(whom_to_follow(bench.agent, adverts)) == 20  # five steps of four groups
+        assert len(choose_streams(bench.agent, adverts)) == 20  # five steps of four groups
         bench.agent.credit_ledger.grant(capacity=8)
         status = bench.agent.credit_ledger.status()
-        followed = {address.node_id for address, _ in whom_to_follow(bench.agent, adverts)}
+        followed = {address.node_id for address, _ in choose_streams(bench.agent, adverts)}
         assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
         for identity in strangers[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
-        chosen = whom_to_follow(bench.agent, adverts)
+        chosen = choose_streams(bench.agent, adverts)
         assert {identity.node_id for identity in strangers[:30]} <= {address.node_id for address, _ in chosen}
         assert not any(relayed for _, relayed in chosen)
 
     play(scene)
 
 
-def test_a_follower_that_is_not_chosen_any_more_is_let_go() -> None:
+def test_a_follower_that_is_not_chosen_any_more_is_dropped() -> None:
     async def scene(bench: Bench) -> None:
         bench.agent.credit_ledger.open(FIRST.node_id, 1)
         advert = make_advert(FIRST.node_id)
         key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
-        assert missed(bench.agent, [key], []) == {key}
-        assert missed(bench.agent, [key], [advert]) == set()
+        assert unlisted_followers(bench.agent, [key], []) == {key}
+        assert unlisted_followers(bench.agent, [key], [advert]) == set()
 
     play(scene)

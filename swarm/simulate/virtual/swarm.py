@@ -18,7 +18,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
-from swarm.loops.neighbours import MAX_OWED
+from swarm.loops.neighbours import MAX_FETCH_LATER
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_PEERS
@@ -186,7 +186,7 @@ class VirtualSwarm:
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.coordinator_view.edges), MAX_EDGES),
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
-            "fetches": (len(agent.ingest.fetching), (2 + MAX_OWED) * agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.ingest.fetching), (2 + MAX_FETCH_LATER) * agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.coordinator_view.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():
