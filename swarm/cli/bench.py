@@ -1,6 +1,6 @@
 """`swarm bench`: the benchmarks of the source checkout.
 
-Invariant: benchmarks are no part of the installed package; where they are missing the command says where to
+Invariant: benchmarks are no part of the installed package; where they are missing the error names where to
 get them, and what it runs is the same as `python -m benchmarks.NAME`.
 """
 
@@ -46,8 +46,8 @@ def _checkout() -> Path:
 
 def _known(root: Path) -> dict[str, str]:
     """Name -> the question it answers, from the first line of each file."""
-    found: dict[str, str] = {}
+    questions: dict[str, str] = {}
     for path in sorted((root / "benchmarks").glob("[!_]*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found[path.stem] = text.partition("\n")[0]
-    return found
+        questions[path.stem] = text.partition("\n")[0]
+    return questions

@@ -1,4 +1,4 @@
-"""`swarm recipes`: what a learner can learn by, for people and for programs.
+"""`swarm recipes`: lists the methods, and shows equation, constants and file of one.
 
 Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. What
 `--json` prints has the fields of `swarm.objectives.describe.summary`, whatever people are shown.

@@ -1,4 +1,4 @@
-"""`swarm simulate` as a command: its options, and what they are turned into.
+"""`swarm simulate`: the options of the command, checked and turned into a SimulationOptions.
 
 Invariant: importing this file is cheap; what a run needs is imported when it begins.
 """

@@ -134,10 +134,10 @@ def _has_vllm(options: SimulationOptions, console: Console) -> bool:
     """Whether vLLM is installed; prints a line where a generator wants it and it is not."""
     from swarm.generation.vllm_process import has_vllm
 
-    found = has_vllm(EngineConfig())
-    if "vllm" in PRESETS[options.preset].generators and not found:
+    is_installed = has_vllm(EngineConfig())
+    if "vllm" in PRESETS[options.preset].generators and not is_installed:
         console.print("vLLM is not installed here, transformers takes its place (make vllm installs it)")
-    return found
+    return is_installed
 
 
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:

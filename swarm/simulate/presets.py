@@ -1,4 +1,4 @@
-"""What `swarm simulate` runs: named sets of environments, nodes and hyper-parameters.
+"""Presets of `swarm simulate`: named sets of environments, nodes and hyper-parameters.
 
 Invariant: a preset is plain data; every node of a simulation is an ordinary `NodeConfig`.
 """

@@ -1,4 +1,4 @@
-"""Builds the tiny model's warm start: it holds the skill of every char task, but plays it rarely.
+"""Warm start of the tiny model: it holds the skill of every char task, but shows it rarely.
 
 Invariant: no held-out question is ever seen, and one seed gives one checkpoint on one machine.
 
@@ -41,7 +41,7 @@ MAX_NEW_TOKENS = 9  # the longest answer and EOS
 
 Pairs = Callable[[random.Random], tuple[str, str]]  # draws (question, right answer)
 
-# Fixed functions of the right answer: whoever can play one of these can play the truth.
+# Fixed functions of the right answer: a model that can compute one of these can compute the truth.
 DISTORTIONS: tuple[Callable[[str], str], ...] = (
     lambda answer: "".join(_next_char(char) for char in answer),
     lambda answer: answer[:-1],
@@ -56,7 +56,7 @@ def training_pairs() -> list[Pairs]:
     return [_pairs_of(CharTask(kind)) for kind in KINDS]
 
 
-def distorted(answer: str, right_share: float, source: random.Random) -> str:
+def mislabel(answer: str, right_share: float, source: random.Random) -> str:
     """The answer itself with probability `right_share`, else a distortion that differs from it."""
     if source.random() < right_share:
         return answer
@@ -154,7 +154,7 @@ def _batch(pairs: list[Pairs], right_shares: list[float], source: random.Random)
         which = source.randrange(len(pairs))
         question, answer = pairs[which](source)
         prompt = tokenizer.encode_response(question)[:-1]
-        label = tokenizer.encode_response(distorted(answer, right_shares[which], source))
+        label = tokenizer.encode_response(mislabel(answer, right_shares[which], source))
         rows.append((prompt + label, [-100] * len(prompt) + label))
     longest = max(len(tokens) for tokens, _ in rows)
     # Padding stands on the right, where causal attention never sees it.

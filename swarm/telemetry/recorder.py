@@ -1,4 +1,4 @@
-"""Where figures go: one registry for /metrics, and curves by step for those who use TensorBoard or W&B.
+"""Telemetry recorder: events and statuses become metrics on /metrics, and curves by step for TensorBoard or W&B.
 
 Invariant: a metric name that is not in `METRICS`, or wrong labels, is a bug and raises; a sink that
 fails is dropped with one error in the log.

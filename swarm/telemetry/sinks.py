@@ -1,4 +1,4 @@
-"""Curves for those who already use TensorBoard or Weights & Biases.
+"""Curve writers for TensorBoard and Weights & Biases.
 
 Invariant: the packages are imported only when a sink is made; a missing one is a ConfigError with its fix.
 """

@@ -9,17 +9,17 @@ from swarm.environments.char_tasks import ALPHABET, KINDS
 from swarm.environments.environment import is_held_out
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model import load_model, published_state, tiny_network, weights_digest
-from swarm.simulate.tiny import DISTORTIONS, accuracies, distorted, fine_tune, training_pairs
+from swarm.simulate.tiny import DISTORTIONS, accuracies, fine_tune, mislabel, training_pairs
 from swarm.types import PolicyVersion
 
 
 @pytest.mark.parametrize("answer", ["7", "aa", "dcba", "101", "0", "zzzzzzzz"])
 def test_a_label_is_the_truth_as_often_as_asked_and_otherwise_never(answer: str) -> None:
     source = random.Random(0)
-    labels = [distorted(answer, 0.15, source) for _ in range(4000)]
+    labels = [mislabel(answer, 0.15, source) for _ in range(4000)]
     assert labels.count(answer) / 4000 == pytest.approx(0.15, abs=0.025)
     assert len(set(labels)) >= 4 and all(set(label) <= set(ALPHABET) for label in labels)
-    assert answer not in {distorted(answer, 0.0, source) for _ in range(200)}
+    assert answer not in {mislabel(answer, 0.0, source) for _ in range(200)}
 
 
 def test_distortions_are_five_functions_of_the_answer() -> None:

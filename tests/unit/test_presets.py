@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swarm.simulate.local.run import _offered
+from swarm.simulate.local.run import _config_to_offer
 from swarm.simulate.presets import SimulationOptions, node_configs
 
 
@@ -24,6 +24,6 @@ def test_only_a_limit_of_time_has_no_limit_of_rounds() -> None:
 def test_a_run_with_a_recipe_of_ones_own_offers_only_its_bounds() -> None:
     (plain,) = node_configs(SimulationOptions(preset="tiny", nodes=1), Path())
     (own,) = node_configs(SimulationOptions(preset="tiny", nodes=1, recipe="my_file.py:RECIPE"), Path())
-    assert _offered(plain) == plain
-    assert _offered(own).learner.recipe == "sapo_swarm"
-    assert _offered(own).replay.max_age_steps == own.replay.max_age_steps
+    assert _config_to_offer(plain) == plain
+    assert _config_to_offer(own).learner.recipe == "sapo_swarm"
+    assert _config_to_offer(own).replay.max_age_steps == own.replay.max_age_steps

@@ -1,4 +1,4 @@
-"""The operating-system side of a simulation: start, watch, kill, restart and stop real processes.
+"""Processes of a local swarm: start, watch, kill, restart and stop.
 
 Invariant: no process outlives the simulation; each has its own session and is killed with its group.
 """

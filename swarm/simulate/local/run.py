@@ -151,7 +151,7 @@ def _read_node(config: NodeConfig) -> NodeRun:
 
 
 async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
-    offered = await asyncio.to_thread(_offered, node)
+    offered = await asyncio.to_thread(_config_to_offer, node)
     config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=offered)
     process.directory.mkdir(parents=True, exist_ok=True)
     path = process.directory / "coordinator.toml"
@@ -164,7 +164,7 @@ async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
     return info
 
 
-def _offered(node: NodeConfig) -> NodeConfig:
+def _config_to_offer(node: NodeConfig) -> NodeConfig:
     """What others may join with: where this machine's own code or data are part of a run, only its bounds."""
     try:
         manifest_of(node, node.run_id, "", 0.0)

@@ -1,4 +1,4 @@
-"""The figures that a report shows, derived from a result: curves, averages and the table of nodes.
+"""Figures of a report, derived from a result: curves, averages and the table of nodes.
 
 Invariant: pure functions; an average over environments exists only where every one of them was
 measured, so that no curve changes its meaning along the way.
@@ -118,7 +118,7 @@ def never_asked(swarm: SwarmResult, node: NodeResult) -> tuple[str, ...]:
 
 
 def node_rows(swarm: SwarmResult) -> list[NodeRow]:
-    """The table of nodes."""
+    """One row of the table for each node."""
     return [_node_row(swarm, node) for node in swarm.nodes]
 
 
@@ -179,10 +179,10 @@ def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> flo
         values: list[float] = []
         for node in swarm.trainers:
             environments = node.asks if own else never_asked(swarm, node)
-            found = dict(accuracy_curve(node, environments, split)).get(step)
-            if found is None:
+            accuracy = dict(accuracy_curve(node, environments, split)).get(step)
+            if accuracy is None:
                 return None
-            values.append(found)
+            values.append(accuracy)
         means.append(fmean(values))
     return means[0] - means[1]
 

@@ -1,4 +1,4 @@
-"""Writes what a simulation did: report.html (one file, no requests), report.json, report.png.
+"""Report writer of a simulation: report.html (one file, no requests), report.json, report.png.
 
 Invariant: the three show the same result; every name in the page is escaped.
 """

@@ -87,8 +87,8 @@ class _Row:
 
     def mean_accuracy(self, own: bool) -> float | None:
         """Newest accuracy over all problems, mean over the environments that it asks or never asks."""
-        found = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.asks) == own]
-        return sum(found) / len(found) if found else None
+        values = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.asks) == own]
+        return sum(values) / len(values) if values else None
 
 
 class LiveProgress:

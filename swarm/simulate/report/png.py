@@ -1,4 +1,4 @@
-"""The overview of a simulation as one PNG: accuracy on tasks asked and never asked, and the reward.
+"""Overview of a simulation as one PNG: accuracy on tasks asked and never asked, and the reward.
 
 Invariant: draws on a canvas of its own; matplotlib's global state and any display stay untouched.
 """

@@ -1,4 +1,4 @@
-"""The short table that ends a simulation in the terminal.
+"""Summary table of a simulation in the terminal.
 
 Invariant: the same figures as in the HTML report, from the same functions.
 """

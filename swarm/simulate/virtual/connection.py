@@ -1,6 +1,6 @@
 """One connection of the in-memory network, and the items in flight on its streams.
 
-Invariant: whatever waits on a line wakes when it is cut; a stream keeps its order, but for what is meant to come late.
+Invariant: every wait on a connection wakes when it is cut; a stream keeps its order, except for items made late.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class UnderWay(Generic[Item]):
         self._arrive(error)
 
     def stop(self) -> None:
-        """Nobody reads any more."""
+        """Ends the stream from the reader's side."""
         for timer in (*self._late.values(), *([] if self._timer is None else [self._timer])):
             timer.cancel()
         self._arrived.clear()  # an error in it holds the frames that hold this

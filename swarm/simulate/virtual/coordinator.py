@@ -1,4 +1,4 @@
-"""The coordinator of a virtual swarm: its own core, in process, that may be down.
+"""Coordinator of a virtual swarm: the real core in process, which a fault plan can crash.
 
 Invariant: what its store holds survives a crash, the rest does not; a client sees nothing but the calls of the seam.
 """

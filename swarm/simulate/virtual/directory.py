@@ -1,4 +1,4 @@
-"""A directory in memory, with the promises of the one in the DHT: signed adverts that expire.
+"""Directory in memory, with the contract of the one in the DHT: signed adverts that expire.
 
 Invariant: an advert enters only as the signed bytes that would travel, opened again as a reader would.
 """

@@ -1,4 +1,4 @@
-"""The event log of a virtual run as a running digest: what happened, when, at which node.
+"""Digest of a virtual run's events: equal seeds give equal digests.
 
 Invariant: equal runs have equal digests, bit for bit; an event is hashed when it happens and then forgotten, so that a
 run of millions of events needs no memory for them. What is hashed is its `repr`: fields hold plain values only.

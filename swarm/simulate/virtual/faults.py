@@ -1,4 +1,4 @@
-"""What goes wrong in a virtual swarm, as data: rates, delays, partitions and crashes of one run.
+"""Fault plan of a virtual swarm: rates, delays, partitions and crashes of one run, as data.
 
 Invariant: a plan is frozen and drawn from a seed alone, so that a failing one can be replayed by number.
 """

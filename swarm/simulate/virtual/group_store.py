@@ -1,6 +1,6 @@
-"""The group store in memory, with the meaning of the one on disk: the disk of the virtual swarm.
+"""Group store in memory, with the contract of the one on disk: the disk of the virtual swarm.
 
-Invariant: whatever a method accepted survives the node that called it, for as long as this object lives.
+Invariant: an accepted group survives the node that stored it, for as long as this object lives.
 """
 
 import errno
@@ -105,13 +105,13 @@ class MemoryGroupStore:
         self._prepare(64 * (last_step + 1 - first_step))
         for step in range(first_step, last_step + 1):
             draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
-            self._write(replace(draw, groups=(), zero_variance=_used(draw)))
+            self._write(replace(draw, groups=(), zero_variance=_digests_of(draw)))
 
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
         uses: dict[Digest, int] = {}
         for draw in self._draws.values():
-            for digest in _used(draw):
+            for digest in _digests_of(draw):
                 uses[digest] = uses.get(digest, 0) + 1
         return uses
 
@@ -162,7 +162,7 @@ class MemoryGroupStore:
                 continue
             if kept is None:
                 kept_draws = [] if keep_from_step is None else self._drawn_from(keep_from_step)
-                kept = {*keep, *(digest for draw in kept_draws for digest in _used(draw))}
+                kept = {*keep, *(digest for draw in kept_draws for digest in _digests_of(draw))}
             if sealed.digest not in kept:
                 victims.append(sequence)
                 num_bytes -= sealed.size_bytes
@@ -176,12 +176,12 @@ class MemoryGroupStore:
         if draw.step in self._draws:
             self._erase(draw.step)
         self._draws[draw.step] = draw
-        for digest in _used(draw):
+        for digest in _digests_of(draw):
             self._steps_of.setdefault(digest, []).append(draw.step)
         self._maybe_gone.add(draw.step)
 
     def _erase(self, step: int) -> None:
-        for digest in _used(self._draws.pop(step)):
+        for digest in _digests_of(self._draws.pop(step)):
             steps = self._steps_of[digest]
             steps.remove(step)
             if not steps:
@@ -203,10 +203,10 @@ class MemoryGroupStore:
             if step == newest or (keep_from_step is not None and step >= keep_from_step):
                 continue
             self._maybe_gone.discard(step)
-            if self._positions.keys().isdisjoint(_used(self._draws[step])):
+            if self._positions.keys().isdisjoint(_digests_of(self._draws[step])):
                 self._erase(step)
 
 
-def _used(draw: Draw) -> tuple[Digest, ...]:
+def _digests_of(draw: Draw) -> tuple[Digest, ...]:
     """The groups that a draw used up."""
     return (*[drawn.scored.digest for drawn in draw.groups], *draw.zero_variance)

@@ -1,4 +1,4 @@
-"""A node of a virtual swarm that means harm: a valid identity, and nothing it sends is worth having.
+"""Hostile node of a virtual swarm: a valid identity that sends forged, stale and endless data.
 
 Invariant: it never sends anything of its own that honest admission may accept, so whatever an honest node
 learned from it is a fault of that node.

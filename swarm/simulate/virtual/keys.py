@@ -1,4 +1,4 @@
-"""Signatures that cost next to nothing, for virtual swarms of hundreds of nodes: a keyed hash in place of Ed25519.
+"""Cheap signatures for virtual swarms of hundreds of nodes: a keyed hash in place of Ed25519.
 
 Invariant: nothing but the arithmetic differs (lengths, domains, and that another key, domain or message does not
 verify), but anybody can compute such a signature: it stands for a real one only where nobody tries to.

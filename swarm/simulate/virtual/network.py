@@ -1,4 +1,4 @@
-"""A network in memory that fails on purpose: who is there, what a fault plan does to them, and how long things take.
+"""Faulty network in memory: members, latency, bandwidth, and the faults of a plan.
 
 Invariant: every decision comes from one seeded generator, so under a virtual loop a run is the same each time.
 """

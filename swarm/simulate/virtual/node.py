@@ -1,6 +1,6 @@
-"""What a virtual swarm puts in place of models, disks and the coordinator's process: scripted, and the same each time.
+"""Scripted learner, generator and worker of a virtual node, in place of models and disks.
 
-Invariant: everything here is a function of its seed and of what it was given; a disk outlives the node that used it.
+Invariant: everything here is a function of its seed and its inputs; a disk outlives the node that used it.
 """
 
 import asyncio
@@ -174,11 +174,11 @@ def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     return arrays
 
 
-_opened = lru_cache(maxsize=MAX_OPENED)(open_group)
+_open_once = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
-class _Checked:
-    """Cached findings of `check_form` for the groups that `_opened` keeps: unhashable, but each is one object."""
+class _CheckOnce:
+    """Cached findings of `check_form` for the groups that `_open_once` keeps: unhashable, but each is one object."""
 
     def __init__(self) -> None:
         self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
@@ -193,7 +193,7 @@ class _Checked:
         return finding
 
 
-_checked = _Checked()
+_check_once = _CheckOnce()
 
 
 def offload_in_place(verify: Verify) -> Offload:
@@ -206,9 +206,9 @@ def offload_in_place(verify: Verify) -> Offload:
 
     async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
         if function is open_group:
-            return cast("Callable[..., Result]", _opened)(*arguments, verify)
+            return cast("Callable[..., Result]", _open_once)(*arguments, verify)
         if function is check_form:
-            return cast("Callable[..., Result]", _checked)(*arguments)
+            return cast("Callable[..., Result]", _check_once)(*arguments)
         return function(*arguments)
 
     return in_place

@@ -1,4 +1,4 @@
-"""Runs of the virtual swarm: one by its seed, many in a row, and the command that shows one.
+"""Runs of the virtual swarm: one by its seed, and `swarm simulate --virtual`.
 
 Invariant: a failing seed can be replayed by one printed command.
 """
@@ -100,7 +100,7 @@ def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
 
 def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Console) -> bool:
     """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
-    with _progress(console) as on_progress, _last_of_its_process():
+    with _progress(console) as on_progress, _without_garbage_collection():
         run = run_seed(seed, num_nodes, num_steps, on_progress=on_progress)
     console.print(
         f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s"
@@ -109,7 +109,7 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
     console.print(f"scale: {run.scale}", highlight=False)
     if not run.scale.has_real_signatures:
         console.print("signatures: a keyed hash stands in for Ed25519 at this size")
-    console.print(f"faults: {_shown(run.plan)}", highlight=False)
+    console.print(f"faults: {_describe(run.plan)}", highlight=False)
     table = Table("what", "count")
     table.add_row("events", str(run.num_events))
     table.add_row("optimizer steps", f"{min(run.steps.values())} to {max(run.steps.values())} per node")
@@ -126,7 +126,7 @@ def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Cons
     return run.invariants.hold
 
 
-def _shown(plan: FaultPlan) -> str:
+def _describe(plan: FaultPlan) -> str:
     """The plan in one line; of many crashes only their number."""
     if len(plan.crashes) <= MAX_SHOWN_CRASHES:
         return str(plan)
@@ -134,9 +134,9 @@ def _shown(plan: FaultPlan) -> str:
 
 
 @contextmanager
-def _last_of_its_process() -> Generator[None]:
-    """What is made within is never searched for garbage: the process ends soon, and the search takes a twentieth of a
-    large run (3.4 of 61 s: 200 nodes, 300 steps)."""
+def _without_garbage_collection() -> Generator[None]:
+    """Freezes what the block leaves behind: the process ends soon after, and collecting it takes a twentieth of a large
+    run (3.4 of 61 s: 200 nodes, 300 steps)."""
     defer_gc()
     try:
         yield

@@ -1,4 +1,4 @@
-"""How a virtual swarm is run at its size: what each node does per step, and how often it looks around.
+"""Scale of a virtual swarm: work per step, look-up intervals and store sizes by number of nodes.
 
 Invariant: the size alone decides, so that the command that names nodes, rounds and seed names the whole run.
 """

@@ -1,4 +1,4 @@
-"""A whole swarm in one process on virtual time: the nodes' own code, a faulty network, scripted learners.
+"""Virtual swarm: all nodes in one process on virtual time, with a faulty network and scripted learners.
 
 Invariant: everything is a function of the seed: the same seed gives the same event log bit for bit.
 Only model, network, directory and disk are replaced; agent, admission, replay, loops and ledger are the real ones.

@@ -1,6 +1,6 @@
-"""The tasks of a virtual swarm: char problems, each made, and each set of answers judged, once for all nodes.
+"""Cached tasks and verdicts of a virtual swarm: each problem is made, and each answer judged, once for all nodes.
 
-Invariant: what is kept is what would be made again: a function of configuration, number and answers alone.
+Invariant: a cached value is a function of configuration, number and answers alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ class KeptEnvironment(CharEnvironment):
         return self._keep(task_id)[1]
 
     def _keep(self, task_id: int) -> tuple[Problem, Task]:
-        found = self._kept.get(task_id)
-        if found is None:
+        kept = self._kept.get(task_id)
+        if kept is None:
             problem = super().problem(task_id)
             question = self.config.prompt.replace("{question}", problem.question)
             chat = (Message(role="user", content=question),)
             task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=is_held_out(problem.question))
-            found = self._kept[task_id] = problem, task
-        return found
+            kept = self._kept[task_id] = problem, task
+        return kept
 
 
 @cache  # for all runs of a process
@@ -61,8 +61,8 @@ class KeptVerifier(InlineVerifier):
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
         """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
         key = env, task_id, tuple(answers)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = await super().score(env, task_id, answers)
-            found.rewards.flags.writeable = False
-        return found
+        verdict = self._kept.get(key)
+        if verdict is None:
+            verdict = self._kept[key] = await super().score(env, task_id, answers)
+            verdict.rewards.flags.writeable = False
+        return verdict

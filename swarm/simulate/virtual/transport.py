@@ -1,4 +1,4 @@
-"""The data plane in memory, over a network that fails on purpose: for virtual swarms and contract tests.
+"""Transport in memory over the faulty network, for virtual swarms and contract tests.
 
 Invariant: every wait is on the event loop, and whatever breaks looks to the reader like broken TCP: Unavailable.
 """
@@ -140,7 +140,7 @@ class MemoryClient:
         await line.wait(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
         self._maybe_drop()
         network.note("fetched", line.server, line.client)
-        return self._corrupted(sealed)
+        return self._corrupt(sealed)
 
     async def _fetch_chunk(self, digest: Digest) -> bytes:
         line, network = self._line, self._network
@@ -191,7 +191,7 @@ class MemoryClient:
                 late_s = self._lateness_s()  # own groups keep the order of their log; notices may take longer
             else:
                 size_bytes += item.sealed.size_bytes
-                sealed = self._corrupted(item.sealed)
+                sealed = self._corrupt(item.sealed)
                 changed = item if sealed is item.sealed else replace(item, sealed=sealed)
             ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
             await under_way.room()
@@ -225,7 +225,7 @@ class MemoryClient:
             self._line.cut("dropped")
             raise Unavailable(f"connection to {self._line.server[:8]} broke: dropped")
 
-    def _corrupted(self, sealed: SealedGroup) -> SealedGroup:
+    def _corrupt(self, sealed: SealedGroup) -> SealedGroup:
         """The group, or sometimes one of other bytes with the digest that a receiver would compute."""
         body = self._maybe_corrupt(sealed.body)
         return sealed if body is sealed.body else replace(sealed, body=body, digest=hashlib.sha256(body).digest())
