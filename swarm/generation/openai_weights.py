@@ -28,7 +28,7 @@ _FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WeightsChange:
     """A version that the server has, while it is not yet known to be good."""
 
     model: str  # name to ask it by
@@ -41,7 +41,7 @@ class Taking(Protocol):
 
     model: str  # name to ask the server's weights of the start by
 
-    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
         """Gives the server a version (blocking).
 
         Raises:
@@ -58,7 +58,7 @@ class NoWeights:
     def __init__(self, model: str) -> None:
         self.model = model
 
-    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
         """Refuses."""
         raise ConfigError(
             f"engine.options.weights: no method is configured to give the server step {version.step}; set it "
@@ -91,7 +91,7 @@ class DiskWeights:
         except (Unavailable, Refusal, WeightsRefused) as error:
             raise ConfigError(f"engine.options.weights_dir {str(folder)!r}: {error}") from error
 
-    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
         """The server loads them; where that fails it is given what it served before."""
         if _layout(weights) != self._layout:
             raise ConfigError(f"weights: step {version.step} has other tensors than the run's model")
@@ -114,7 +114,7 @@ class DiskWeights:
         except (Unavailable, Refusal, WeightsRefused) as error:
             undo()
             raise WeightsRefused(f"step {version.step}: {error}") from error
-        return Change(fresh.name, keep, undo)
+        return WeightsChange(fresh.name, keep, undo)
 
     def _written(self, version: PolicyVersion, weights: PublishedTensors) -> Path:
         return self._folders.written(version, lambda folder: save_tensors(weights, folder / "model.safetensors"))
@@ -144,7 +144,7 @@ class LoraAdapters:
         self._folders = _Folders(folder)
         self._serving: Path | None = None  # None: the base itself
 
-    def take(self, version: PolicyVersion, weights: PublishedTensors) -> Change:
+    def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
         """The server has the new adapter beside the old one, until either is given up."""
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
@@ -162,7 +162,7 @@ class LoraAdapters:
             if before is not None:
                 self._give_up(before)
 
-        return Change(fresh.name, keep, lambda: self._give_up(fresh))
+        return WeightsChange(fresh.name, keep, lambda: self._give_up(fresh))
 
     def _give_up(self, folder: Path) -> None:
         """An adapter that stays behind costs the server memory and nothing else: its name is never used again."""

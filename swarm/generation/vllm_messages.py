@@ -106,7 +106,9 @@ def decode_line(line: bytes) -> Any:
         ) from error
 
 
-def _to_plain(value: object) -> dict[str, Any]:
+def _to_plain(value: object) -> object:
+    if isinstance(value, np.integer):  # a token id out of an array
+        return int(value)
     if is_dataclass(value):
         return {_TYPE: type(value).__name__, **{each.name: getattr(value, each.name) for each in fields(value)}}
     if isinstance(value, np.ndarray):

@@ -28,7 +28,7 @@ from swarm.generation.vllm_messages import (
     decode_line,
     encode_line,
 )
-from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
+from swarm.generation.vllm_step_loop import EngineLoop, Mode, PendingSequence, sequence_to_score
 from swarm.process import die_with
 from swarm.types import JsonDict, LoadReport, short
 from swarm.weights.tensors import PublishedDigest, TorchWeights
@@ -99,18 +99,20 @@ class RequestHandler:
         seeds = [0] * len(prompts) if wanted.greedy else wanted.seeds
         if not prompts:
             return self._answer({"id": number, "result": []})
-        rows: list[Row] = []
+        rows: list[PendingSequence] = []
         ended = _Countdown(len(prompts), lambda: self._answer({"id": number, "result": list(map(_continuation, rows))}))
-        rows += [Row(prompt, mode, sampling, seed, ended) for prompt, seed in zip(prompts, seeds, strict=True)]
+        rows += [
+            PendingSequence(prompt, mode, sampling, seed, ended) for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
         self._engine.submit(rows)
 
     def _score(self, number: int, sequences: Sequence[Sequence[int]]) -> None:
         for sequence in sequences:
             self._check_length(sequence, 1)
-        rows: list[Row] = []
+        rows: list[PendingSequence] = []
         num_scored = sum(len(sequence) > 1 for sequence in sequences)  # a single token has nothing before it
         ended = _Countdown(num_scored, lambda: self._answer({"id": number, "result": [row.scored() for row in rows]}))
-        rows += [score_row(sequence, ended) for sequence in sequences]
+        rows += [sequence_to_score(sequence, ended) for sequence in sequences]
         self._engine.submit([row for row in rows if row.scores is None])
         if num_scored == 0:
             self._answer({"id": number, "result": [row.scored() for row in rows]})
@@ -160,13 +162,13 @@ class _Countdown:
         self._num_left = num_rows
         self._done = done
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: PendingSequence) -> None:
         self._num_left -= 1
         if self._num_left == 0:
             self._done()
 
 
-def _continuation(row: Row) -> Continuation:
+def _continuation(row: PendingSequence) -> Continuation:
     """A row that ended; without log-probs where one is no finite number: nobody knows what the others are worth."""
     logprobs = np.asarray(row.logprobs, np.float32) if row.mode is Mode.SAMPLE else None
     if logprobs is not None and not np.isfinite(logprobs).all():

@@ -1,7 +1,7 @@
 """Step loop: one thread that owns an engine, names the version of each token, and changes weights between two steps.
 
-A sequence (`Row`) is WAITING (no job in the engine), RUNNING (`Row.name` is its job) or ENDED (reported once). A change
-of weights is a transaction; `in_flight` or not decides when it begins:
+A row (`PendingSequence`) is WAITING (no job in the engine), RUNNING (`name` is its job's) or ENDED (reported once).
+A change of weights is a transaction; `in_flight` or not decides when it begins:
 
     in flight:   at once, between two steps
     otherwise:   after the running rows have ended; waiting ones are held back
@@ -93,14 +93,14 @@ class StepEngine(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class PendingSequence:
     """One sequence in the making."""
 
     prompt: Sequence[int]
     mode: Mode
     sampling: Sampling
     seed: int
-    ended: Callable[["Row"], None]  # called once, from the loop's thread
+    ended: Callable[["PendingSequence"], None]  # called once, from the loop's thread
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
@@ -165,8 +165,8 @@ class EngineLoop:
         self._numbers = itertools.count()
         self._epoch = next(self._numbers)  # of the weights in the engine: another one whenever they were replaced
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._waiting: deque[Row] = deque()
-        self._running: dict[str, Row] = {}  # by name of the job
+        self._waiting: deque[PendingSequence] = deque()
+        self._running: dict[str, PendingSequence] = {}  # by name of the job
         self._changes: deque[_Change] = deque()
 
     @property
@@ -174,7 +174,7 @@ class EngineLoop:
         """What is served."""
         return self._version
 
-    def submit(self, rows: Sequence[Row]) -> None:
+    def submit(self, rows: Sequence[PendingSequence]) -> None:
         """Takes up sequences; each is told when it ends."""
         self._inbox.put(lambda: self._waiting.extend(rows))
 
@@ -231,7 +231,7 @@ class EngineLoop:
                 self._begin(self._waiting.popleft())
         return True
 
-    def _begin(self, row: Row) -> None:
+    def _begin(self, row: PendingSequence) -> None:
         """Has the engine take up a sequence, or go on with it."""
         row.name = str(next(self._numbers))
         made = len(row.tokens)
@@ -246,9 +246,9 @@ class EngineLoop:
         self._engine.add(row.name, job)
         self._running[row.name] = row
 
-    def _step(self) -> list[Row]:
+    def _step(self) -> list[PendingSequence]:
         """One step; the sequences that it ended."""
-        ended: list[Row] = []
+        ended: list[PendingSequence] = []
         for progress in self._engine.step():
             row = self._running.get(progress.name)
             if row is None:
@@ -260,7 +260,7 @@ class EngineLoop:
                 ended.append(row)
         return ended
 
-    def _drop(self, rows: Sequence[Row]) -> None:
+    def _drop(self, rows: Sequence[PendingSequence]) -> None:
         waiting = set(map(id, rows))
         self._waiting = deque(row for row in self._waiting if id(row) not in waiting)
         names = [row.name for row in rows if self._running.pop(row.name, None) is not None]
@@ -287,7 +287,7 @@ class EngineLoop:
         swapped_s = time.monotonic()
         # Their prompts were read by the old weights, or were being read: that of a new sequence is read anew.
         self._restart([row for row, num_tokens in marks if num_tokens == 0])
-        ended: list[Row] = []
+        ended: list[PendingSequence] = []
         mismatch = mismatch_nats(change.canaries, lambda sequences: self._score(sequences, ended))
         if mismatch <= change.tolerance_nats:
             self._good = change.path
@@ -319,15 +319,15 @@ class EngineLoop:
             return False
         return True
 
-    def _restart(self, rows: Sequence[Row]) -> None:
+    def _restart(self, rows: Sequence[PendingSequence]) -> None:
         """Has the engine read them anew, from the tokens they have, with nothing cached before."""
         self._drop(rows)
         for row in rows:
             self._begin(row)
 
-    def _score(self, sequences: Sequence[Sequence[int]], ended: list[Row]) -> list[FloatArray]:
+    def _score(self, sequences: Sequence[Sequence[int]], ended: list[PendingSequence]) -> list[FloatArray]:
         """Log-probs by the present weights; sequences in the making go on meanwhile, and into `ended`."""
-        rows = [score_row(sequence, lambda row: None) for sequence in sequences]
+        rows = [sequence_to_score(sequence, lambda row: None) for sequence in sequences]
         for row in rows:
             if row.scores is None:
                 self._begin(row)
@@ -336,14 +336,14 @@ class EngineLoop:
         return [row.scored() for row in rows]
 
 
-def score_row(sequence: Sequence[int], ended: Callable[[Row], None]) -> Row:
+def sequence_to_score(sequence: Sequence[int], ended: Callable[[PendingSequence], None]) -> PendingSequence:
     """A sequence whose log-probs are wanted."""
-    row = Row(sequence, Mode.SCORE, Sampling(max_new_tokens=1), 0, ended)
+    row = PendingSequence(sequence, Mode.SCORE, Sampling(max_new_tokens=1), 0, ended)
     if len(sequence) < 2:
         row.scores = np.full(len(sequence), np.nan, np.float32)
     return row
 
 
-def _report_ended(rows: Sequence[Row]) -> None:
+def _report_ended(rows: Sequence[PendingSequence]) -> None:
     for row in rows:
         row.ended(row)

@@ -43,6 +43,7 @@ def test_settings_and_requests_are_read_as_they_were_written() -> None:
     request = GenerateRequest(
         prompts=[[1, 2], [3]], num_samples=2, sampling=Sampling(temperature=0.7), seeds=[2**63 - 1, 1, 2, 3]
     )
+    assert crossed([np.array([1, 2], np.int32)[0], 3]) == [1, 3]
     for message in (SETTINGS, request):
         assert crossed(message) == message
         assert crossed({"id": 1, "call": "generate", "body": message}) == {"id": 1, "call": "generate", "body": message}

@@ -15,7 +15,7 @@ from swarm.errors import WeightsRefused
 from swarm.generation.vllm_adapter import TESTED, VllmAdapter
 from swarm.generation.vllm_messages import GenerateRequest
 from swarm.generation.vllm_server import EngineLimits, RequestHandler
-from swarm.generation.vllm_step_loop import EngineLoop, Mode, Row, score_row
+from swarm.generation.vllm_step_loop import EngineLoop, Mode, PendingSequence, sequence_to_score
 from swarm.types import Canary, FinishReason, PolicyVersion, Sampling
 
 NAN = float("nan")
@@ -97,7 +97,7 @@ def loop(vllm: ScriptedLLMEngine) -> Iterator[EngineLoop]:
     thread.join(5.0)
 
 
-def ended(loop: EngineLoop, row: Callable[[Callable[[Row], None]], Row]) -> Row:
+def ended(loop: EngineLoop, row: Callable[[Callable[[PendingSequence], None]], PendingSequence]) -> PendingSequence:
     """A sequence after its end."""
     over = threading.Event()
     made = row(lambda _: over.set())
@@ -106,8 +106,8 @@ def ended(loop: EngineLoop, row: Callable[[Callable[[Row], None]], Row]) -> Row:
     return made
 
 
-def sample(loop: EngineLoop) -> Row:
-    return ended(loop, lambda tell: Row([1], Mode.SAMPLE, Sampling(max_new_tokens=4), 0, tell))
+def sample(loop: EngineLoop) -> PendingSequence:
+    return ended(loop, lambda tell: PendingSequence([1], Mode.SAMPLE, Sampling(max_new_tokens=4), 0, tell))
 
 
 def answer_to(loop: EngineLoop, call: str, body: object) -> Any:
@@ -124,7 +124,7 @@ def answer_to(loop: EngineLoop, call: str, body: object) -> Any:
 def test_rounding_above_zero_is_taken_off_and_nan_stays_nan(vllm: ScriptedLLMEngine, loop: EngineLoop) -> None:
     vllm.outputs = {"sample": sampled([5, 6, 7], [NAN, -1.0, 1e-6]), "score": scored([6, 7, 8, 9], [NAN, -1.0, 1e-6])}
     np.testing.assert_array_equal(sample(loop).logprobs, [NAN, -1.0, 0.0])
-    scores = ended(loop, lambda tell: score_row([6, 7, 8, 9], tell)).scores
+    scores = ended(loop, lambda tell: sequence_to_score([6, 7, 8, 9], tell)).scores
     np.testing.assert_array_equal(scores, [NAN, NAN, -1.0, 0.0])
 
 

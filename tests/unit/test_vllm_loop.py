@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import WeightsRefused
-from swarm.generation.vllm_step_loop import EngineLoop, Job, Mode, Progress, Row, score_row
+from swarm.generation.vllm_step_loop import EngineLoop, Job, Mode, PendingSequence, Progress, sequence_to_score
 from swarm.types import Canary, FinishReason, LoadReport, PolicyVersion, Sampling
 
 OLD = PolicyVersion(policy_id="a", step=1)
@@ -74,14 +74,14 @@ class Running:
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
         self.loop = EngineLoop(self.engine, OLD)
-        self.ended: list[Row] = []
+        self.ended: list[PendingSequence] = []
         self.all_ended = threading.Event()
         self._expected = 0
         self._thread = threading.Thread(target=self.loop.run)
 
-    def start(self, *sizes: int) -> list[Row]:
+    def start(self, *sizes: int) -> list[PendingSequence]:
         """Submits a sequence of each size, then begins to work."""
-        rows = [Row([7, 8], Mode.SAMPLE, Sampling(max_new_tokens=size), 3, self._end) for size in sizes]
+        rows = [PendingSequence([7, 8], Mode.SAMPLE, Sampling(max_new_tokens=size), 3, self._end) for size in sizes]
         self._expected += len(rows)
         self.loop.submit(rows)
         self._thread.start()
@@ -107,7 +107,7 @@ class Running:
         self._thread.join(5.0)
         assert not self._thread.is_alive()
 
-    def _end(self, row: Row) -> None:
+    def _end(self, row: PendingSequence) -> None:
         self.ended.append(row)
         if len(self.ended) == self._expected:
             self.all_ended.set()
@@ -124,7 +124,7 @@ def canary(logprob: float) -> Canary:
     return Canary(token_ids=np.array([1, 2, 3], np.int32), logprobs=np.array([np.nan, logprob, logprob], np.float32))
 
 
-def spans(row: Row) -> list[tuple[int, int]]:
+def spans(row: PendingSequence) -> list[tuple[int, int]]:
     return [(span.start, span.version.step) for span in row.spans]
 
 
@@ -192,11 +192,11 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(running: Running) -> N
 
 
 def test_a_change_that_is_not_in_flight_waits_for_what_runs_and_holds_what_comes(running: Running) -> None:
-    later: list[Row] = []
+    later: list[PendingSequence] = []
 
     def act() -> None:
         running.load("2", canary(-2.0), in_flight=False)
-        row = Row([9], Mode.SAMPLE, Sampling(max_new_tokens=2), 0, running._end)
+        row = PendingSequence([9], Mode.SAMPLE, Sampling(max_new_tokens=2), 0, running._end)
         running._expected += 1
         later.append(row)
         running.loop.submit([row])
@@ -229,7 +229,7 @@ def test_after_a_refusal_prefixes_of_before_and_of_the_refused_weights_are_both_
 
 def test_cancel_gives_sequences_as_they_are_and_lets_scores_end(running: Running) -> None:
     scored = threading.Event()
-    scores = score_row([1, 2, 3], lambda row: scored.set())
+    scores = sequence_to_score([1, 2, 3], lambda row: scored.set())
 
     def act() -> None:
         running.loop.submit([scores])
