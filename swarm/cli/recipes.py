@@ -1,7 +1,7 @@
 """`swarm recipes`: lists the methods, and shows equation, constants and file of one.
 
 Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. What
-`--json` prints has the fields of `swarm.objectives.describe.summary`, whatever people are shown.
+`--json` prints has the fields of `swarm.cli.recipe_description.summary`, whatever people are shown.
 """
 
 import inspect
@@ -42,7 +42,7 @@ def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
 def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = False) -> None:
     """List the built-in objectives."""
     if as_markdown:
-        from swarm.objectives.describe import markdown_table
+        from swarm.cli.recipe_description import markdown_table
 
         typer.echo(markdown_table(_built_in()), nl=False)
         return
@@ -52,7 +52,7 @@ def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = Fals
 @recipes_app.command("show")
 def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Explain one: its equation, constants and how to change them, what it needs, what it accepts."""
-    from swarm.objectives.describe import details
+    from swarm.cli.recipe_description import details
     from swarm.objectives.methods import load_recipe, source_of
 
     recipe = load_recipe(name)
@@ -66,7 +66,7 @@ def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from swarm.objectives.describe import summary
+    from swarm.cli.recipe_description import summary
 
     rows = [summary(recipe) for recipe in _built_in()]
     if as_json:
@@ -112,7 +112,7 @@ def _idle(rows: list[JsonDict]) -> list[str]:
 
 
 def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
-    from swarm.objectives.describe import VERIFICATION, loss_line, summary
+    from swarm.cli.recipe_description import VERIFICATION, loss_line, summary
 
     plain = summary(recipe)
     title = Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else "")
@@ -142,7 +142,7 @@ def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
 
 
 def _equations(recipe: "Recipe") -> RenderableType:
-    from swarm.objectives.describe import parts_of
+    from swarm.cli.recipe_description import parts_of
 
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True, style="cyan")
@@ -171,7 +171,7 @@ def _needs(recipe: "Recipe") -> RenderableType:
 
 
 def _kinds(recipe: "Recipe") -> RenderableType:
-    from swarm.objectives.describe import KINDS
+    from swarm.cli.recipe_description import KINDS
 
     marks = {True: "yes", False: "no, it needs behaviour log-probs"}
     return _pairs([(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()])

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swarm.cli.main import app
+from swarm.cli.recipe_description import ORDER, parts_of
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
-from swarm.objectives.describe import ORDER, parts_of
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.requirements import supplied_by
 

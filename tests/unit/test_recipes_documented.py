@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from swarm.cli.recipe_description import ORDER, VERIFICATION, markdown_table
 from swarm.config import LearnerConfig
-from swarm.objectives.describe import ORDER, VERIFICATION, markdown_table
 from swarm.objectives.fallbacks import KEYS
 from swarm.objectives.methods import list_recipes, load_recipe
 
