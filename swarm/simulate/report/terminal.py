@@ -49,7 +49,7 @@ def table_of(rows: Sequence[NodeRow], title: str) -> Table:
     table.add_column("node", no_wrap=True)
     table.add_column("asks", min_width=8)
     names = ("steps", "own\nall", "own\nheld out", "never\nasked\nall", "never\nasked\nheld out")
-    for name in (*names, "local/\nexternal", "age", "ESS", "tok/s"):
+    for name in (*names, "local/\next", "age", "ESS", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in _cells(row)))
