@@ -154,7 +154,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     def _require_welcome(self, node_id: NodeId) -> None:
         if not self._is_welcome(node_id):
-            raise Unavailable("your standing here is below the floor; it decays with time")
+            raise Unavailable("your reputation here is below the floor; it recovers with time, try again later")
 
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()

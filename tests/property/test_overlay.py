@@ -73,9 +73,9 @@ def test_the_choice_does_not_depend_on_the_order_of_adverts(numbers: set[int], l
 
 
 def test_nobody_is_chosen_who_cannot_be_dialled() -> None:
-    own, near, zero_variance = advert(1), advert(2), advert(3, endpoints=())
-    assert choose_neighbours(own.node_id, [own, zero_variance, near], 8) == [near]
-    assert choose_neighbours(own.node_id, [own, zero_variance], 8) == []
+    own, near, unreachable = advert(1), advert(2), advert(3, endpoints=())
+    assert choose_neighbours(own.node_id, [own, unreachable, near], 8) == [near]
+    assert choose_neighbours(own.node_id, [own, unreachable], 8) == []
     assert choose_neighbours(own.node_id, [own, near], 0) == []
 
 
