@@ -184,7 +184,7 @@ def make_batch(
         tokenizer: our own.
         device: where the tensors go.
         task_of: where the prompts of groups of another tokenizer come from.
-        policy_id: our own lineage; groups of others are foreign. None: those that other nodes made are.
+        policy_id: our own lineage; groups of others are external. None: those that other nodes made are.
 
     Raises:
         ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.

@@ -60,7 +60,7 @@ def check_legal(recipe: Recipe, batch: Batch) -> None:
 
 
 def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "positive"]) -> Batch:
-    """The whole step with shaped rewards and advantages; `positive` masks foreign tokens with a negative one.
+    """The whole step with shaped rewards and advantages; `positive` masks external tokens with a negative one.
 
     A token whose advantage is NaN is dropped as well: the recipe used its reward only. The group's statistics
     include the dropped members and the step totals keep counting them, so that the step size does not depend

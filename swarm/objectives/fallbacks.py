@@ -66,7 +66,7 @@ class RecipeSet:
 
     @property
     def usable(self) -> frozenset[Correction]:
-        """The kinds that may be learned from; groups of any other are refused at the door."""
+        """The kinds that may be learned from; groups of any other are not admitted."""
         return frozenset(kind for kind in Correction if self.of(kind))
 
     @property

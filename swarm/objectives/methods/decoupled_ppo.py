@@ -4,7 +4,7 @@
 
 arXiv:2110.00641 introduced it; AReaL uses it for asynchronous data, and its code drops tokens whose weight
 exceeds a cap (`icepop` with low 0). Here the weight is whole, as in both papers' equations.
-Ours: group z-scores in place of a critic. Among strangers prefer `icepop`: nothing bounds a weight here,
+Ours: group z-scores in place of a critic. In an open swarm prefer `icepop`: nothing bounds a weight here,
 so that one false log-prob of a peer can outweigh a step.
 
 Mechanism: decoupled clip.

@@ -1,4 +1,4 @@
-"""Entropy band: ePO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
+"""Entropy band: EPO's entropy bonus, and a penalty where the entropy leaves a band around that of earlier steps.
 
     PG (token mean, dual clip 3) - .001 (mean H - weight .1 share outside (.8, 1.2) past H)
 

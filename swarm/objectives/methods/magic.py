@@ -3,7 +3,7 @@
     token mean of the clipped surrogate, minus c mean H while mean H <= target
 
 The token-mean surrogate without KL around it is Skywork-OR1's. Ours: the strength never falls under 0; the
-entropy that is compared is that of the step's own tokens, foreign ones included.
+entropy that is compared is that of the step's own tokens, external ones included.
 """
 
 from torch import Tensor

@@ -5,7 +5,7 @@
 No critic and no large group: two rollouts are enough, and because each is judged by the other's states the
 gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
 regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
-The advantage below only tells which foreign rollouts are negative.
+The advantage below only tells which external rollouts are negative.
 
 Mechanism: cross baseline.
 """

@@ -1,9 +1,9 @@
 """RL-PLUS: rollouts of other generators by a mixture of policies in the denominator, own ones unclipped.
 
-    foreign 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy .001
+    external 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy .001
 
-Foreign tokens need no log-probs of their generator and no foreign ratio exceeds 4; tokens the policy already
-finds likely are damped. There a group holds own and foreign members and its baseline counts the own ones only;
+External tokens need no log-probs of their generator and no external ratio exceeds 4; tokens the policy already
+finds likely are damped. There a group holds own and external members and its baseline counts the own ones only;
 here (ours) a group has one producer and is its own baseline. The released code divides by the width of the
 padded batch. Ours: by the length allowed to each rollout.
 
@@ -22,7 +22,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MixtureRatio(RatioPart):
-    """Multiple importance sampling: foreign tokens count as drawn from pi_old and a guess of the generator alike.
+    """Multiple importance sampling: external tokens count as drawn from pi_old and a guess of the generator alike.
 
     The guess is a mixture of pi_old and certainty: the token was in fact produced. Own tokens have the ratio to
     pi_old.
@@ -30,7 +30,7 @@ class MixtureRatio(RatioPart):
     Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
     """
 
-    equation = "foreign: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
+    equation = "external: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
     always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS})
     share: float = 0.5  # of pi_old in the guess
 
@@ -47,12 +47,12 @@ class MixtureRatio(RatioPart):
 
 
 class ExternalNovelty(ShapePart):
-    """Scales advantages of foreign tokens by how unlikely the policy finds them: what it knows is not learnt again.
+    """Scales advantages of external tokens by how unlikely the policy finds them: what it knows is not learnt again.
 
     Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
     """
 
-    equation = "A_t <- A_t (1 - sg[pi_t])^power on foreign tokens"
+    equation = "A_t <- A_t (1 - sg[pi_t])^power on external tokens"
     power: float = 0.5
 
     def __post_init__(self) -> None:

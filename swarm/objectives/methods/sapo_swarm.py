@@ -1,4 +1,4 @@
-"""Swarm sampling (SAPO), as published: foreign rollouts are encoded as if generated here.
+"""Swarm sampling (SAPO), as published: external rollouts are encoded as if generated here.
 
     token mean of -min(r A, clip(r, .8, 1.28) A), r against the consumer's own old log-probs
 
