@@ -198,7 +198,7 @@ class Agent:
         # Exact on a node alone; groups of other nodes in the log only make it skip numbers.
         self.own_groups.num_asked = self.streams.log_head.sequence
         if groups:
-            # a kill can fall between a group's storage and its event: what is held is told again
+            # A kill can fall between a group's storage and its event, so the event lists what is held.
             held = tuple((scored.digest.hex(), scored.is_made_here) for scored in groups)
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
@@ -230,7 +230,7 @@ class Agent:
 
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, rebuilt from the store; those from the first lost one on are
-        abandoned, which is told as an event."""
+        abandoned, with an event."""
         return await self.journal.redraw(from_step)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
@@ -251,7 +251,7 @@ class Agent:
 
     async def applied(self, report: ApplyReport) -> None:
         """An engine took a version, or refused it."""
-        assert self.weight_follower is not None, "next_update gave no way"
+        assert self.weight_follower is not None, "next_update gave no patch chain"
         await self.weight_follower.on_applied(report)
 
     async def report(self, report: StepReport) -> None:
@@ -310,10 +310,9 @@ class Agent:
         is_had = self.version_publisher is not None or self.weight_follower is not None
         return self.served if is_had else replace(self.served, digest=b"")
 
-    async def offers_other_weights(self, told: PolicyVersion) -> None:
-        """Waits until `offered` is of another lineage than was told, or has weights for the first time: those who
-        follow it should find us."""
-        of = (told.policy_id, bool(told.digest))
+    async def wait_offer_changed(self, advertised: PolicyVersion) -> None:
+        """Waits until the advert must change: another lineage is offered, or weights for the first time."""
+        of = (advertised.policy_id, bool(advertised.digest))
         await self.context.changed.until(lambda: (self.offered.policy_id, bool(self.offered.digest)) != of)
 
     # --- what others may know about us ------------------------------------------------------------

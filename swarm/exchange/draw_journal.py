@@ -78,7 +78,7 @@ class DrawJournal:
     def needed_from(self) -> int | None:
         """First draw that a resume from the learner's last checkpoint but one makes again.
 
-        The whole journal until the learner has said where it resumes; None where it makes no checkpoints.
+        The whole journal until the learner has resumed somewhere; None where it makes no checkpoints.
         """
         if not self._config.learner.checkpoint_every:
             return None

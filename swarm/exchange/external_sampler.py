@@ -1,4 +1,4 @@
-"""Which external groups a step takes first: any, the youngest, or those of sources that help most.
+"""Sampler of external groups for a step: uniform, youngest first, or weighted by how much each source helps.
 
 Invariant: the order depends on the candidates, the seed and the step alone, never on when they arrived
 or how often a draw was asked for.

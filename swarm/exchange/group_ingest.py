@@ -79,7 +79,7 @@ class FetchQueue:
 
 
 class GroupIngest:
-    """Intake of groups from peers, as `GroupStreams` is the way out.
+    """Intake of groups from peers; `GroupStreams` is the other direction.
 
     Args:
         context: of the node.

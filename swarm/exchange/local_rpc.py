@@ -186,7 +186,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def NextUpdate(self, request: pb.NextUpdateRequest, context: Context) -> None:
-        """The way to a newer version, now or once there is one; a worker that is gone no longer waits."""
+        """The patch chain to a newer version, now or once there is one; a worker that is gone no longer waits."""
         held = version_from_message(request.held) if request.HasField("held") else None
         for sealed in await self._local.next_update(held, wait=request.wait) or ():
             await context.write(pb.NextUpdateResponse(manifest=manifest_to_message(sealed, MAX_LOCAL_MANIFEST_BYTES)))
@@ -269,7 +269,7 @@ class LocalClient:
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version exists, with unsigned manifests of the ways to it. Raises TooLarge."""
+        """A new version exists, with unsigned manifests of the patches to it. Raises TooLarge."""
         request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
         await self._call("Publish", request)
 
@@ -277,15 +277,15 @@ class LocalClient:
         """How to get to a newer version than `held`, now or once there is one."""
         request = pb.NextUpdateRequest(held=None if held is None else version_to_message(held), wait=wait)
         call = self._stub.NextUpdate(request, timeout=None if wait else CALL_TIMEOUT_S)
-        way: list[SealedManifest] = []
+        chain: list[SealedManifest] = []
         try:
             async for part in call:
-                way.append(manifest_from_message(part.manifest, MAX_LOCAL_MANIFEST_BYTES))
+                chain.append(manifest_from_message(part.manifest, MAX_LOCAL_MANIFEST_BYTES))
         except grpc.RpcError as error:
             raise error_of(error, "agent, NextUpdate", is_made_here=True) from None
         finally:
             call.cancel()
-        return tuple(way) or None
+        return tuple(chain) or None
 
     async def applied(self, report: ApplyReport) -> None:
         """An engine took a version, or refused it."""

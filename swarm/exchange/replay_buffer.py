@@ -1,4 +1,4 @@
-"""The replay buffer: what a step may learn from, within bounds of age, reuse, groups and bytes.
+"""Replay buffer: the groups that a step may learn from, within bounds of age, reuse, number and bytes.
 
 Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one
 that was used max_reuse times before. Single-threaded and free of I/O; waiting is done by the agent.
@@ -102,7 +102,7 @@ class ReplayBuffer:
     # --- filling -------------------------------------------------------------------------------
 
     def add(self, scored: ScoredGroup) -> bool:
-        """Takes a group in; True when it is held afterwards. Silent external groups are only counted."""
+        """Takes a group in; True when it is held afterwards. Zero-variance external groups are only counted."""
         return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
@@ -198,12 +198,13 @@ class ReplayBuffer:
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
             with_signal = [entry for entry in window if self._is_wanted(entry)]
+            # All rewards equal: every group-relative advantage is zero, so there is nothing to learn from it.
             for entry in window:
                 if not self._is_wanted(entry):
                     self._zero_variance.append(entry.scored.digest)
                     self._drop(entry, "zero_variance_local")
             if with_signal or external:
-                return self._finish(step, with_signal + external, source_weights)
+                return self._use(step, with_signal + external, source_weights)
             if not window:
                 break
         return None
@@ -215,14 +216,14 @@ class ReplayBuffer:
         held = [entry for group in self._external.values() for entry in group.values()]
         return sample(self._config.sampler, held, count, seed=self._seed, step=step, source_weights=source_weights)
 
-    def _finish(self, step: int, entries: list[_Entry], source_weights: Mapping[NodeId, float]) -> Draw:
+    def _use(self, step: int, entries: list[_Entry], source_weights: Mapping[NodeId, float]) -> Draw:
         groups: list[DrawnGroup] = []
         for entry in entries:
             entry.uses += 1
-            age_steps = entry.age_steps
-            assert 0 <= age_steps <= self._max_age_steps, (age_steps, self._max_age_steps)
-            groups.append(DrawnGroup(scored=entry.scored, age_steps=age_steps, use=entry.uses))
-            self._consumed_ages[age_steps] += 1
+            age = entry.age_steps
+            assert 0 <= age <= self._max_age_steps, (age, self._max_age_steps)
+            groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses))
+            self._consumed_ages[age] += 1
             if entry.uses >= self._config.max_reuse:
                 self._remove(entry)
         zero_variance, self._zero_variance = tuple(self._zero_variance), []
@@ -245,7 +246,7 @@ class ReplayBuffer:
 
         Args:
             head_step: newest step of our own lineage.
-            running: groups that are being generated, here or with leave of this node.
+            running: groups that are being generated, here or with credit of this node.
         """
         oldest_s, oldest_step = self._clock.now_s() - self._config.max_age_s, head_step - self._max_age_steps
         waiting = sum(
@@ -266,15 +267,16 @@ class ReplayBuffer:
         return age_steps(entry, lineage_head)
 
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
+        """The guarantee on staleness: what is too old in steps or seconds at this moment is never drawn."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._all.values()):
-            age_steps = self._age(entry, head, head_of)
-            if age_steps is None:
+            age = self._age(entry, head, head_of)
+            if age is None:
                 self._drop(entry, "no_lineage")
-            elif age_steps > self._max_age_steps or entry.first_seen_s < oldest_s:
+            elif age > self._max_age_steps or entry.first_seen_s < oldest_s:
                 self._drop(entry, "too_old")
             else:
-                entry.age_steps = age_steps
+                entry.age_steps = age
 
     # --- bounds --------------------------------------------------------------------------------
 
@@ -307,8 +309,8 @@ class ReplayBuffer:
         return most < num_held < len(self._local)
 
     def _oldest_to_evict(self) -> _Entry:
-        """The oldest group of the source that holds most: strangers first, then followers, and what was made here last,
-        so that no peer can displace it."""
+        """The oldest group of the source that holds most: external groups first, then those of followers, and what was
+        made here last, so that no peer can displace it."""
         held = self._external or self._followers
         return _oldest_of_fullest(held) if held else next(iter(self._local.values()))
 

@@ -68,7 +68,7 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
             continue
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await agent.offers_other_weights(advert.head)
+                await agent.wait_offer_changed(advert.head)
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
@@ -96,7 +96,7 @@ async def credit_loop(agent: Agent) -> None:
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
     """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
 
-    A coordinator that is away is told once, and once when it is back.
+    A coordinator that is away is logged once, and once when it is back.
     """
     tokens, at_s = agent.own_groups.tokens_generated, agent.clock.monotonic_s()
     backoff, is_away = Backoff(rng), False

@@ -1,6 +1,6 @@
-"""Making groups: when there is room for them, with the newest weights, and only whole ones leave the worker.
+"""Generation loop: makes groups when there is capacity, with the newest weights, and hands over only whole ones.
 
-Invariant: a group with a rollout that was cancelled never leaves the node, and every question up to the last one that
+Invariant: a group with a cancelled rollout is never handed over, and every question up to the last one that
 was handed over was handed over once.
 """
 

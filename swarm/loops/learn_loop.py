@@ -86,7 +86,7 @@ async def _generate_round(worker: Worker) -> None:
 
 
 async def _publish(worker: Worker, learner: Learner) -> None:
-    """Tells of the newest version; where others follow, with ways to it. On a full disk they go on with the last."""
+    """Publishes the newest version, with patches to it for followers. On a full disk they keep the last one."""
     version, weights = learner.snapshot()
     manifests: list[bytes] = []
     if worker.encode is not None:

@@ -1,4 +1,4 @@
-"""How much of generating and learning happens at once.
+"""Timer of generation, learning, and their overlap.
 
 Invariant: every second of an activity is counted once, and once more as "both" where the other went on beside it.
 """

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
     """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again.
 
-    Where nobody answers, that is told once, and again only after the loop worked for a while.
+    Where nobody answers, that is logged once, and again only after the loop worked for a while.
 
     Raises:
         ConfigError: from the loop; trying again would not help.

@@ -1,4 +1,4 @@
-"""What the worker's loops work with.
+"""Worker: the parts that trainer and generator loops share.
 
 Invariant: every part is behind a protocol or a plain function; blocking ones say so.
 """
