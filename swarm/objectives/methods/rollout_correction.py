@@ -149,7 +149,7 @@ TIS_REINFORCE = Recipe(
     acronym="TIS-REINFORCE",
     arxiv="2506.06122",
     verification="code",
-    about="Truncated reinforce: rEINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in "
+    about="Truncated reinforce: REINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in "
     "ROLL. Of CISPO's kind; here no token ever counts more than it would on policy. Ours: group z-score, "
     "token mean. Formula: token mean of -sg[min(r, 1)] A log pi, group z-score.",
     advantage=GroupZScore(),

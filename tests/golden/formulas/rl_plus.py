@@ -1,4 +1,4 @@
-"""arXiv:2508.00222: foreign 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy
+"""arXiv:2508.00222: external 2 pi/(pi_old + .5 (pi_old + 1)) A (1 - sg[pi])^.5, own r A; constant norm, entropy
 .001.
 """
 
