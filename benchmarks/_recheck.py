@@ -20,8 +20,9 @@ from swarm.exchange.admission import Admission
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ToyTokenizer, make_admission, make_context, make_rollout
+from swarm.testing.builders import ToyTokenizer, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.nodes import make_admission, make_context
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 

@@ -23,13 +23,8 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.testing.builders import (
-    TOY_RUN_ID,
-    make_agent,
-    make_context,
-    make_group,
-    make_identity,
-)
+from swarm.testing.builders import TOY_RUN_ID, make_group, make_identity
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import (
     LoadReport,
     NodeId,

@@ -23,14 +23,13 @@ from swarm.testing.builders import (
     TOY_NOW_S,
     ScriptedVerifier,
     ToyTokenizer,
-    make_admission,
-    make_context,
     make_group,
     make_identity,
     make_rollout,
     make_sealed,
     toy_task,
 )
+from swarm.testing.nodes import make_admission, make_context
 from swarm.types import (
     Correction,
     FinishReason,

@@ -34,7 +34,8 @@ from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import scored as scored_by
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, load_recipes
-from swarm.testing.builders import make_admission, make_context, make_identity
+from swarm.testing.builders import make_identity
+from swarm.testing.nodes import make_admission, make_context
 from swarm.types import (
     Correction,
     Draw,

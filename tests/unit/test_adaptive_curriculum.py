@@ -16,7 +16,7 @@ from swarm.interfaces import PromptChooser, Verdict
 from swarm.objectives.methods.fg_expo import GaussianAccuracy
 from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
 from swarm.objectives.methods.rollout_gdro import RobustCounts
-from swarm.testing.builders import inline
+from swarm.testing.nodes import inline
 from swarm.types import FinishReason, Message, Rollout, RolloutGroup, Sampling, Task
 
 NUM_TASKS = 10

@@ -16,13 +16,8 @@ from swarm.loops import run_agent
 from swarm.loops.supervise import supervise
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import (
-    ScriptedVerifier,
-    make_agent,
-    make_context,
-    make_group,
-    make_identity,
-)
+from swarm.testing.builders import ScriptedVerifier, make_group, make_identity
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Advice, EdgeReport, NodeReport, PolicyVersion, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 

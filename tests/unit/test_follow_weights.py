@@ -13,7 +13,8 @@ from swarm.errors import Unavailable
 from swarm.loops import follow_weights
 from swarm.loops.follow_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
-from swarm.testing.builders import ToyTokenizer, inline, make_group
+from swarm.testing.builders import ToyTokenizer, make_group
+from swarm.testing.nodes import inline
 from swarm.types import ApplyReport, FinishReason, PatchChain, PolicyVersion, RolloutGroup
 
 TRAINER = "t" * 64

@@ -10,13 +10,8 @@ from swarm.loops.agent_loops import credit_loop
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import (
-    make_agent,
-    make_context,
-    make_group,
-    make_identity,
-    make_sealed,
-)
+from swarm.testing.builders import make_group, make_identity, make_sealed
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import (
     Advert,
     Draw,

@@ -7,7 +7,8 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_agent, make_context, make_group, make_identity, make_scored, make_sealed
+from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))

@@ -10,13 +10,8 @@ from swarm.exchange.known_versions import MAX_LINEAGES, KnownVersions
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import COSTS, Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import (
-    make_admission,
-    make_context,
-    make_group,
-    make_identity,
-    make_sealed,
-)
+from swarm.testing.builders import make_group, make_identity, make_sealed
+from swarm.testing.nodes import make_admission, make_context
 from swarm.types import PolicyVersion, RefusalReason, Refused, RolloutGroup, ScoredGroup, VersionSpan
 
 TRAINER, FOLLOWER = make_identity(1), make_identity(2)

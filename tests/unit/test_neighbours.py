@@ -19,14 +19,8 @@ from swarm.loops.neighbours import choose_streams, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import (
-    make_advert,
-    make_agent,
-    make_context,
-    make_group,
-    make_identity,
-    make_sealed,
-)
+from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import (
     Advert,
     Cursor,

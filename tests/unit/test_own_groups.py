@@ -7,7 +7,8 @@ import pytest
 from swarm.errors import RolloutFailed
 from swarm.exchange.agent import Agent
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ScriptedVerifier, make_agent, make_context, make_group, make_identity
+from swarm.testing.builders import ScriptedVerifier, make_group, make_identity
+from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
 
 
