@@ -1,4 +1,4 @@
-"""Addresses that others can dial: host:port for gRPC, TCP multiaddresses for the DHT.
+"""Dialable addresses: host:port for gRPC, TCP multiaddresses for the DHT.
 
 Invariant: what passes here names one host and one port; a wildcard such as 0.0.0.0 never does.
 """
@@ -8,7 +8,7 @@ import re
 import socket
 
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
-_FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like the rest of the world, and nobody is there
+_FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like any other address, and unassigned
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 
 
@@ -21,7 +21,7 @@ def dialable_endpoint(text: str) -> str:
     host, _, port = text.rpartition(":")
     is_host = _is_ip(host[1:-1], 6) if host.startswith("[") and host.endswith("]") else _HOST.fullmatch(host)
     if not is_host or host in _WILDCARDS or not _is_port(port, least=0):
-        raise ValueError("is no host:port that others could dial, such as example.org:7700")
+        raise ValueError("is no host:port that others could dial; expected one such as example.org:7700")
     return text
 
 
@@ -57,7 +57,7 @@ def is_wildcard(listen: str) -> bool:
 
 
 def own_address(towards: str = _FAR_AWAY) -> str:
-    """This machine's address on the way to a host, IPv6 in brackets; 127.0.0.1 where there is none.
+    """This machine's address on the route to a host, IPv6 in brackets; 127.0.0.1 where there is none.
 
     Asks the routing table and the resolver (blocking); no packet goes to the host.
     """

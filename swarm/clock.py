@@ -31,7 +31,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests.
+    """A clock that moves only by `advance`; for tests.
 
     Example:
         clock = ManualClock(start_s=1_000.0)

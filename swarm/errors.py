@@ -1,10 +1,10 @@
-"""Every exception of the project, ordered by what the caller does next.
+"""Exceptions of the project, ordered by what the caller does next.
 
 SwarmError
 +-- ConfigError        stop; the message names the key and the fix
 +-- Unavailable        retry with backoff and jitter (network, peer, coordinator, DHT)
 |   +-- Unauthenticated  the other side could not prove who it is: drop it, do not retry as is
-|   +-- Forged         what it sent is not what was asked for by digest: ask another one, and not this one again soon
+|   +-- Forged         what it sent is not what was asked for by digest: ask another one, avoid this one for a while
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
 +-- RolloutFailed      record on the rollout and go on
@@ -54,7 +54,7 @@ class RolloutFailed(SwarmError, RuntimeError):
 
 
 class WeightsRefused(SwarmError, ValueError):
-    """An engine did not become the version it was given; what it served before it serves on."""
+    """An engine refused the weights it was given; it still serves the version before."""
 
 
 class NonFiniteStep(SwarmError, ArithmeticError):

@@ -1,4 +1,4 @@
-"""Who a node is: one Ed25519 key, whose public half hashes to the node id.
+"""Node identity: one Ed25519 key, whose public half hashes to the node id.
 
 Invariant: every signature covers a domain tag, so that one made for a group can never serve as one
 for an advert or a handshake.
@@ -84,7 +84,7 @@ def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -
     return True
 
 
-@lru_cache(maxsize=1024)  # a node hears of the same few keys again and again
+@lru_cache(maxsize=1024)  # a node verifies the same few keys again and again
 def _public_key_of(raw: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw)
 

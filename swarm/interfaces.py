@@ -71,13 +71,13 @@ class Environment(Protocol):
         ...
 
     def reference(self, task_id: int) -> str:
-        """The right answer as text (for the majority baseline); never leaves the node."""
+        """The right answer as text, for the majority baseline; it is never sent."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the sandbox says of one group: the task as rebuilt here, and a reward for each answer."""
+    """Result of the sandboxed verifier for one group: the task as rebuilt here, and a reward for each answer."""
 
     task: Task
     rewards: FloatArray  # [G]
@@ -136,13 +136,13 @@ TaskOf = Callable[[str, int], Task]
 
 
 class PromptChooser(Protocol):
-    """Chooses what is asked, and how often, by what own groups were rewarded; memories are plain JSON data.
+    """Adaptive curriculum: chooses prompts, and how often, by the rewards of own groups; memory is plain JSON.
 
     See `swarm.objectives.part.PromptPart`, which recipes implement it with.
     """
 
     def initial(self) -> Mapping[str, Any]:
-        """What it remembers before the first group."""
+        """Memory before the first group."""
         ...
 
     def odds(self, memory: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
@@ -158,7 +158,7 @@ class PromptChooser(Protocol):
         ...
 
     def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
-        """What it remembers after a group."""
+        """Memory after a group."""
         ...
 
 
@@ -201,15 +201,15 @@ class Generator(Protocol):
     ) -> LoadReport:
         """Replaces the weights: all or nothing (blocking).
 
-        Generation stands still meanwhile. After the weights were replaced the canaries are scored; `version` changes
+        Generation pauses meanwhile. After the weights were replaced the canaries are scored; `version` changes
         only when they agree with what the publisher says, within this engine's mismatch.
 
         Args:
             version: what the weights are.
             weights: published tensors by name.
             canaries: of the version's manifest.
-            in_flight: a call of generate goes on with the new weights from its next token on (its spans say where);
-                else it ends first.
+            in_flight: a running call of generate continues with the new weights from its next token (its spans say
+                where); else it ends first.
 
         Raises:
             ConfigError: they do not fit this model.
@@ -249,25 +249,25 @@ class ExchangeHandler(Protocol):
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
 
-        Raises Unavailable for a peer that is not welcome, also in the middle.
+        Raises Unavailable for a peer whose reputation is too low, also in the middle.
         """
         ...
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """A held group. Raises NotHeld; Unavailable for a peer that is not welcome."""
+        """A held group. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
         ...
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, oldest first, then each new one for as long as the peer reads.
 
-        Where this node trains that lineage it also gives the peer leave to make groups, up to `window` that did not
-        arrive yet; 0 asks for none. Raises NotHeld for a lineage of which nothing is held, Unavailable for a peer
-        that is not welcome.
+        Where this node trains that lineage it also grants the peer credit: groups that it may start, up to `window`
+        that have not arrived yet; 0 asks for none. Raises NotHeld for a lineage of which nothing is held, Unavailable
+        for a peer whose reputation is too low.
         """
         ...
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """A held chunk of weights, at most 1 MiB. Raises NotHeld; Unavailable for a peer that is not welcome."""
+        """A held chunk of weights, at most 1 MiB. Raises NotHeld; Unavailable for a peer of low reputation."""
         ...
 
 
@@ -288,7 +288,7 @@ class PeerClient(Protocol):
         ...
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Manifests that the peer holds of a lineage, then new ones, and leave to make groups where it trains it.
+        """Manifests that the peer holds of a lineage, then new ones; and credit, where it trains the lineage.
 
         Nothing in a manifest was checked. Raises NotHeld, Unavailable when it breaks.
         """
@@ -472,26 +472,26 @@ class LocalExchange(Protocol):
         ...
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """How to get from what the engine holds to the newest version of the followed lineage.
+        """The patch chain from what the engine holds to the newest version of the followed lineage.
 
-        Every manifest was checked and every chunk of it lies in the node's weight store.
+        Every manifest was checked, and every chunk is in the node's weight store.
 
         Args:
             held: what the engine serves; None: nothing of that lineage.
-            wait: for a newer version than `held`; else None where none is known now.
+            wait: until there is a newer version than `held`; else None where none is known now.
         """
         ...
 
     async def applied(self, report: ApplyReport) -> None:
-        """A version was taken by the engine, or refused."""
+        """Reports that the engine loaded a version, or refused it."""
         ...
 
     async def report(self, report: StepReport) -> None:
-        """One step was made."""
+        """Reports one optimizer step."""
         ...
 
     async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """An evaluation was made."""
+        """Reports an evaluation."""
         ...
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:

@@ -1,4 +1,4 @@
-"""Named code of the user: "module:name" or "path/my_file.py:name" becomes an object.
+"""Plug-ins: the object that "module:name" or "path/my_file.py:name" names.
 
 Invariant: the name comes from this node's own configuration, never from a peer or a manifest, and a file
 is loaded under a private module name, so that it can neither replace nor shadow one of ours.

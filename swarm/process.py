@@ -1,4 +1,4 @@
-"""What every long-running process of a swarm does: own a directory, start in order, end on a signal.
+"""Long-running processes: lock a directory, start parts in order, drain on a signal; and garbage collection.
 
 Invariant: whatever was started is stopped, in reverse order, also when a later part fails to start; the
 first signal drains, the second ends the process at once.
@@ -22,24 +22,24 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.types import JsonDict
 
-LOCK = "lock"  # held by a daemon for as long as it lives, however it ends
+LOCK = "lock"  # file locked by a daemon for as long as it lives
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
 def defer_gc() -> None:
-    """For the entry point of a process: no search for garbage until `settle`.
+    """Disables the garbage collector during start-up, until `freeze_gc`.
 
-    Importing torch, transformers and hivemind makes hardly anything but what stays; searching it again and again took
-    a fifth of the start of a worker (CPU seconds: 4.8 with it, 3.8 without).
+    Nearly all objects that importing torch, transformers and hivemind makes stay alive; collecting among them again and
+    again took a fifth of a worker's start (CPU seconds: 4.8 with it, 3.8 without).
     """
     gc.disable()
 
 
 def freeze_gc() -> None:
-    """The process is built: what is there now is never searched for garbage, what comes is, as usual.
+    """Ends start-up: objects made so far are exempt from garbage collection, later ones are collected as usual.
 
-    Where garbage is searched for already nothing happens, so that what calls this may run inside another program.
+    Does nothing where the collector is enabled already, so the caller may run inside another program.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -47,7 +47,7 @@ def freeze_gc() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent ends, however that happens (Linux; elsewhere it lives on)."""
+    """Asks the kernel to kill this process when its parent ends, however that happens (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before this was in force
@@ -78,7 +78,7 @@ class Service(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Starts every part; what has to be undone goes to `_exit` at once."""
+        """Starts every part and registers its stop in `_exit` at once."""
 
 
 async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
@@ -114,7 +114,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
 
 
 def lock_directory(directory: Path) -> int:
-    """Takes a directory for this process, until the returned descriptor is closed or the process ends.
+    """Locks a directory for this process, until the returned descriptor is closed or the process ends.
 
     Raises:
         ConfigError: another process has it.
@@ -129,7 +129,7 @@ def lock_directory(directory: Path) -> int:
 
 
 def is_running(directory: Path) -> bool:
-    """Whether a process holds the directory; True as well where that cannot be told (another user's file)."""
+    """True when a process holds the directory, or where that cannot be known (another user's file)."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def load_or_create_identity(path: Path) -> Identity:
 
 
 def write_json(path: Path, data: JsonDict) -> None:
-    """Replaces a file as a whole, so that a reader never sees half of it."""
+    """Replaces a JSON file atomically, so that a reader never sees half of it."""
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(data), encoding="utf-8")
     draft.replace(path)

@@ -228,15 +228,15 @@ class ScoredGroup:
     def is_own_policy(self, policy_id: str) -> bool:
         """True when the lineage `policy_id`, this node's own, generated it, on whatever machine.
 
-        This is what a draw and an objective mean by local: exact ages, and a policy that is the learner's own. Who is
-        believed, held, served or counted as a producer is another question, and `is_made_here` answers it.
+        This is what a draw and an objective mean by `local`: exact ages, and a policy that is the learner's own. Trust,
+        storage, serving and counting by producer depend on the machine instead: `is_made_here`.
         """
         return self.group.policy_id == policy_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """A text and what the publisher's model thought of it: the first sign of an engine that loaded something else."""
+    """A text with the publisher's log-probs: shows at once when an engine loaded other weights."""
 
     token_ids: IntArray  # [T]
     logprobs: FloatArray  # [T] nats at temperature 1, of each token given all before it; the first is NaN
@@ -265,31 +265,31 @@ class Credit:
 
 
 PatchChain = tuple[SealedManifest, ...]
-"""Manifests that lead from what an engine holds (or from nothing) to a version, in order."""
+"""Manifests to apply in order, from the version an engine holds (or from nothing) to a newer one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """What it cost an engine to become another version."""
+    """Cost of loading a version into an engine."""
 
-    pause_s: float = 0.0  # for which generation stood still: swap and canaries, not the wait for a call to end
+    pause_s: float = 0.0  # for which generation paused: swap and canaries, not the wait for a call to end
     mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's; 0 without any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyReport:
-    """What became of a version that an engine of this node should take."""
+    """Outcome of a weight update of one of this node's engines."""
 
     version: PolicyVersion
-    error: str = ""  # empty: it serves; else why the one before it serves on
-    is_unusable: bool = False  # what was fetched does not give the version, whatever engine should take it
-    num_bytes: int = 0  # manifests and payloads of the way
+    error: str = ""  # empty: the version serves; else why the one before it serves on
+    is_unusable: bool = False  # the fetched payload does not give the version, on any engine
+    num_bytes: int = 0  # manifests and payloads of the patch chain
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # stage, load, and pause, a part of load
     mismatch_nats: float = 0.0  # mean difference of the canaries' log-probs from the publisher's
 
 
 class RefusalReason(StrEnum):
-    """Why a group from a peer was not admitted. Each one is counted."""
+    """Why a group from a peer was not admitted; counted by reason."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"  # protobuf, compression or schema
@@ -315,20 +315,20 @@ class RefusalReason(StrEnum):
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
     LOW_REPUTATION = "low_reputation"
     OVER_QUOTA = "over_quota"
-    TOO_MANY_ITEMS = "too_many_items"  # more items on a neighbour's streams than anybody has to say
-    NO_CREDIT = "no_credit"  # of our own lineage, more than its producer was given leave for
+    TOO_MANY_ITEMS = "too_many_items"  # more items on a neighbour's streams than its quota
+    NO_CREDIT = "no_credit"  # of our own lineage, more groups than its producer had credit for
     NO_ROOM = "no_room"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """What a peer sent and we will not use: counted data, not an exception."""
+    """Refusal of something a peer sent: counted data, not an exception."""
 
     reason: RefusalReason
     detail: str = ""  # gives the value and the bound; never prompt or answer text
     producer: NodeId | None = None
     digest: Digest | None = None
-    created_at_s: float | None = None  # as its producer says; None for what was not opened
+    created_at_s: float | None = None  # the producer's claim; None where it was not opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,7 +341,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFilter:
-    """What a subscriber takes beside a holder's own groups that have signal."""
+    """What a subscriber wants besides a holder's own groups with signal."""
 
     relay: bool = False  # notices of groups that other nodes made
     zero_variance: bool = False  # groups whose rewards are all equal
@@ -349,14 +349,14 @@ class StreamFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advert:
-    """What a node says about itself in the directory: one small signed record per node."""
+    """A node's record in the directory: small, signed, one per node."""
 
     node_id: NodeId
     run_id: str
     endpoints: tuple[str, ...]  # host:port of its exchange service
     roles: tuple[Role, ...]
     tokenizer_digest: Digest
-    head: PolicyVersion  # of its own or its followed lineage, newest; its digest only where its weights can be had
+    head: PolicyVersion  # newest of its own or followed lineage; with a digest only where it serves these weights
     oldest_step: int  # of the groups it holds
     num_groups: int  # of its own, still held
     reward_mean: float
@@ -381,7 +381,7 @@ class EdgeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """What a node tells the coordinator with each heartbeat: figures, never rollouts or weights."""
+    """Heartbeat of a node to the coordinator: figures, never rollouts or weights."""
 
     node_id: NodeId
     name: str
@@ -399,7 +399,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What the coordinator recommends. Local limits always win."""
+    """Recommendations of the coordinator. Local limits always win."""
 
     max_age_steps: int | None = None  # None: no opinion
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # in [0, 1]

@@ -21,10 +21,9 @@ from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
+from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import (
     MAX_ENVELOPE_BYTES,
-    cursor_from_message,
-    cursor_to_message,
     sealed_from_bytes,
     sealed_from_message,
     sealed_to_bytes,

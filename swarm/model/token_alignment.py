@@ -1,4 +1,4 @@
-"""One text, two tokenisations: the finest segments that both cut the text into.
+"""Token alignment: the finest common segments of two tokenisations of one text.
 
 Invariant: segments cover the text exactly and in order; a segment ends where a token of each side ends, at the same
 byte. Positions are bytes of the text's UTF-8.

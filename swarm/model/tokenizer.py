@@ -1,4 +1,4 @@
-"""Text to token ids and back: a Hugging Face tokenizer without torch, and the alphabet of the tiny model.
+"""Tokenizers: a Hugging Face tokenizer without torch, and the character tokenizer of the tiny model.
 
 Invariant: the text of a rollout is always `decode` of its tokens, so that what is scored is what is learned.
 """

@@ -1,4 +1,4 @@
-"""The published tensors of a network: what a policy version is, what its digest covers, what engines load.
+"""Digest of a policy version, over its published tensors: those that a version consists of and engines load.
 
 Invariant: checkpoint names in sorted order, tied weights once; with adapters, the adapters and nothing else.
 """

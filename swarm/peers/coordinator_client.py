@@ -19,7 +19,7 @@ from swarm.errors import ConfigError, TooLarge, Unauthenticated, Unavailable
 from swarm.flow import Backoff, BoundedTable
 from swarm.identity import Identity
 from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion, short
-from swarm.wire.envelopes import is_endpoint
+from swarm.wire.adverts import is_endpoint
 from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.reports import MAX_EDGES, advice_from_message, report_to_heartbeat, version_or_none
 from swarm.wire.rollout_groups import version_to_message

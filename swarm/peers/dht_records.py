@@ -14,7 +14,7 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
 from swarm.types import Advert, NodeId
-from swarm.wire.envelopes import open_advert
+from swarm.wire.adverts import open_advert
 
 MAX_TTL_S = 300.0
 """Longest time for which any directory keeps an advert, seconds."""

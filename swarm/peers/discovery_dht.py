@@ -23,7 +23,7 @@ from swarm.flow import BoundedTable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, shard_of
 from swarm.types import Advert
-from swarm.wire.envelopes import seal_advert
+from swarm.wire.adverts import seal_advert
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID

@@ -1,4 +1,4 @@
-"""The one table between this project's errors and gRPC status codes.
+"""gRPC errors: the one table between this project's errors and gRPC status codes.
 
 Invariant: a peer can only ever cause Unavailable, Unauthenticated, NotHeld or TooLarge here; the
 other errors cross the local socket alone.

@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion
-from swarm.wire.envelopes import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_endpoint, is_node_id
+from swarm.wire.adverts import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_endpoint, is_node_id
 from swarm.wire.rollout_groups import MAX_STEP, Malformed, decimal, version_from_message, version_to_message
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2

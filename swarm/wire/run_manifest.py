@@ -1,4 +1,4 @@
-"""What a run is, as signed JSON, and the link by which strangers find it.
+"""Run manifest: what a run is, as signed JSON, and the join link by which nodes find it.
 
 Invariant: a manifest is data: it can name built-in environments, recipes and digests, never code, and
 nothing in it is used before its signature and every bound were checked.
@@ -26,7 +26,7 @@ from swarm.config import (
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_MANIFEST, Identity, node_id_of, verify
 from swarm.types import JsonDict, NodeId
-from swarm.wire.envelopes import is_endpoint
+from swarm.wire.adverts import is_endpoint
 
 MAX_MANIFEST_BYTES: Final = 128 * 1024
 MAX_ENVIRONMENTS: Final = 64
@@ -41,7 +41,7 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z
 _JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 _MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
 
-# Most that a stranger may ask of a machine; a node's own configuration may go beyond.
+# Most that a manifest of somebody else may demand of a machine; a node's own configuration may go beyond.
 _CEILINGS: Final = (
     ("generator.max_new_tokens", 131_072),
     ("generator.groups_per_batch", 4_096),
@@ -94,7 +94,7 @@ class RunManifest(Model):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Recommended."""
     trainer: str = ""
-    """Node id of whom generators follow (their `follow.policy`); empty: the only trainer that they find."""
+    """Node id of the trainer that generators follow (`follow.policy`); empty: the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
 
@@ -123,7 +123,7 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
 
 
 def check_manifest(manifest: RunManifest) -> None:
-    """Refuses a manifest that names code, data without a digest, or more than a stranger may ask for.
+    """Refuses a manifest that names code, data without a digest, or resources beyond the ceilings.
 
     Raises:
         ConfigError: names the field and the reason.
@@ -147,7 +147,7 @@ def check_manifest(manifest: RunManifest) -> None:
         section, _, key = path.partition(".")
         value = getattr(getattr(manifest, section), key)
         if value > most:
-            raise ConfigError(f"manifest: {path}: {value} exceeds {most}, the most a manifest may ask for")
+            raise ConfigError(f"manifest: {path}: {value} exceeds {most}, the most that a manifest may set")
 
 
 def _check_environment(where: str, env: EnvironmentConfig) -> None:
@@ -170,7 +170,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:
-    """Plain data of bounded depth, number and size: it decides how large a problem every node builds."""
+    """Checks that params are plain data of bounded depth, number and size: they decide how large problems get."""
     if isinstance(value, str):
         is_bounded = len(value) <= MAX_PARAM_CHARS
     elif isinstance(value, (int, float)):
@@ -195,11 +195,11 @@ def _check_digest(name: str, digest: str) -> None:
 
 
 def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> RunManifest:
-    """The manifest in signed bytes from anywhere.
+    """Opens a signed manifest from anywhere.
 
     Raises:
         Unauthenticated: it was not signed by `fingerprint`.
-        ConfigError: it is signed but names what no manifest may, or another run.
+        ConfigError: it is signed, but over a bound, or of another run.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest: {len(data)} bytes exceed {MAX_MANIFEST_BYTES}")
@@ -266,8 +266,8 @@ async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -
     """Asks each address of the link in turn; `timeout_s` is for each of them.
 
     Raises:
-        ConfigError: a signed manifest that we must not follow.
-        Unauthenticated: somebody answered who is not the link's coordinator.
+        ConfigError: the manifest is signed but breaks a bound.
+        Unauthenticated: another node than the link's coordinator answered.
         Unavailable: no address answered.
     """
     failures: list[Unavailable] = []
@@ -310,7 +310,7 @@ def node_config_from_manifest(
     """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
 
     Raises:
-        ConfigError: the manifest must not be followed.
+        ConfigError: the manifest breaks a bound.
     """
     check_manifest(manifest)
     data: JsonDict = {

@@ -1,7 +1,7 @@
-"""The serving side of sessions: who is at the other end of a call, and a gRPC server with bounds.
+"""Server side of sessions: authenticates callers, and starts a gRPC server with bounds.
 
 Invariant: every table is bounded in size and age, per network address and in total, so that clients
-who have proven nothing cost a bounded amount of memory and work.
+that proved nothing cost a bounded amount of memory and work.
 """
 
 import secrets
@@ -24,11 +24,12 @@ from swarm.wire.session import (
     NONCE_BYTES,
     PROTOCOL_VERSION,
     SESSION_KEY,
+    Certificate,
     challenge_message,
     check_protocol_version,
+    create_certificate,
     hello_message,
 )
-from swarm.wire.tls import Certificate, create_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
@@ -37,7 +38,7 @@ MAX_ADDRESSES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLimits:
-    """What strangers and peers may cost."""
+    """Bounds of what callers may cost, authenticated or not."""
 
     request_bytes: int = 256 * 1024  # largest request, refused before it is parsed
     streams_per_connection: int = 32
@@ -60,7 +61,7 @@ class _Session:
 
 
 class Sessions(pb_grpc.SessionServiceServicer):
-    """Proves our identity to clients, checks theirs, and remembers which connection is whose.
+    """Proves our identity to clients, checks theirs, and keeps the node behind each connection.
 
     Example:
         sessions = Sessions(identity, run_id="demo", clock=SystemClock())
@@ -75,7 +76,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         limits: ServerLimits | None = None,
         is_welcome: Callable[[NodeId], bool] = lambda node_id: True,
     ) -> None:
-        """`is_welcome`: asked at Hello and at every call; who is not is told to come back later."""
+        """`is_welcome`: checked at Hello and at every call; other nodes get Unavailable."""
         self._is_welcome = is_welcome
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
@@ -92,13 +93,13 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
         Raises:
             Unauthenticated: no token, an unknown or expired one, or one of another connection.
-            Unavailable: the node is not welcome now.
+            Unavailable: the node's reputation is too low now.
         """
         metadata = cast(Sequence[tuple[str, Any]], context.invocation_metadata() or ())
         token = next((value for key, value in metadata if key == SESSION_KEY), b"")
         session = self._sessions.get(token)
         if session is None or session.expires_s <= self._clock.monotonic_s():
-            raise Unauthenticated("no session: say Hello on this connection first")
+            raise Unauthenticated("no session: call Hello on this connection first")
         if session.peer != context.peer():
             raise Unauthenticated("the session belongs to another connection")
         self._require_welcome(session.node_id)

@@ -1,8 +1,8 @@
-"""Authenticated gRPC connections: both ends prove their Ed25519 identities over the TLS certificate in use.
+"""Sessions: gRPC over TLS on which both ends prove their Ed25519 identities over the certificate in use.
 
-Invariant: whoever sits between two nodes has a certificate of its own, and neither end's signature
-covers that one; so what `open_channel` returns ends at the node that was meant, and what
-`Sessions.require` returns is the node at the other end of that very connection.
+Invariant: a certificate (one per process, self-signed) proves nothing by itself; both signatures cover its digest. A
+man in the middle has another certificate, which neither signature covers. So `open_channel` returns a connection to
+the node that was meant, and `Sessions.require` the node at the other end of that very connection.
 """
 
 import asyncio
@@ -10,17 +10,23 @@ import hashlib
 import secrets
 import ssl
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, cast
 
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from swarm.clock import Clock, SystemClock
 from swarm.errors import Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
-from swarm.wire.envelopes import is_endpoint
+from swarm.wire.adverts import is_endpoint
 from swarm.wire.grpc_errors import calling
-from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
@@ -30,6 +36,13 @@ NONCE_BYTES: Final = 32
 PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
 _RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
+
+CERTIFICATE_NAME: Final = "swarm-node"
+MAX_CERTIFICATE_BYTES: Final = 8192
+# Validity is meaningless for a key that lives as long as its process, and a node whose clock is a
+# year off must still connect.
+_NOT_BEFORE: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_NOT_AFTER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
 Metadata = Sequence[tuple[str, bytes]]
 
@@ -189,3 +202,63 @@ def _channel_options() -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
+
+
+# --- TLS certificates --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """A self-signed P-256 certificate and its key."""
+
+    key_pem: bytes
+    pem: bytes
+    digest: bytes  # SHA-256 of the DER form, 32 bytes
+
+
+def create_certificate() -> Certificate:
+    """A new certificate for this process."""
+    key = generate_private_key(SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CERTIFICATE_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(CERTIFICATE_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, SHA256())
+    )
+    return Certificate(
+        key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        pem=certificate.public_bytes(Encoding.PEM),
+        digest=hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest(),
+    )
+
+
+async def fetch_certificate(host: str, port: int) -> bytes:
+    """The certificate (DER) that a server shows to anyone. The caller sets the deadline.
+
+    Raises:
+        Unavailable: nobody answers TLS with HTTP/2 there.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=CERTIFICATE_NAME)
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"no TLS connection: {type(error).__name__}") from None
+    try:
+        connection = cast(ssl.SSLObject, writer.get_extra_info("ssl_object"))
+        der = connection.getpeercert(binary_form=True) or b""
+    finally:
+        writer.transport.abort()
+    if not 0 < len(der) <= MAX_CERTIFICATE_BYTES:
+        raise Unavailable(f"certificate of {len(der)} bytes, bound {MAX_CERTIFICATE_BYTES}")
+    return der

@@ -1,7 +1,7 @@
-"""What travels about weights: manifests, leave to make groups, requests to watch a lineage, and canaries.
+"""Weight sync messages: sealed manifests, credit, requests to watch a lineage, and canaries.
 
-Invariant: what comes out of a message has the form of what it should be, within bounds, whoever sent it. Whether a
-manifest is signed by its owner and makes sense, `swarm.weights.manifest.open_manifest` says.
+Invariant: values from a message have the right form and are within bounds, whoever sent it. The signature and content
+of a manifest are checked by `swarm.weights.manifest.open_manifest`.
 
 Shape letter: T tokens of a canary.
 """
@@ -21,7 +21,7 @@ MAX_MANIFEST_BYTES: Final = 4 * 2**20
 MAX_LOCAL_MANIFEST_BYTES: Final = 16 * 2**20  # within a node
 MAX_PUBLISHED_MANIFESTS: Final = 16  # that lead to one version
 MAX_CHUNK_BYTES: Final = 2**20
-MAX_WINDOW: Final = 2**16  # groups that one watcher may ask leave for at a time
+MAX_WINDOW: Final = 2**16  # groups, most credit that one watcher may ask for
 DIGEST_BYTES: Final = 32
 
 

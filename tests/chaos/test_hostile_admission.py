@@ -43,7 +43,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.envelopes import group_to_body
+from swarm.wire.rollout_groups import group_to_body
 from swarm.wire.v1 import rollout_pb2
 
 HOSTILE, HONEST, OURSELVES = make_identity(1), make_identity(2), make_identity(3)

@@ -23,8 +23,7 @@ from swarm.identity import Identity
 from swarm.peers.coordinator_client import FIRST_BACKOFF_S, GrpcCoordinatorClient
 from swarm.types import NodeReport, PolicyVersion, Role
 from swarm.wire.server import Sessions, start_server
-from swarm.wire.session import AuthenticatedChannel
-from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
+from swarm.wire.session import CERTIFICATE_NAME, AuthenticatedChannel, fetch_certificate
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2
 from swarm.wire.v1.coordinator_service_pb2_grpc import (

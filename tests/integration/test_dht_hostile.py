@@ -13,7 +13,7 @@ from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, shard_key
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
-from swarm.wire.envelopes import seal_advert
+from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(60)

@@ -24,8 +24,7 @@ from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.wire.server import ServerLimits, Sessions, start_server
-from swarm.wire.session import SESSION_KEY, AuthenticatedChannel, open_channel
-from swarm.wire.tls import CERTIFICATE_NAME, fetch_certificate
+from swarm.wire.session import CERTIFICATE_NAME, SESSION_KEY, AuthenticatedChannel, fetch_certificate, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.v1 import policy_pb2

@@ -29,16 +29,9 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.envelopes import (
-    MAX_ADVERT_BYTES,
-    group_to_body,
-    open_advert,
-    open_group,
-    seal_advert,
-    seal_group,
-    sealed_from_bytes,
-    sealed_to_bytes,
-)
+from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
+from swarm.wire.envelopes import open_group, seal_group, sealed_from_bytes, sealed_to_bytes
+from swarm.wire.rollout_groups import group_to_body
 from swarm.wire.v1 import advert_pb2, rollout_pb2
 
 IDENTITY = Identity.from_seed(bytes(range(32)))

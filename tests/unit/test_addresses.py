@@ -12,7 +12,7 @@ from swarm.addresses import (
 )
 from swarm.config import CoordinatorConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
-from swarm.wire.envelopes import is_endpoint
+from swarm.wire.adverts import is_endpoint
 
 ENDPOINTS = ["10.0.0.1:7700", "example.org:7700", "[2001:db8::1]:7700", "node-a:1", "localhost:65535"]
 MULTIADDRESSES = [

@@ -11,7 +11,7 @@ from swarm.identity import Identity
 from swarm.peers.dht_records import RecordChecker, ShardRecords, shard_of
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
-from swarm.wire.envelopes import seal_advert
+from swarm.wire.adverts import seal_advert
 
 ALICE, BOB = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
 

@@ -30,8 +30,10 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.envelopes import group_to_body, open_advert, open_group, seal_advert, seal_group, sealed_from_bytes
+from swarm.wire.adverts import open_advert, seal_advert
+from swarm.wire.envelopes import open_group, seal_group, sealed_from_bytes
 from swarm.wire.reports import advice_from_message, advice_to_message, heartbeat_to_report, report_to_heartbeat
+from swarm.wire.rollout_groups import group_to_body
 from swarm.wire.v1 import advert_pb2, rollout_pb2
 
 DATA = Path(__file__).parent / "data"

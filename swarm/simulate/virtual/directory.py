@@ -10,7 +10,7 @@ from swarm.errors import Unavailable
 from swarm.identity import Identity, Verify, verify
 from swarm.peers.dht_records import MAX_TTL_S, check_own
 from swarm.types import Advert, NodeId
-from swarm.wire.envelopes import open_advert, seal_advert
+from swarm.wire.adverts import open_advert, seal_advert
 
 CanSee = Callable[[NodeId, NodeId], bool]
 """Whether the first node can read what the second one announced (false across a partition)."""

@@ -1,0 +1,165 @@
+"""Adverts: a node's record in the directory as signed bytes, and back through every check that needs no node state.
+
+Invariant: nothing is parsed before its signature holds, and no input raises: hostile bytes become None.
+"""
+
+import math
+import re
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from swarm.errors import TooLarge
+from swarm.identity import DOMAIN_ADVERT, Identity, Verify, node_id_of, verify
+from swarm.types import Advert, Correction, Cursor, RefusalReason, Role
+from swarm.wire.rollout_groups import (
+    MAX_STEP,
+    MAX_TASK_ID,
+    Malformed,
+    decimal,
+    version_from_message,
+    version_to_message,
+)
+from swarm.wire.v1 import advert_pb2
+
+MAX_ADVERT_BYTES: Final = 512
+MAX_ADVERT_TTL_S: Final = 300.0
+MAX_ENDPOINTS: Final = 4
+MAX_EPOCH_CHARS: Final = 64
+_MAX_REWARD: Final = 1e6
+
+_ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,100}):[0-9]{1,5}")
+_NODE_ID: Final = re.compile(r"[0-9a-f]{64}")
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
+
+ROLE_NUMBERS: Final = {
+    Role.TRAINER: advert_pb2.ROLE_TRAINER,
+    Role.GENERATOR: advert_pb2.ROLE_GENERATOR,
+    Role.RELAY: advert_pb2.ROLE_RELAY,
+}
+ROLES_BY_NUMBER: Final = {number: role for role, number in ROLE_NUMBERS.items()}
+_CORRECTIONS: Final = {
+    Correction.EXACT: advert_pb2.CORRECTION_EXACT,
+    Correction.NO_LOGPROBS: advert_pb2.CORRECTION_NO_LOGPROBS,
+    Correction.TEXT_ONLY: advert_pb2.CORRECTION_TEXT_ONLY,
+}
+_CORRECTIONS_BACK: Final = {number: correction for correction, number in _CORRECTIONS.items()}
+
+
+def cursor_to_message(cursor: Cursor) -> advert_pb2.Cursor:
+    """A cursor as a message."""
+    return advert_pb2.Cursor(epoch=cursor.epoch, sequence=cursor.sequence)
+
+
+def cursor_from_message(message: advert_pb2.Cursor) -> Cursor:
+    """A cursor within its bounds. Raises Malformed."""
+    if len(message.epoch) > MAX_EPOCH_CHARS or message.sequence >= MAX_TASK_ID:
+        raise Malformed(RefusalReason.MALFORMED, f"cursor beyond {MAX_EPOCH_CHARS} characters or 2**63")
+    return Cursor(epoch=message.epoch, sequence=message.sequence)
+
+
+def advert_to_message(advert: Advert) -> advert_pb2.Advert:
+    """An advert as a message; the node id is left to the key."""
+    return advert_pb2.Advert(
+        run_id=advert.run_id,
+        endpoints=advert.endpoints,
+        roles=[ROLE_NUMBERS[role] for role in advert.roles],
+        tokenizer_digest=advert.tokenizer_digest,
+        head=version_to_message(advert.head),
+        oldest_step=advert.oldest_step,
+        num_groups=advert.num_groups,
+        reward_mean=advert.reward_mean,
+        reward_std=advert.reward_std,
+        correction=_CORRECTIONS[advert.correction],
+        held_bytes=advert.held_bytes,
+        cursor=cursor_to_message(advert.cursor),
+        expires_at_s=advert.expires_at_s,
+    )
+
+
+def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | None:
+    """An advert within its bounds (its expiry is not judged), or None."""
+    floats = (message.reward_mean, message.reward_std, message.expires_at_s)
+    is_whole = (
+        _RUN_ID.fullmatch(message.run_id) is not None
+        and len(message.endpoints) <= MAX_ENDPOINTS
+        and all(is_endpoint(endpoint) for endpoint in message.endpoints)
+        and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
+        and len(message.tokenizer_digest) in (0, 32)
+        and message.oldest_step < MAX_STEP
+        and message.held_bytes < MAX_TASK_ID
+        and message.correction in _CORRECTIONS_BACK
+        and all(map(math.isfinite, floats))
+        and max(abs(message.reward_mean), abs(message.reward_std)) <= _MAX_REWARD
+    )
+    if not is_whole:
+        return None
+    try:
+        head, cursor = version_from_message(message.head), cursor_from_message(message.cursor)
+    except Malformed:
+        return None
+    return Advert(
+        node_id=node_id,
+        run_id=message.run_id,
+        endpoints=tuple(message.endpoints),
+        roles=tuple(ROLES_BY_NUMBER[role] for role in message.roles),
+        tokenizer_digest=message.tokenizer_digest,
+        head=head,
+        oldest_step=message.oldest_step,
+        num_groups=message.num_groups,
+        reward_mean=decimal(message.reward_mean),
+        reward_std=decimal(message.reward_std),
+        correction=_CORRECTIONS_BACK[message.correction],
+        held_bytes=message.held_bytes,
+        cursor=cursor,
+        expires_at_s=message.expires_at_s,
+    )
+
+
+def is_endpoint(text: str) -> bool:
+    """True for host:port with a usable port and nothing but the characters of a name or address."""
+    return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
+
+
+def is_node_id(text: str) -> bool:
+    """True for 64 lower-case hex digits."""
+    return _NODE_ID.fullmatch(text) is not None
+
+
+def seal_advert(advert: Advert, identity: Identity) -> bytes:
+    """Our advert as signed bytes for the directory.
+
+    Raises:
+        ValueError: the advert is another node's.
+        TooLarge: over MAX_ADVERT_BYTES; endpoints or run id are too long.
+    """
+    if advert.node_id != identity.node_id:
+        raise ValueError(f"advert of {advert.node_id[:8]} cannot be sealed by {identity.node_id[:8]}")
+    body = advert_to_message(advert).SerializeToString()
+    signature = identity.sign(DOMAIN_ADVERT, body)
+    data = advert_pb2.SignedAdvert(public_key=identity.public_key, signature=signature, body=body).SerializeToString()
+    if len(data) > MAX_ADVERT_BYTES:
+        raise TooLarge(f"advert of {len(data)} bytes exceeds {MAX_ADVERT_BYTES}: shorten endpoints {advert.endpoints}")
+    return data
+
+
+def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
+    """The advert in signed bytes from the directory, or None when anything about it is wrong.
+
+    Args:
+        data: from anywhere.
+        now_s: wall clock; the advert must expire after it, by MAX_ADVERT_TTL_S at most.
+        verify: judges the signature; a simulation may bring its own.
+    """
+    if len(data) > MAX_ADVERT_BYTES:
+        return None
+    try:
+        signed = advert_pb2.SignedAdvert.FromString(data)
+        if not verify(signed.public_key, DOMAIN_ADVERT, signed.body, signed.signature):
+            return None
+        message = advert_pb2.Advert.FromString(signed.body)
+    except DecodeError:
+        return None
+    if not now_s < message.expires_at_s <= now_s + MAX_ADVERT_TTL_S:
+        return None
+    return advert_from_message(message, node_id_of(signed.public_key))
