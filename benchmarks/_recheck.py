@@ -7,7 +7,7 @@ tasks), so every one is admitted; the time is of `Door.admit` alone.
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,15 +16,16 @@ from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.exchange.admission import Admission
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_rollout
 from swarm.testing.inline_verifier import InlineVerifier
-from swarm.testing.nodes import make_admission, make_context
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
+
+if TYPE_CHECKING:
+    from swarm.exchange.admission import Admission
 
 _ENVIRONMENT: Final = EnvironmentConfig(name="reverse", kind="char", dataset="reverse", seed=1)
 _MANY: Final = 10**9  # no quota: the door is measured, not the peer's allowance
@@ -73,13 +74,18 @@ async def _admit_all(name: str, verifier: Verifier, groups: list[SealedGroup]) -
     return Recheck(name, len(rest), float(np.mean([sealed.size_bytes for sealed in rest])), seconds)
 
 
-async def _admit(admission: Admission, sealed: SealedGroup) -> None:
+async def _admit(admission: "Admission", sealed: SealedGroup) -> None:
     result = await admission.admit(sealed, via=sealed.producer)
     if isinstance(result, Refused):
         raise RuntimeError(f"a genuine group was refused: {result.reason} {result.detail}")
 
 
-def _admission(verifier: Verifier) -> Admission:
+def _admission(verifier: Verifier) -> "Admission":
+    from swarm.testing.nodes import (  # a whole agent, which the peers' processes do not need
+        make_admission,
+        make_context,
+    )
+
     config = NodeConfig(
         run_id=RUN_ID,
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=16),
