@@ -35,8 +35,8 @@ from swarm.generation.produce import produce  # noqa: E402
 from swarm.generation.transformers_engine import TransformersGenerator  # noqa: E402
 from swarm.generation.vllm_engine import VllmGenerator  # noqa: E402
 from swarm.interfaces import Generator  # noqa: E402
+from swarm.learn.logprobs import score_tokens  # noqa: E402
 from swarm.learn.packing import pack  # noqa: E402
-from swarm.learn.score import score_tokens  # noqa: E402
 from swarm.model import LoadedModel, load_model, snapshot, weights_digest  # noqa: E402
 from swarm.objectives.batch import make_batch  # noqa: E402
 from swarm.types import (  # noqa: E402

@@ -28,7 +28,8 @@ from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
-from swarm.wire.run_manifest import JoinLink, manifest_of
+from swarm.wire.join_link import JoinLink
+from swarm.wire.run_manifest import manifest_of
 from swarm.wire.server import ServerLimits, Sessions, start_server
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, Role
-from swarm.wire.run_manifest import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest, write_toml
+from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
+from swarm.wire.run_manifest import write_toml
 
 FETCH_TIMEOUT_S = 10.0
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.errors import RolloutFailed, StorageFull
-from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form, check_verdict, to_scored_group
+from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.known_versions import KnownVersions
+from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext

@@ -7,23 +7,19 @@ Shape letters: G rollouts, P prompt tokens, T response tokens.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from swarm.config import NodeConfig
-from swarm.interfaces import Tokenizer, Verdict
+from swarm.interfaces import Tokenizer
 from swarm.types import (
-    Correction,
     FinishReason,
-    FloatArray,
     IntArray,
     RefusalReason,
     Rollout,
     RolloutGroup,
-    ScoredGroup,
-    SealedGroup,
     TokenTrace,
 )
 
@@ -188,81 +184,3 @@ def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
     if tokenizer.decode(trace.token_ids[trace.action_mask].tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
     return None
-
-
-def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Task, prompt and rewards as rebuilt here, against what the producer says."""
-    rewards: list[float] = verdict.rewards.tolist()
-    if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
-        return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
-    if verdict.task.is_held_out:
-        return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
-    is_ours = group.tokenizer_digest == tokenizer.digest
-    if is_ours and group.prompt_ids.tolist() != tokenizer.encode_prompt(verdict.task):
-        return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
-    if group.verifier == verdict.verifier:
-        for rollout, reward in zip(group.rollouts, rewards, strict=True):
-            error = abs(rollout.claimed_reward - reward)
-            if not error <= limits.reward_tolerance:  # catches NaN
-                return RefusalReason.FALSE_REWARD, f"claim off by {error:.4f}, at most {limits.reward_tolerance}"
-    return None
-
-
-def to_scored_group(
-    group: RolloutGroup,
-    sealed: SealedGroup,
-    rewards: FloatArray,
-    tokenizer: Tokenizer,
-    *,
-    is_made_here: bool,
-    now_s: float,
-) -> ScoredGroup:
-    """The value that store, learner and relay work with.
-
-    Args:
-        group: inside `sealed`.
-        sealed: as it travels.
-        rewards: [G], computed on this node.
-        tokenizer: of this node's model.
-        is_made_here: whether this node generated it.
-        now_s: wall clock.
-    """
-    return ScoredGroup(
-        digest=sealed.digest,
-        group=clamp_logprobs(group),
-        rewards=rewards,
-        correction=correction_of(group, tokenizer),
-        is_made_here=is_made_here,
-        first_seen_s=now_s,
-        size_bytes=sealed.size_bytes,
-    )
-
-
-def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
-    """Which ratios this node may form for the group."""
-    if group.tokenizer_digest != tokenizer.digest:
-        return Correction.TEXT_ONLY
-    is_exact = True
-    for rollout in group.rollouts:
-        if rollout.trace is None:
-            return Correction.TEXT_ONLY
-        is_exact = is_exact and rollout.trace.logprobs is not None and rollout.sampling.is_exact
-    return Correction.EXACT if is_exact else Correction.NO_LOGPROBS
-
-
-def clamp_logprobs(group: RolloutGroup) -> RolloutGroup:
-    """The group with log-probs above 0 by rounding set to 0; the same object when there are none."""
-    if not any(_exceeds_zero(rollout.trace) for rollout in group.rollouts):
-        return group
-    return replace(group, rollouts=tuple(_clamped(rollout) for rollout in group.rollouts))
-
-
-def _exceeds_zero(trace: TokenTrace | None) -> bool:
-    return trace is not None and trace.logprobs is not None and bool(np.count_nonzero(trace.logprobs > 0))
-
-
-def _clamped(rollout: Rollout) -> Rollout:
-    trace = rollout.trace
-    if trace is None or trace.logprobs is None:
-        return rollout
-    return replace(rollout, trace=replace(trace, logprobs=np.minimum(trace.logprobs, np.float32(0))))

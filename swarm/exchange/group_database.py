@@ -20,7 +20,7 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull, is_disk_full
-from swarm.exchange.admission_checks import clamp_logprobs
+from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.interfaces import BeforeWrite
 from swarm.types import Correction, Digest, Draw, DrawnGroup, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
-from swarm.exchange.admission_checks import to_scored_group
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean
 from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext

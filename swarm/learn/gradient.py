@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from swarm.clock import Clock
 from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward
 from swarm.learn.layer_noise import LayerNoise
+from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.score import hidden_states, score_tokens
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, coefficients
 from swarm.objectives.part import Probe, Scope

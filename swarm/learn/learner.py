@@ -27,10 +27,10 @@ from swarm.learn.diagnostics import OffPolicyStats, Update, off_policy_by_source
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.layer_noise import LayerNoise
+from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.score import check_head
 from swarm.model import published_state, weights_digest
 from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.coefficients import scored, with_advantages

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Learner
-from swarm.loops.follow_weights import FollowWeightsLoop
 from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
+from swarm.loops.update_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
 from swarm.types import Draw, Evaluation, Role
 

@@ -27,7 +27,7 @@ Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, di
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class InvariantVerdict:
     """One invariant of a finished run."""
 
     name: str
@@ -183,7 +183,7 @@ class Invariants:
     def _violate(self, name: str, detail: str) -> None:
         self.violations[name].append(detail)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[InvariantVerdict]:
         """Every invariant, whether it held, and the first violations."""
         num_abandoned = sum(map(len, self._abandoned.values()))
         details = {
@@ -195,7 +195,7 @@ class Invariants:
             else f"{self._num_repeated} steps made again",
         }
         return [
-            Verdict(
+            InvariantVerdict(
                 name=name,
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),

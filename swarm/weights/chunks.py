@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from swarm.types import Digest, short
-from swarm.weights.unusable import Malformed, UnusableReason
+from swarm.weights.unusable import MalformedPayload, UnusableReason
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -40,24 +40,26 @@ def num_chunks(payload_bytes: int) -> int:
 
 
 def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, ...], payload_bytes: int) -> None:
-    """Raises Malformed unless this is the chunk of that number."""
+    """Raises MalformedPayload unless this is the chunk of that number."""
     expected = min(CHUNK_BYTES, payload_bytes - number * CHUNK_BYTES)
     if len(chunk) != expected:
-        raise Malformed(UnusableReason.WRONG_CHUNK, f"chunk {number} has {len(chunk)} bytes, expected {expected}")
+        raise MalformedPayload(
+            UnusableReason.WRONG_CHUNK, f"chunk {number} has {len(chunk)} bytes, expected {expected}"
+        )
     if chunk_digest(chunk) != digests[number]:
-        raise Malformed(UnusableReason.WRONG_CHUNK, f"chunk {number} is not {short(digests[number])}")
+        raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"chunk {number} is not {short(digests[number])}")
 
 
 def check_chunks(
     chunks: Iterable[bytes | memoryview], digests: tuple[Digest, ...], payload_bytes: int
 ) -> Iterator[bytes | memoryview]:
-    """The chunks of a payload, each after its check. Raises Malformed at the first that is wrong or missing."""
+    """The chunks of a payload, each after its check. Raises MalformedPayload at the first that is wrong or missing."""
     number = 0
     for chunk in chunks:
         if number == len(digests):
-            raise Malformed(UnusableReason.WRONG_CHUNK, f"more than {number} chunks")
+            raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"more than {number} chunks")
         check_chunk(number, chunk, digests, payload_bytes)
         number += 1
         yield chunk
     if number < len(digests):
-        raise Malformed(UnusableReason.WRONG_CHUNK, f"{number} of {len(digests)} chunks")
+        raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"{number} of {len(digests)} chunks")

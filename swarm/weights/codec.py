@@ -54,7 +54,7 @@ def decode(
         base: None where the payload is a safetensors file.
 
     Raises:
-        Malformed: the payload does not fit these specs.
+        MalformedPayload: the payload does not fit these specs.
     """
     return decode_full(specs, buffers) if base is None else decode_delta(base, buffers)
 
@@ -91,7 +91,7 @@ def decode_full(specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryvie
         specs: in order of name; the caller has bounded their total size.
 
     Raises:
-        Malformed: the bytes are not the safetensors file of these specs.
+        MalformedPayload: the bytes are not the safetensors file of these specs.
     """
     reader = StreamReader(buffers)
     header = _header(specs)

@@ -78,7 +78,7 @@ def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterat
     None shares memory with `base`, but neighbours may lie in one block of memory.
 
     Raises:
-        Malformed: the payload does not fit the specs of `base`.
+        MalformedPayload: the payload does not fit the specs of `base`.
     """
     reader = StreamReader(buffers)
     for dtype, same in _by_dtype(specs_of(base)):

@@ -17,7 +17,7 @@ from swarm.weights.chunks import num_chunks
 from swarm.weights.codec import Codec, full_bytes
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import MAX_DIMS, MAX_NAME_BYTES, TensorSpec
-from swarm.weights.unusable import Malformed, Unusable, UnusableReason, malformed
+from swarm.weights.unusable import MalformedPayload, Unusable, UnusableReason, malformed
 
 DOMAIN_WEIGHTS: Final = b"swarm.v1.weights"
 MAX_CANARIES: Final = 16
@@ -86,19 +86,21 @@ def open_manifest(sealed: SealedManifest, owner: NodeId, limits: Limits) -> Mani
         if len(sealed.body) > limits.manifest_bytes:
             raise _too_large("manifest bytes", len(sealed.body), limits.manifest_bytes)
         if node_id_of(sealed.public_key) != owner:
-            raise Malformed(UnusableReason.WRONG_OWNER, f"signed by {short(node_id_of(sealed.public_key))}")
+            raise MalformedPayload(UnusableReason.WRONG_OWNER, f"signed by {short(node_id_of(sealed.public_key))}")
         if not verify(sealed.public_key, DOMAIN_WEIGHTS, sealed.body, sealed.signature):
-            raise Malformed(UnusableReason.WRONG_SIGNATURE, f"of {short(owner)}")
+            raise MalformedPayload(UnusableReason.WRONG_SIGNATURE, f"of {short(owner)}")
         manifest = _unpack(sealed.body, limits)
         if manifest.version.policy_id != owner:
-            raise Malformed(UnusableReason.WRONG_OWNER, f"a version of lineage {short(manifest.version.policy_id)}")
+            raise MalformedPayload(
+                UnusableReason.WRONG_OWNER, f"a version of lineage {short(manifest.version.policy_id)}"
+            )
         return manifest
-    except Malformed as error:
+    except MalformedPayload as error:
         return error.unusable()
 
 
-def _too_large(what: str, size: int, bound: int) -> Malformed:
-    return Malformed(UnusableReason.TOO_LARGE, f"{what}: {size} exceeds {bound}")
+def _too_large(what: str, size: int, bound: int) -> MalformedPayload:
+    return MalformedPayload(UnusableReason.TOO_LARGE, f"{what}: {size} exceeds {bound}")
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def _unpack(body: bytes, limits: Limits) -> Manifest:
 
 
 def _check_consistent(manifest: Manifest) -> None:
-    """Raises Malformed where fields that should agree do not."""
+    """Raises MalformedPayload where fields that should agree do not."""
     base = manifest.base
     if (manifest.codec is Codec.FULL and base is not None) or (manifest.codec is Codec.DELTA and base is None):
         raise malformed(f"codec {manifest.codec} {'without' if base is None else 'with'} a base")

@@ -30,7 +30,7 @@ from swarm.weights.exponent_classes import ClassOrder, ExponentClasses, Flags, P
 from swarm.weights.streams import StreamReader, pack, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
 from swarm.weights.tensors import Bits
 from swarm.weights.ulp_delta import UlpReader, UlpWriter, add_ulp_deltas, ulp_deltas
-from swarm.weights.unusable import Malformed, UnusableReason, malformed
+from swarm.weights.unusable import MalformedPayload, UnusableReason, malformed
 
 PIECE: Final = 1 << 20  # weights
 SEGMENT_CHANGES: Final = 1 << 20  # a segment ends with the piece that reaches this
@@ -114,7 +114,7 @@ class SegmentReader:
     """Gives the changes of a segment back, piece by piece."""
 
     def __init__(self, reader: StreamReader, classes: ExponentClasses, max_pieces: int) -> None:
-        """Reads a whole segment. Raises Malformed."""
+        """Reads a whole segment. Raises MalformedPayload."""
         self._classes = classes
         (self.num_pieces,) = reader.numbers(_U32)
         if not 0 < self.num_pieces <= min(max_pieces, SEGMENT_PIECES):
@@ -124,7 +124,7 @@ class SegmentReader:
         counts, encodings = counts_of(headers), encodings_of(headers)
         num_changes = int(counts.sum())
         if num_changes > _MAX_CHANGES:
-            raise Malformed(UnusableReason.TOO_LARGE, f"segment of {num_changes} changes exceeds {_MAX_CHANGES}")
+            raise MalformedPayload(UnusableReason.TOO_LARGE, f"segment of {num_changes} changes exceeds {_MAX_CHANGES}")
         self._gaps = GapReader(reader, counts, encodings)
         self._counts = counts.reshape(-1, classes.count)
         self._encodings = encodings.reshape(-1, classes.count)
@@ -141,7 +141,7 @@ class SegmentReader:
         return memoryview(reader.stream(0, max_bitmap_bytes(num_changed, int(np.count_nonzero(is_bitmap)))))
 
     def apply(self, piece: Bits) -> None:
-        """Turns the next piece of the base into the one of the target, in place. Raises Malformed."""
+        """Turns the next piece of the base into the one of the target, in place. Raises MalformedPayload."""
         counts: list[int] = self._counts[self._next].tolist()
         encodings: list[int] = self._encodings[self._next].tolist()
         self._next += 1
@@ -154,7 +154,7 @@ class SegmentReader:
             raise malformed("bitmaps are longer than their classes")
 
     def _ranks(self, starts: list[int], counts: list[int], encodings: list[int]) -> Positions:
-        """Ranks of all changed weights of a piece, ascending. Raises Malformed."""
+        """Ranks of all changed weights of a piece, ascending. Raises MalformedPayload."""
         parts: list[Positions] = []
         for class_index, (count, encoding, (start, end)) in enumerate(
             zip(counts, encodings, pairwise(starts), strict=True)
@@ -223,7 +223,7 @@ def bitmap_of(is_changed: NDArray[np.bool_]) -> bytes:
 
 
 def read_bitmap(bitmap: memoryview, count: int, num_weights: int) -> Positions:
-    """Ranks of the changed weights of a part, counted from its first. Raises Malformed."""
+    """Ranks of the changed weights of a part, counted from its first. Raises MalformedPayload."""
     bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
     ranks = np.flatnonzero(bits.view(np.bool_))
     if len(ranks) != count or ranks[-1] >= num_weights:
@@ -274,7 +274,7 @@ class GapReader:
     """Gives the gap-coded parts of a segment back, in order."""
 
     def __init__(self, reader: StreamReader, counts: Positions, encodings: Positions) -> None:
-        """Reads the three streams of the parts with these counts and encodings. Raises Malformed."""
+        """Reads the three streams of the parts with these counts and encodings. Raises MalformedPayload."""
         if np.any((encodings > MAX_LOW_BITS) & (encodings < ENCODING_ALL)):
             raise malformed("unknown encoding of a part")
         of_gaps = (counts > 0) & (encodings <= MAX_LOW_BITS)
@@ -293,7 +293,7 @@ class GapReader:
         self._next = 0
 
     def take(self, count: int, num_weights: int) -> Positions:
-        """Ranks of the changed weights of the next part, all below `num_weights`. Raises Malformed."""
+        """Ranks of the changed weights of the next part, all below `num_weights`. Raises MalformedPayload."""
         gaps = self._gaps[self._next : self._next + count]
         self._next += count
         ranks = np.cumsum(gaps, dtype=np.int64)
@@ -304,7 +304,7 @@ class GapReader:
 
 
 def _add_low_bits(reader: StreamReader, gaps: NDArray[np.uint32], low_bits: NDArray[np.uint32]) -> None:
-    """Reads the low bits of all gaps that have some, and adds them. Raises Malformed."""
+    """Reads the low bits of all gaps that have some, and adds them. Raises MalformedPayload."""
     counts = np.bincount(low_bits, minlength=1)
     parts = [(width, count) for width, count in enumerate(counts.tolist()) if width and count]
     total = sum(packed_size(count, width) for width, count in parts)

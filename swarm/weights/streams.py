@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from swarm.weights.unusable import Malformed, UnusableReason, malformed
+from swarm.weights.unusable import MalformedPayload, UnusableReason, malformed
 
 Numbers = NDArray[Any]  # unsigned
 
@@ -51,7 +51,7 @@ class StreamReader:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, which the caller has bounded. Raises Malformed where the payload ends early."""
+        """The next `size` bytes, which the caller has bounded. Raises MalformedPayload where the payload ends early."""
         if size <= len(self._rest):
             taken, self._rest = self._rest[:size], self._rest[size:]
             return bytes(taken)
@@ -67,7 +67,7 @@ class StreamReader:
         return b"".join(parts)
 
     def into(self, target: memoryview) -> None:
-        """Fills `target`, which the caller has bounded. Raises Malformed where the payload ends early."""
+        """Fills `target`, which the caller has bounded. Raises MalformedPayload where the payload ends early."""
         filled = 0
         while filled < len(target):
             if not len(self._rest):
@@ -80,14 +80,14 @@ class StreamReader:
             filled += len(part)
 
     def numbers(self, layout: struct.Struct) -> tuple[int, ...]:
-        """The fields of a struct. Raises Malformed where the payload ends early."""
+        """The fields of a struct. Raises MalformedPayload where the payload ends early."""
         return layout.unpack(self.take(layout.size))
 
     def stream(self, min_bytes: int, max_bytes: int) -> bytes:
-        """The plain bytes of the next stream. Raises Malformed outside [min_bytes, max_bytes]."""
+        """The plain bytes of the next stream. Raises MalformedPayload outside [min_bytes, max_bytes]."""
         plain_bytes, packed_bytes = self.numbers(_HEAD)
         if plain_bytes > max_bytes:
-            raise Malformed(UnusableReason.TOO_LARGE, f"stream of {plain_bytes} bytes exceeds {max_bytes}")
+            raise MalformedPayload(UnusableReason.TOO_LARGE, f"stream of {plain_bytes} bytes exceeds {max_bytes}")
         if plain_bytes < min_bytes:
             raise malformed(f"stream of {plain_bytes} bytes, expected {min_bytes}")
         if not packed_bytes:
@@ -97,7 +97,7 @@ class StreamReader:
         return _decompress(self.take(packed_bytes), plain_bytes)
 
     def end(self) -> None:
-        """Raises Malformed where bytes are left."""
+        """Raises MalformedPayload where bytes are left."""
         left = self._rest or next(self._buffers, b"")
         if len(left):
             raise malformed(f"{len(left)} bytes follow the payload")

@@ -120,7 +120,7 @@ class UlpReader:
     """Gives the ulp deltas of a segment back, piece by piece."""
 
     def __init__(self, reader: StreamReader, counts: Sequence[int], dtype: np.dtype[Any]) -> None:
-        """Reads all of them, `counts[c]` of class c. Raises Malformed."""
+        """Reads all of them, `counts[c]` of class c. Raises MalformedPayload."""
         self._numbers = [read_ulps(reader, count, dtype) if count else np.zeros(0, dtype) for count in counts]
 
     def take(self, counts: Sequence[int]) -> Numbers:
@@ -170,7 +170,7 @@ def _encode(numbers: Numbers, encoding: int) -> bytes:
 
 
 def read_ulps(reader: StreamReader, count: int, dtype: np.dtype[Any]) -> Numbers:
-    """[count] numbers of an unsigned dtype. Raises Malformed."""
+    """[count] numbers of an unsigned dtype. Raises MalformedPayload."""
     encoding = reader.take(1)[0]
     if encoding == ENCODING_PLANES:
         return unpack_planes([reader.stream(count, count) for _ in range(dtype.itemsize)], dtype)

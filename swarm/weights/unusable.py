@@ -1,7 +1,7 @@
 """Reasons why a version from a peer is not used, as a value and as an exception.
 
-Invariant: inside this package hostile bytes raise `Malformed` and nothing else; callers of the public functions get an
-`Unusable` value.
+Invariant: inside this package hostile bytes raise `MalformedPayload` and nothing else; callers of the public functions
+get an `Unusable` value.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Unusable:
     detail: str  # values and bounds, for the log
 
 
-class Malformed(Exception):
+class MalformedPayload(Exception):
     """Raised within this package only; becomes an `Unusable`."""
 
     def __init__(self, reason: UnusableReason, detail: str) -> None:
@@ -43,6 +43,6 @@ class Malformed(Exception):
         return Unusable(reason=self.reason, detail=self.detail)
 
 
-def malformed(detail: str) -> Malformed:
-    """`Malformed` for the commonest reason, MALFORMED."""
-    return Malformed(UnusableReason.MALFORMED, detail)
+def malformed(detail: str) -> MalformedPayload:
+    """`MalformedPayload` for the commonest reason, MALFORMED."""
+    return MalformedPayload(UnusableReason.MALFORMED, detail)

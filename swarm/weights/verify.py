@@ -14,7 +14,7 @@ from swarm.weights.chunks import check_chunks
 from swarm.weights.codec import decode
 from swarm.weights.manifest import Manifest, layout_digest
 from swarm.weights.tensors import HostTensor, PublishedDigest, TensorSpec, Weights, published_digest, specs_of
-from swarm.weights.unusable import Malformed, Unusable, UnusableReason
+from swarm.weights.unusable import MalformedPayload, Unusable, UnusableReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ def stage(
     """
     try:
         return _stage(manifest, chunks, base)
-    except Malformed as error:
+    except MalformedPayload as error:
         return error.unusable()
 
 
@@ -57,7 +57,7 @@ def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Verif
     start = _check_base(manifest, base)
     specs = specs_of(start) if start is not None else manifest.tensors
     if layout_digest(specs) != manifest.layout or len(specs) != len(manifest.hashes):
-        raise Malformed(UnusableReason.WRONG_LAYOUT, "names, dtypes or shapes are not those of the manifest")
+        raise MalformedPayload(UnusableReason.WRONG_LAYOUT, "names, dtypes or shapes are not those of the manifest")
     hashes = dict(zip(specs, manifest.hashes, strict=True))
     payload = check_chunks(chunks, manifest.chunks, manifest.payload_bytes)
     weights = verify_tensors(decode(specs, payload, start), hashes, manifest.version.digest)
@@ -65,14 +65,14 @@ def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: Verif
 
 
 def _check_base(manifest: Manifest, base: VerifiedVersion | None) -> Weights | None:
-    """The weights that the payload starts from, None for a full version. Raises Malformed (WRONG_BASE)."""
+    """The weights that the payload starts from, None for a full version. Raises MalformedPayload (WRONG_BASE)."""
     if manifest.base is None:
         return None
     held = None if base is None else base.version
     if held != manifest.base:
         what = "nothing" if held is None else f"step {held.step}, {short(held.digest)}"
         wanted = f"step {manifest.base.step}, {short(manifest.base.digest)}"
-        raise Malformed(UnusableReason.WRONG_BASE, f"holding {what}; the patch starts from {wanted}")
+        raise MalformedPayload(UnusableReason.WRONG_BASE, f"holding {what}; the patch starts from {wanted}")
     assert base is not None
     return base.weights
 
@@ -89,7 +89,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
         digest: expected SHA-256 of all of them together, see `PublishedDigest`.
 
     Raises:
-        Malformed: a tensor or the whole has another hash; or whatever `tensors` raises.
+        MalformedPayload: a tensor or the whole has another hash; or whatever `tensors` raises.
     """
     staged: dict[str, HostTensor] = {}
     check = _TensorHashes(hashes)
@@ -104,7 +104,9 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
             future.result()
     decoded = check.digest()
     if decoded != digest:
-        raise Malformed(UnusableReason.WRONG_TARGET, f"weights are {short(decoded)}, the version is {short(digest)}")
+        raise MalformedPayload(
+            UnusableReason.WRONG_TARGET, f"weights are {short(decoded)}, the version is {short(digest)}"
+        )
     return {spec.name: staged[spec.name] for spec in hashes}
 
 
@@ -119,7 +121,7 @@ class _TensorHashes:
 
     def add(self, tensor: HostTensor) -> None:
         if tensor.blake3() != self._hashes[tensor.spec]:
-            raise Malformed(UnusableReason.WRONG_TENSOR, tensor.spec.name)
+            raise MalformedPayload(UnusableReason.WRONG_TENSOR, tensor.spec.name)
         self._early[tensor.spec] = tensor
         while self._left and self._left[0] in self._early:
             self._digest.update(self._early.pop(self._left.popleft()))

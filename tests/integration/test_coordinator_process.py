@@ -28,7 +28,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
-from swarm.wire.run_manifest import JoinLink, fetch_manifest, node_config_from_manifest
+from swarm.wire.join_link import JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.session import open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub

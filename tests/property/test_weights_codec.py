@@ -15,7 +15,7 @@ from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.publish import publish
 from swarm.weights.tensors import DTYPES, HostTensor, TensorSpec, Weights, published_digest, specs_of
-from swarm.weights.unusable import Malformed, Unusable
+from swarm.weights.unusable import MalformedPayload, Unusable
 from swarm.weights.verify import VerifiedVersion, stage
 
 SHAPES = [(), (0,), (1,), (3, 0), (7,), (64,), (65,), (3, 5), (40, 33), (300,)]
@@ -172,7 +172,7 @@ def test_a_forged_payload_raises_nothing_but_malformed_and_never_grows(data: st.
     mutate: Callable[[], dict[str, HostTensor]] = lambda: applied(base, bytes(payload[:cut]))  # noqa: E731
     try:
         found = mutate()
-    except Malformed:
+    except MalformedPayload:
         return
     assert specs_of(found) == specs_of(target)
 
@@ -183,9 +183,9 @@ def test_truncated_and_oversized_payloads_are_refused(data: st.DataObject) -> No
     rng = np.random.default_rng(data.draw(st.integers(0, 20)))
     base = trained(rng)
     payload = b"".join(encode_delta(base, changed(rng, base, 0.1, 2)))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedPayload):
         applied(base, payload[: data.draw(st.integers(0, len(payload) - 1))])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedPayload):
         applied(base, payload + data.draw(st.binary(min_size=1, max_size=40)))
 
 

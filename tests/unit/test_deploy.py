@@ -135,7 +135,7 @@ def test_join_script_calls_an_existing_command_with_existing_options():
 
 
 def test_the_link_service_writes_a_link_that_nodes_can_parse(tmp_path: Path):
-    from swarm.wire.run_manifest import JoinLink
+    from swarm.wire.join_link import JoinLink
 
     _, program = COMPOSE["services"]["link"]["command"][0], COMPOSE["services"]["link"]["command"][-1]
     record, link = tmp_path / "coordinator.json", tmp_path / "link"

@@ -10,8 +10,8 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import FollowConfig, NodeConfig
 from swarm.errors import Unavailable
-from swarm.loops import follow_weights
-from swarm.loops.follow_weights import FollowWeightsLoop
+from swarm.loops import update_weights
+from swarm.loops.update_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
 from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.testing.nodes import inline
@@ -166,7 +166,7 @@ async def test_pull_takes_the_newest_version_before_each_batch() -> None:
 async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing_before_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
+    monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull", max_age_steps=2)
 
     async def play() -> None:
@@ -186,7 +186,7 @@ async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing
 
 async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange takes a report to be of the chain that it handed out last."""
-    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
+    monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull")
     worker = follower._worker  # pyright: ignore[reportPrivateUsage]
     offload, num_handed = worker.offload, list[int]()
@@ -232,7 +232,7 @@ async def test_push_takes_versions_while_a_batch_is_made() -> None:
 
 
 async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
+    monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=False)
 
     async def play() -> None:
@@ -252,7 +252,7 @@ async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyP
 async def test_a_batch_that_would_arrive_too_old_is_given_up_and_asked_again(
     in_flight: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
+    monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=in_flight, max_age_steps=2)
 
     async def play() -> None:

@@ -9,13 +9,12 @@ import pytest
 from swarm.config import EnvironmentConfig, FollowConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.identity import DOMAIN_GROUP, DOMAIN_MANIFEST, Identity
+from swarm.wire.join_link import JoinLink, node_config_from_manifest
 from swarm.wire.run_manifest import (
     MAX_MANIFEST_BYTES,
-    JoinLink,
     RunManifest,
     check_manifest,
     manifest_of,
-    node_config_from_manifest,
     read_manifest,
     write_toml,
 )

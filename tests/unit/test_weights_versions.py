@@ -22,7 +22,7 @@ from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifes
 from swarm.weights.publish import publish
 from swarm.weights.streams import StreamReader, pack
 from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, part_of, published_digest, specs_of, to_torch
-from swarm.weights.unusable import Malformed, Unusable, UnusableReason
+from swarm.weights.unusable import MalformedPayload, Unusable, UnusableReason
 from swarm.weights.verify import VerifiedVersion, stage
 
 OWNER = Identity.from_seed(b"o" * 32)
@@ -341,7 +341,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_given_memory() -> None:
     tracemalloc.start()
     for plain, bound in ((1 << 28, 1 << 20), (1 << 20, 1 << 20), (len(bomb) + 1, 1 << 20)):
         stream = struct.pack("<II", plain, len(bomb)) + bomb
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedPayload):
             StreamReader([stream]).stream(0, bound)
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
@@ -352,7 +352,7 @@ def test_a_frame_without_its_size_and_bytes_after_a_frame_are_refused() -> None:
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(data)
     doubled = zstandard.compress(data) + b"x"
     for packed in (unsized, doubled):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedPayload):
             StreamReader([struct.pack("<II", len(data), len(packed)) + packed]).stream(0, 1000)
     assert StreamReader([pack(data)]).stream(1000, 1000) == data
 
@@ -363,7 +363,7 @@ def test_a_segment_that_claims_many_changes_is_refused_before_it_is_read() -> No
     headers = np.array([(1 << 26) - 1 | 31 << 26] * 4, "<u4").view(np.uint8).reshape(4, 4)
     planes = b"".join(pack(headers[:, place].tobytes()) for place in range(4))
     payload = b"\0" + struct.pack("<I", 4) + planes
-    with pytest.raises(Malformed, match="changes exceeds") as caught:
+    with pytest.raises(MalformedPayload, match="changes exceeds") as caught:
         list(decode_delta(base, [payload]))
     assert caught.value.reason is UnusableReason.TOO_LARGE
 
@@ -376,5 +376,5 @@ def test_a_foreign_safetensors_header_is_refused_unparsed() -> None:
     header["model.a"]["data_offsets"][1] += 2
     text = json.dumps(header, separators=(",", ":")).encode()
     forged = struct.pack("<Q", len(text)) + text + payload[8 + length :]
-    with pytest.raises(Malformed, match="header"):
+    with pytest.raises(MalformedPayload, match="header"):
         list(decode(specs_of(weights), [forged], None))

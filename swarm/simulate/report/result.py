@@ -30,7 +30,7 @@ from swarm.events import (
     events_of,
     kind_of,
 )
-from swarm.simulate.invariants import Verdict
+from swarm.simulate.invariants import InvariantVerdict
 from swarm.telemetry import count_refusals
 from swarm.types import JsonDict, NodeId
 
@@ -160,7 +160,7 @@ class SimulationResult:
 
     title: str
     swarm: SwarmResult
-    invariants: tuple[Verdict, ...]
+    invariants: tuple[InvariantVerdict, ...]
     rival: SwarmResult | None = None
     rival_kind: str = "silo"  # a key of RIVALS
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # what was run, for the reader

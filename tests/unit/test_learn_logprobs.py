@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import Head, fused_logprobs
+from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.packing import MIN_FILL, pack
-from swarm.learn.score import hidden_states, score_tokens
 from swarm.objectives.batch import Batch
 from swarm.types import Correction
 

@@ -1,0 +1,138 @@
+"""Join link: the line of text by which a node finds a run, and the signed manifest behind it.
+
+Invariant: a manifest from the network is used only with the signature of the key that the link names.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.config import NodeConfig, parse_config
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.identity import Identity
+from swarm.types import JsonDict, NodeId
+from swarm.wire.adverts import is_endpoint
+from swarm.wire.run_manifest import RUN_ID, RunManifest, check_manifest, read_manifest
+
+MAX_BOOTSTRAP_PEERS: Final = 16
+MAX_ADDRESSES: Final = 8
+_HEX_256: Final = re.compile(r"[0-9a-f]{64}")
+_MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinLink:
+    """`swarm://host:port[,host:port]/RUN#FINGERPRINT`: where a run is and who must sign for it.
+
+    Example:
+        JoinLink.parse("swarm://10.0.0.1:4400/demo#3fa1...")
+    """
+
+    addresses: tuple[str, ...]  # host:port
+    run_id: str
+    fingerprint: NodeId
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLink":
+        """Raises ConfigError with the part that is wrong."""
+        form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
+        rest = text.strip()
+        if not rest.startswith("swarm://"):
+            raise ConfigError(f"join link: {rest[:200]!a} does not begin with swarm://; {form}")
+        location, _, fingerprint = rest.removeprefix("swarm://").partition("#")
+        hosts, _, run_id = location.partition("/")
+        addresses = tuple(address.strip() for address in hosts.split(","))
+        if len(addresses) > MAX_ADDRESSES:
+            raise ConfigError(f"join link: {len(addresses)} addresses exceed {MAX_ADDRESSES}")
+        for address in addresses:
+            if not is_endpoint(address):
+                raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
+        if not RUN_ID.fullmatch(run_id):
+            raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
+        if not _HEX_256.fullmatch(fingerprint.lower()):
+            raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
+        return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())
+
+    def __str__(self) -> str:
+        return f"swarm://{','.join(self.addresses)}/{self.run_id}#{self.fingerprint}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchedManifest:
+    """A manifest that was verified, and where the directory can be entered."""
+
+    manifest: RunManifest
+    bootstrap_peers: tuple[str, ...]  # multiaddresses
+
+
+async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    """Asks each address of the link in turn; `timeout_s` is for each of them.
+
+    Raises:
+        ConfigError: the manifest is signed but breaks a bound.
+        Unauthenticated: another node than the link's coordinator answered.
+        Unavailable: no address answered.
+    """
+    failures: list[Unavailable] = []
+    for address in link.addresses:
+        try:
+            return await _fetch_from(address, link, identity, timeout_s)
+        except Unavailable as error:
+            failures.append(error)
+    wrong = [error for error in failures if isinstance(error, Unauthenticated)]
+    kind = Unauthenticated if wrong else Unavailable
+    raise kind("; ".join(map(str, failures)))
+
+
+async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
+    # gRPC is imported where a call is made, so that reading a manifest from disk loads none of it
+    import grpc
+
+    from swarm.wire.grpc_errors import error_of
+    from swarm.wire.session import open_channel
+    from swarm.wire.v1 import coordinator_service_pb2 as pb
+    from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
+
+    channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s)
+    try:
+        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
+        answer = await stub.GetManifest(pb.GetManifestRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        failed = error_of(error, f"manifest from {address}")
+        raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
+    finally:
+        await channel.close()
+    manifest = read_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
+    peers = [peer for peer in answer.bootstrap_peers[:MAX_BOOTSTRAP_PEERS] if _MULTIADDRESS.fullmatch(peer)]
+    return FetchedManifest(manifest=manifest, bootstrap_peers=tuple(peers))
+
+
+def node_config_from_manifest(
+    manifest: RunManifest, link: JoinLink, bootstrap: tuple[str, ...], directory: Path
+) -> JsonDict:
+    """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
+
+    Raises:
+        ConfigError: the manifest breaks a bound.
+    """
+    check_manifest(manifest)
+    data: JsonDict = {
+        "dir": str(directory),
+        "run_id": manifest.run_id,
+        **{
+            section: getattr(manifest, section).model_dump(mode="json")
+            for section in ("model", "generator", "replay", "learner", "evaluation")
+        },
+        "environments": [env.model_dump(mode="json") for env in manifest.environments],
+        **({"follow": {"policy": manifest.trainer}} if manifest.trainer else {}),
+        "exchange": {"max_group_bytes": manifest.limits.max_group_bytes},
+        "directory": {
+            "kind": "dht" if bootstrap else "none",
+            "bootstrap": list(bootstrap),
+            "shards": manifest.limits.directory_shards,
+        },
+        "coordinator": {"address": ",".join(link.addresses), "fingerprint": link.fingerprint},
+    }
+    parse_config(NodeConfig, data, "manifest")
+    return data
