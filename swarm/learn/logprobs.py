@@ -55,7 +55,7 @@ def check_head(network: nn.Module) -> None:
         ours = head.logits(model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[0])
     if float((ours - own).abs().max()) > 0.05 * float(own.abs().max()) + 1e-3:
         raise ConfigError(
-            f"model: {type(network).__name__} changes its logits as the learner does not know; "
+            f"model: {type(network).__name__} changes its logits in a way that the learner does not know; "
             "its log-probs would be wrong, choose another architecture"
         )
 

@@ -199,3 +199,33 @@ def test_paths_named_in_the_readme_exist():
     )
     missing = {path for path in named if not (ROOT / path).exists()}
     assert named and not missing, missing
+
+
+SAME_BASE_NAMES = {
+    "group_store.py": "the one on disk and its fake, in simulate/virtual",
+    "loop.py": "the method LOOP, and the event loop of simulate/virtual",
+    "network.py": "a neural one, and the faulty one of simulate/virtual",
+    "run.py": "a run of simulate/local, and one of simulate/virtual",
+}
+"""Base names that occur twice within swarm/ because the folder is part of the name."""
+
+
+def test_a_name_of_a_file_or_class_means_one_thing():
+    files: dict[str, int] = {}
+    classes: dict[str, int] = {}
+    for path in modules():
+        if path.is_relative_to(ROOT / "swarm") and not path.name.startswith("__"):
+            files[path.name] = files.get(path.name, 0) + 1
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name] = classes.get(node.name, 0) + 1
+    assert {name for name, count in files.items() if count > 1} == set(SAME_BASE_NAMES)
+    assert {name for name, count in classes.items() if count > 1} == set()
+
+
+def test_no_folder_of_modules_is_crowded():
+    folders: dict[Path, int] = {}
+    for path in modules():
+        folders[path.parent] = folders.get(path.parent, 0) + 1
+    crowded = {str(folder.relative_to(ROOT)) for folder, count in folders.items() if count > 30}
+    assert crowded <= {"swarm/objectives/methods"}

@@ -133,6 +133,7 @@ class BatchDeviation(AdvantagePart):
 
 
 def reference_rewards(batch: Batch) -> Tensor:
+    """Rewards [N] of the reference policy's own responses, one for each rollout."""
     assert batch.reference_rewards is not None, "the run does not supply reference_rewards"
     return batch.reference_rewards
 

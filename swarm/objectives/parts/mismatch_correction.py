@@ -191,6 +191,8 @@ def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
 
 
 class DivergenceMask(AgainstPolicy, CorrectionPart):
+    """Base of masks that drop a token whose policy is too far from the generator, in the direction it is pushed."""
+
     low: float = 0.15
     high: float = 0.15
 
