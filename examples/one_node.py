@@ -63,7 +63,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
     """Greedy accuracy on held-out tasks before the first step and after the last one."""
     clock, identity = SystemClock(), load_or_create_identity(config.dir / "identity.key")
     environments = build_environments(config.environments)
-    curriculum = TaskMixture(environments, config.generator.asks, config.seed)
+    curriculum = TaskMixture(environments, config.generator.env_weights, config.seed)
     held_out = evaluation_tasks(environments[TASK], "held_out", 40, seed=0)
 
     # The policy in training, and the engine that generates with a copy of its weights.

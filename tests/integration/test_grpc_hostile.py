@@ -150,7 +150,7 @@ async def test_a_peer_that_is_not_welcome_is_refused_at_hello_and_in_its_session
     await read_one(channel, metadata)
     unwelcome.add(liar.node_id)
     assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAVAILABLE
-    with pytest.raises(Unavailable, match="standing") as caught:
+    with pytest.raises(Unavailable, match="reputation") as caught:
         await open_as(identity=liar)
     assert not isinstance(caught.value, Unauthenticated)
     await read_one(other, await other.metadata(5.0))
