@@ -1,7 +1,7 @@
-"""The cost of the door: admission of foreign groups with their rewards re-checked, apart from any transport.
+"""The cost of admission: external groups with their rewards re-checked, apart from any transport.
 
-Invariant: groups are as the door of a real node wants them (true prompt, true text, true rewards of char
-tasks), so every one is admitted; the time is of `Door.admit` alone.
+Invariant: groups are as the admission of a real node wants them (true prompt, true text, true rewards of char
+tasks), so every one is admitted; the time is of `Admission.admit` alone.
 """
 
 import asyncio

@@ -27,19 +27,19 @@ _LEARNER: Final = GuardConfig()  # at its defaults: the one home of the threshol
 class AdvisorLimits:
     """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardConfig`).
 
-    alarm < intervene < tight: a learner tightens at `tight` by itself; the advisor intervenes for everyone only where
-    the median learner is still off after that, and lets go where no learner's guard would object. Between `intervene`
-    and `tight` nothing changes: the hysteresis.
+    From worst to best: alarm, intervene, tight. A learner tightens at `tight` by itself; the advisor intervenes for
+    everyone only where the median learner is still off after that, and lets go where no learner's guard would object.
+    Between `intervene` and `tight` nothing changes: the hysteresis.
     """
 
     window_s: float = 120.0  # reports older than this no longer count
     hold_s: float = 30.0  # least time between two changes of the lag bound
-    alarm_ess: float = _LEARNER.alarm_ess  # 0.05: median effective sample size share below which the advice is frozen
-    alarm_kl: float = _LEARNER.alarm_kl  # 1.0: median k3 mismatch, nats per token
+    alarm_ess: float = _LEARNER.alarm_ess  # median effective sample size share below which the advice is frozen
+    alarm_kl: float = _LEARNER.alarm_kl  # median k3 mismatch, nats per token
     intervene_ess: float = 0.30  # below it late data is cut
     intervene_kl: float = 0.20
-    tight_ess: float = _LEARNER.tight_ess  # 0.5: a source at least this good has weight 1
-    tight_kl: float = _LEARNER.tight_kl  # 0.1
+    tight_ess: float = _LEARNER.tight_ess  # a source at least this good has weight 1
+    tight_kl: float = _LEARNER.tight_kl
     late_age_steps: float = 1.0  # edges younger than this say nothing about lateness
     weight_step: float = 0.10  # smaller changes of a weight are not advised
 

@@ -468,7 +468,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def mean_and_std(rewards: FloatArray) -> tuple[float, float]:
-    """Of [G] rewards."""
+    """Mean and standard deviation of a group's rewards [G]."""
     mean = _mean(rewards)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in rewards.tolist()) / len(rewards))
 

@@ -261,12 +261,15 @@ class Admission:
     @contextmanager
     def _counting_against_credit(self, group: RolloutGroup) -> Generator[None, None, None]:
         """Counts a group of our lineage until its end, so that many at a time cannot pass on credit for one."""
-        producer, is_own_policy = group.producer, group.policy_id == self._context.node_id
-        self._num_judged[producer] += is_own_policy
+        if group.policy_id != self._context.node_id:
+            yield
+            return
+        producer = group.producer
+        self._num_judged[producer] += 1
         try:
             yield
         finally:
-            self._num_judged[producer] -= is_own_policy
+            self._num_judged[producer] -= 1
             if not self._num_judged[producer]:
                 del self._num_judged[producer]
 

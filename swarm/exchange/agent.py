@@ -267,7 +267,7 @@ class Agent:
 
         What waits for a draw stays, or a draw could not be made again. What the learner would draw again from its
         last checkpoint, or from the one before it, stays unless the store would be full of it: going on comes before
-        going back, and a resume then says what it lost (`Drawing.redraw`).
+        going back, and a resume then says what it lost (`DrawJournal.redraw`).
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:

@@ -60,7 +60,7 @@ CREATE TABLE drawn (
     digest BLOB NOT NULL,
     age_steps INTEGER NOT NULL,
     use INTEGER NOT NULL,
-    is_zero_variance INTEGER NOT NULL,
+    is_used_up INTEGER NOT NULL,
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
 CREATE INDEX drawn_digest ON drawn(digest);
@@ -169,7 +169,7 @@ class GroupDatabase:
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Draws from a step on, in order: the groups that were handed out."""
         rows = self._rows(
-            "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_zero_variance "
+            "SELECT d.step, w.digest FROM draws d LEFT JOIN drawn w ON w.step = d.step AND NOT w.is_used_up "
             "WHERE d.step >= ? ORDER BY d.step, w.position",
             (from_step,),
         )
@@ -184,18 +184,16 @@ class GroupDatabase:
         query = "SELECT step, num_zero_variance, source_weights FROM draws WHERE step >= ? ORDER BY step"
         for step, num_zero_variance, weights in self._connection.execute(query, (from_step,)).fetchall():
             entries = self._connection.execute(
-                "SELECT digest, age_steps, use, is_zero_variance FROM drawn WHERE step = ? ORDER BY position", (step,)
+                "SELECT digest, age_steps, use, is_used_up FROM drawn WHERE step = ? ORDER BY position", (step,)
             ).fetchall()
             with_signal = [
-                (self._scored(digest), age, use)
-                for digest, age, use, is_zero_variance in entries
-                if not is_zero_variance
+                (self._scored(digest), age, use) for digest, age, use, is_used_up in entries if not is_used_up
             ]
             groups = tuple(DrawnGroup(scored=s, age_steps=age, use=use) for s, age, use in with_signal if s is not None)
             if len(groups) < len(with_signal):
                 logger.warning("journalled draw lost a group", extra={"step": step})
                 break
-            zero_variance = tuple(digest for digest, _, _, is_zero_variance in entries if is_zero_variance)
+            zero_variance = tuple(digest for digest, _, _, is_used_up in entries if is_used_up)
             source_weights = json.loads(weights)
             draws.append(
                 Draw(
@@ -213,7 +211,7 @@ class GroupDatabase:
         steps = [(step,) for step in range(first_step, last_step + 1)]
         with self._transaction(64 * len(steps)):
             self._connection.execute(
-                "UPDATE drawn SET is_zero_variance = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
+                "UPDATE drawn SET is_used_up = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
             )
             self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
 

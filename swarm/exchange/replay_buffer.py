@@ -185,7 +185,7 @@ class ReplayBuffer:
             step: the step it is for; seeds the sampler.
             head: newest version of our own lineage.
             head_of: newest signed head known of a lineage.
-            source_weights: see `sampler.sample`.
+            source_weights: see `external_sampler.sample`.
             num_external_limit: lowers J for this draw.
         """
         self._drop_old(head, head_of)

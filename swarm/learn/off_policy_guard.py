@@ -53,7 +53,7 @@ class Quarantine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardState:
-    """What the guard knows."""
+    """Level, quarantined sources and what the guard counts between steps; part of the checkpoint."""
 
     level: GuardLevel = GuardLevel.OPEN
     max_age_steps: int  # lag bound, never above the configured one

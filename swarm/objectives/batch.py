@@ -88,7 +88,7 @@ class Batch:
 
     @property
     def num_rollouts(self) -> int:
-        """N."""
+        """Rollouts of the step, N."""
         return self.token_ids.shape[0]
 
     @property

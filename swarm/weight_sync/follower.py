@@ -289,6 +289,7 @@ class WeightFollower:
 
     async def on_applied(self, report: ApplyReport) -> None:
         """The engine took the version of the chain that was handed out last, or refused it."""
+        assert self.state is not FollowerState.SEARCHING, "nothing was handed out: no trainer is followed yet"
         target = self._handed[-1].version if self._handed else report.version
         if report.error:
             await self._on_refused(target, report)

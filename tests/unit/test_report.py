@@ -26,7 +26,7 @@ from swarm.events import (
     StepMade,
     VersionApplied,
 )
-from swarm.simulate.invariants import Verdict
+from swarm.simulate.invariants import InvariantVerdict
 from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
 from swarm.simulate.report.figures import (
     accuracy_curve,
@@ -140,7 +140,7 @@ def result(**changes: object) -> SimulationResult:
         "title": "two nodes",
         "swarm": swarm(),
         "rival": swarm(gain=0.25),
-        "invariants": (Verdict(name="no group twice", holds=True, detail="12 groups"),),
+        "invariants": (InvariantVerdict(name="no group twice", holds=True, detail="12 groups"),),
         "options": {"seed": 3},
     }
     return SimulationResult(**{**given, **changes})  # type: ignore[arg-type]
@@ -242,7 +242,7 @@ def test_the_page_is_self_contained_and_its_charts_are_well_formed():
 
 
 def test_a_violated_invariant_is_shown_with_its_detail():
-    verdict = Verdict(name="no group twice", holds=False, detail="ada: draw 3 was made twice")
+    verdict = InvariantVerdict(name="no group twice", holds=False, detail="ada: draw 3 was made twice")
     page = render_html(result(invariants=(verdict,)))
     assert "an invariant is violated" in page and "ada: draw 3 was made twice" in page
 

@@ -95,7 +95,7 @@ class HostileNode:
         return await self._make(self._rng.choice(KINDS))
 
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Manifests of nothing, signed by us whosever lineage it is, and leave without end."""
+        """Manifests of nothing, signed by us whosever lineage it is, and credit without end."""
         while True:
             await asyncio.sleep(SEND_EVERY_S)
             body = self._rng.randbytes(200)
