@@ -92,8 +92,8 @@ test: env ## Run every test; some: make test ARGS="tests/unit -k replay"
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),tests/side_by_side.py)
 
 .PHONY: check
-check: env ## What a change breaks first, in about a minute: unit and property tests, up to the first that fails
-	$(BIN)/pytest -x -m 'not slow and not process' tests/unit tests/property $(ARGS)
+check: env ## What a change breaks first, in about 3 minutes: unit and property tests, up to the first that fails
+	$(BIN)/pytest -x tests/unit tests/property $(ARGS)
 
 .PHONY: lint
 lint: env ## Style, types, layers, wire schema
