@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarm.exchange.admission import Admission
 
 _ENVIRONMENT: Final = EnvironmentConfig(name="reverse", kind="char", dataset="reverse", seed=1)
-_MANY: Final = 10**9  # no quota: the door is measured, not the peer's allowance
+_MANY: Final = 10**9  # no quota: admission is measured, not the peer's allowance
 
 
 @dataclass(frozen=True, slots=True)

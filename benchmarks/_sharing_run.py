@@ -58,7 +58,7 @@ ARMS: Final = (
     Arm(name="4/0 of 12", num_generated=12, num_local=4, num_external=0),
 )
 BASELINE: Final = ARMS[0].name
-FILTERED: Final = ARMS[4].name  # no sharing, but silent groups replaced, as by a draw from others
+FILTERED: Final = ARMS[4].name  # no sharing, but zero-variance groups replaced, as by a draw from others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,7 @@ METHODS: Final = (
 )
 SCHEDULES: Final = ("one", "four")
 """Updates for each batch: one of 8 groups, or four of 4 groups each."""
-SOURCES: Final = ("own", "foreign")
+SOURCES: Final = ("own", "external")
 """Whose groups: all the policy's own, or half of them of another policy that learns on its own."""
 
 
@@ -87,7 +87,7 @@ class Job:
     setting: Setting
     method: str
     schedule: Literal["one", "four"]
-    source: Literal["own", "foreign"]
+    source: Literal["own", "external"]
     age: int  # updates
     learning_rate: float
     seed: int
@@ -232,7 +232,7 @@ class _Policy:
 
 
 class StaleRun:
-    """A policy, what was generated for it, and where foreign groups are wanted a second policy beside it."""
+    """A policy, what was generated for it, and where external groups are wanted a second policy beside it."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         """`folder` is for the learners, which write nothing unless asked to."""
@@ -240,7 +240,7 @@ class StaleRun:
         kinds = tuple(KINDS)
         self.policy = _Policy("own", job, find_method(job.method), 1000 * job.seed, folder, kinds)
         self.peer: _Policy | None = None
-        if job.source == "foreign":
+        if job.source == "external":
             self.peer = _Policy("peer", job, find_method("PPO-clip"), 1000 * job.seed + 1, folder, kinds)
         self.waiting: deque[_Made] = deque()
         self.num_dropped = 0  # groups that the guard's lag bound refused

@@ -35,7 +35,7 @@ LEARNING_RATE: Final = 3e-4
 HARD_LEARNING_RATE: Final = 1e-3
 AGES: Final = (0, 4, 16, 64)
 HARD_AGE: Final = 16
-FOREIGN_AGE: Final = 4
+EXTERNAL_AGE: Final = 4
 FOUR: Final = ("none", "PPO-clip", "GSPO", "TIS", "decoupled PPO", "BAPO", "M2PO", "MinPRO")
 QUICK_METHODS: Final = ("none", "PPO-clip", "GSPO", "MinPRO", "BAPO")
 
@@ -52,7 +52,7 @@ def jobs(num_seeds: int, names: Sequence[str] | None = None) -> list[Job]:
     for seed in range(num_seeds):
         wanted += [job(seed, name, age) for age in AGES for name in names]
         wanted += [job(seed, name, age, schedule="four") for age in AGES for name in names if name in FOUR]
-        wanted += [job(seed, name, FOREIGN_AGE, source="foreign") for name in names]
+        wanted += [job(seed, name, EXTERNAL_AGE, source="external") for name in names]
         wanted += [job(seed, name, HARD_AGE, learning_rate=HARD_LEARNING_RATE) for name in names]
     return wanted + [job(seed, name, 1) for seed in range(num_seeds) for name in names]
 

@@ -128,16 +128,16 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
             sealed = [seal_body(body, identity) for body in publisher.publish(version, TorchWeights(state))]
             before = tcp_counts()
             trainer.announce(sealed)
-            heard = [await anext(watching) for _ in sealed]
+            received = [await anext(watching) for _ in sealed]
             if held is None:
                 found = VerifiedVersion.of(TorchWeights(state), version)
             else:
-                found = await _follow(peer, heard, held)
+                found = await _follow(peer, received, held)
             assert isinstance(found, VerifiedVersion), found
             after = tcp_counts()
             assert before is not None and after is not None, "byte counts need Linux"
             if held is not None:
-                syncs.append(_sync_of(heard, held, (after - before).wire_bytes, state))
+                syncs.append(_sync_of(received, held, (after - before).wire_bytes, state))
             held = found
     finally:
         await peer.close()
@@ -146,15 +146,15 @@ async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[
     return syncs
 
 
-async def _follow(peer: PeerClient, heard: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> object:
+async def _follow(peer: PeerClient, received: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> object:
     """The version of the patch that starts from what is held, verified."""
-    manifest = _patch(heard, held)
+    manifest = _patch(received, held)
     chunks = [await peer.fetch_chunk(digest, CHUNK_TIMEOUT_S) for digest in manifest.chunks]
     return await asyncio.to_thread(stage, manifest, chunks, held)
 
 
-def _patch(heard: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> Manifest:
-    for sealed in heard:
+def _patch(received: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> Manifest:
+    for sealed in received:
         assert isinstance(sealed, SealedManifest)
         manifest = open_manifest(sealed, held.version.policy_id, Limits())
         if isinstance(manifest, Manifest) and manifest.base == held.version:
@@ -163,13 +163,13 @@ def _patch(heard: Sequence[SealedManifest | Credit], held: VerifiedVersion) -> M
 
 
 def _sync_of(
-    heard: Sequence[SealedManifest | Credit], held: VerifiedVersion, wire_bytes: int, state: PublishedTensors
+    received: Sequence[SealedManifest | Credit], held: VerifiedVersion, wire_bytes: int, state: PublishedTensors
 ) -> Sync:
-    manifest = _patch(heard, held)
+    manifest = _patch(received, held)
     return Sync(
         step=manifest.version.step,
         payload_bytes=manifest.payload_bytes,
-        manifest_bytes=sum(len(sealed.body) for sealed in heard if isinstance(sealed, SealedManifest)),
+        manifest_bytes=sum(len(sealed.body) for sealed in received if isinstance(sealed, SealedManifest)),
         wire_bytes=wire_bytes,
         full_bytes=full_bytes(specs_of(TorchWeights(state))),
     )

@@ -1,4 +1,4 @@
-"""A hostile peer at the door: each trick is refused with its own reason, and a good group right after is admitted."""
+"""A hostile peer at admission: each trick is refused with its own reason, and a good group right after is admitted."""
 
 import asyncio
 import errno
@@ -57,7 +57,7 @@ async def call(function: Callable[..., object], *arguments: object) -> object:
 
 
 class Gate:
-    """A node's door on a manual clock, with the knobs the tests turn."""
+    """A node's admission on a manual clock, with the knobs the tests turn."""
 
     def __init__(
         self, groups_per_minute: int = 6000, offload: Callable[..., object] = call, temperature: float = 1.0
@@ -275,7 +275,7 @@ async def test_another_run() -> None:
     await Gate().expect(hostile(run_id="another"), RefusalReason.WRONG_RUN)
 
 
-async def test_a_foreign_task_id() -> None:
+async def test_a_task_id_outside_the_environment() -> None:
     await Gate().expect(hostile(task_id=10_000), RefusalReason.UNKNOWN_TASK)
     await Gate().expect(hostile(task_id=2**62), RefusalReason.UNKNOWN_TASK)
 
@@ -529,7 +529,7 @@ async def test_an_endless_text_without_tokens() -> None:
     await Gate().expect(hostile(bare), RefusalReason.BAD_TOKENS)
 
 
-# --- storage, standing and floods --------------------------------------------------------------
+# --- storage, reputation and floods -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

@@ -203,7 +203,7 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
         memory=dict(memory or {}),
         learning_rate=2e-3,
-        ratio_ceiling=math.inf,  # no formula knows it: tests/property/test_foreign_ceiling
+        ratio_ceiling=math.inf,  # no formula knows it: tests/property/test_ratio_ceiling
     )
     certainty = (0.1, 0.16, 0.24)[seed % 3] if kind == "tight" else 1.0  # entropies near the targets of controllers
     entropy = torch.where(mask, certainty * (0.05 + 2 * uniform(count, LENGTH)), 0.0)

@@ -97,7 +97,7 @@ def typed(loss: Callable[[Case], Tensor], batch: Batch, logprobs: Tensor, entrop
 
 
 def ours(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Gradients:
-    """The gradient of a recipe that learns from all foreign tokens."""
+    """The gradient of a recipe that learns from all external tokens."""
     batch = with_proximal(recipe, batch, logprobs)
     return gradients(recipe, with_advantages(recipe, batch, "all"), logprobs, entropy)
 

@@ -96,8 +96,8 @@ def is_noticed(mutant: Mutant, compared: Compared) -> bool:
 
 
 @pytest.mark.parametrize("name", [n for n in list_recipes() if load_recipe(n).scope.reach <= Scope.ROLLOUT.reach])
-def test_positive_drops_the_foreign_tokens_of_negative_advantage_and_changes_no_other(name: str) -> None:
-    """The default of `learner.foreign`; formulas are typed with all tokens, and the step totals keep counting them.
+def test_positive_drops_the_external_tokens_of_negative_advantage_and_changes_no_other(name: str) -> None:
+    """The default of `replay.external`; formulas are typed with all tokens, and the step totals keep counting them.
 
     Beyond a rollout what is dropped changes the coefficients of others.
     """

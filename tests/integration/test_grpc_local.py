@@ -86,7 +86,7 @@ class ScriptedAgent:
 
     draws: asyncio.Queue[Draw] = field(default_factory=asyncio.Queue)
     room: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    ways: asyncio.Queue[PatchChain] = field(default_factory=asyncio.Queue)
+    updates: asyncio.Queue[PatchChain] = field(default_factory=asyncio.Queue)
     num_waiting: int = 0
     published: list[list[bytes]] = field(default_factory=list)
     num_draw_calls: int = 0
@@ -122,11 +122,11 @@ class ScriptedAgent:
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         self.seen.append((held, wait))
-        if not wait and self.ways.empty():
+        if not wait and self.updates.empty():
             return None
         self.num_waiting += 1
         try:
-            return await self.ways.get()
+            return await self.updates.get()
         finally:
             self.num_waiting -= 1
 
@@ -291,10 +291,10 @@ async def test_manifests_beyond_the_bound_are_refused_on_both_sides_of_the_socke
 
 
 async def test_way_arrives_in_order_also_one_of_large_manifests_or_none_comes(bench: Bench):
-    way = (manifest(1), manifest(2, 16 * 2**20), manifest(3))
+    update = (manifest(1), manifest(2, 16 * 2**20), manifest(3))
     assert await bench.client.next_update(None, wait=False) is None
-    bench.agent.ways.put_nowait(way)
-    assert await bench.client.next_update(HEAD, wait=False) == way
+    bench.agent.updates.put_nowait(update)
+    assert await bench.client.next_update(HEAD, wait=False) == update
     assert bench.agent.seen == [(None, False), (HEAD, False)]
 
 
@@ -308,7 +308,7 @@ async def test_wait_for_a_way_that_a_dead_worker_left_takes_nothing_from_the_nex
     again = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while len(bench.agent.seen) < 2 or bench.agent.num_waiting > 1:
         await asyncio.wait([again], timeout=0.01)
-    bench.agent.ways.put_nowait((manifest(1),))
+    bench.agent.updates.put_nowait((manifest(1),))
     assert await asyncio.wait_for(again, 5.0) == (manifest(1),)
 
 
@@ -335,12 +335,12 @@ async def test_unknown_environment_is_a_lookup_error(bench: Bench):
 async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: Bench):
     draw = asyncio.ensure_future(bench.client.draw(HEAD))
     capacity = asyncio.ensure_future(bench.client.wait_capacity())
-    way = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
+    update = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while not bench.agent.num_draw_calls:
         await asyncio.wait([draw], timeout=0.01)
     async with asyncio.timeout(3):
         await bench.server.stop()
-        for waiting in (draw, capacity, way):
+        for waiting in (draw, capacity, update):
             with pytest.raises(Unavailable):
                 await waiting
     with pytest.raises(Unavailable):

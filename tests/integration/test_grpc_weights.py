@@ -1,4 +1,4 @@
-"""Manifests, leave and chunks between nodes: the contract over both data planes, and hostile peers over gRPC."""
+"""Manifests, credit and chunks between nodes: the contract over both data planes, and hostile peers over gRPC."""
 
 import asyncio
 import hashlib
@@ -188,7 +188,7 @@ async def test_watch_of_a_lineage_of_which_nothing_is_held_says_so(pair: Pair):
 
 
 async def test_watcher_that_is_not_welcome_is_told_unavailable_not_unauthenticated(pair: Pair):
-    pair.holder.error = Unavailable("your standing is low")
+    pair.holder.error = Unavailable("your reputation is low")
     with pytest.raises(Unavailable) as caught:
         await anext(pair.peer.watch(LINEAGE, 0))
     assert type(caught.value) is Unavailable

@@ -1,4 +1,4 @@
-"""A group of a node with another tokenizer: through the door, the store and the batch into a step."""
+"""A group of a node with another tokenizer: through admission, the store and the batch into a step."""
 
 import asyncio
 import math

@@ -86,7 +86,7 @@ def listening(process: psutil.Process | None) -> set[str]:
     return {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
-FOREIGN = {  # as in a pod of a PyTorchJob, or below somebody's torchrun: nothing that concerns the worker
+OTHER_LAUNCHER = {  # as in a pod of a PyTorchJob, or below somebody's torchrun: nothing that concerns the worker
     "RANK": "1",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "3",
@@ -102,12 +102,12 @@ FOREIGN = {  # as in a pod of a PyTorchJob, or below somebody's torchrun: nothin
 
 
 @pytest.fixture
-def foreign_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in FOREIGN.items():
+def other_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OTHER_LAUNCHER.items():
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.usefixtures("foreign_launcher")
+@pytest.mark.usefixtures("other_launcher")
 async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothing_behind(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_steps=500)
     async with running(config) as (daemon, task):
@@ -147,7 +147,7 @@ async def test_what_no_rank_can_work_with_is_said_once(tmp_path: Path) -> None:
             await asyncio.wait_for(asyncio.shield(task), 100)
 
 
-@pytest.mark.usefixtures("foreign_launcher")
+@pytest.mark.usefixtures("other_launcher")
 async def test_a_worker_of_one_process_is_no_rank_of_a_launcher_around_it(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_processes=1, num_steps=1)
     async with running(config) as (daemon, task):

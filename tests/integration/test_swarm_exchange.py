@@ -44,7 +44,7 @@ async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Pat
         assert STARTED_A_THREAD not in (tmp_path / "imports.txt").read_text(), "nodes start as slowly as alone"
     for node in run.nodes:
         used = [g for draw in events_of(GroupsDrawn, node.events) for g in draw.groups if not g.is_own_policy]
-        assert used, f"{node.name} learned from no foreign group"
+        assert used, f"{node.name} learned from no external group"
         assert node.status["step"] == 12 and node.status["is_finished"]
         assert len(events_of(NodeFinished, node.events)) == 1
 
@@ -53,13 +53,13 @@ async def test_two_nodes_without_a_coordinator_find_each_other_through_the_dht(s
     ada_config, bell_config = swarm.configs(2)
     ada = await swarm.node(ada_config)
     bell = await swarm.node(bell_config, bootstrap=tuple(ada.status()["dht"]))
-    await swarm.until(lambda: bool(external(ada) and external(bell)), "no node consumed a foreign group")
+    await swarm.until(lambda: bool(external(ada) and external(bell)), "no node consumed an external group")
     assert set(external(ada)) <= made(bell)
     assert set(external(bell)) <= made(ada)
     assert ada.status()["peers"] == [bell.status()["node_id"]]
 
 
-async def test_a_stranger_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any, command: Any, tmp_path: Path) -> None:
+async def test_a_newcomer_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any, command: Any, tmp_path: Path) -> None:
     (ada_config,) = swarm.configs(1)
     info = await swarm.coordinator(ada_config)
     ada, _ = await asyncio.gather(

@@ -187,7 +187,7 @@ NOT_PLAIN_ON_POLICY = {
     "ExponentialWeight": "weighs by an exponential of the advantage",
     "EntropyClip": "scales advantages by entropy inside the bounds",
     "FinishedOnly": "drops responses that were cut off, whatever their ratio",
-    "MixtureRatio": "foreign tokens have a mixture in the denominator",
+    "MixtureRatio": "external tokens have a mixture in the denominator",
     "TemperedLikelihood": "damped by its pull to the old policy, whatever the ratio",
     "TrajectoryRegression": "regresses the log-ratio on the advantage: a scale of 2",
 }
@@ -242,7 +242,7 @@ def test_a_group_whose_advantages_are_zero_gives_exactly_no_gradient(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_foreign_negatives_are_removed_without_touching_anything_else(name: str) -> None:
+def test_external_negatives_are_removed_without_touching_anything_else(name: str) -> None:
     recipe = load_recipe(name)
     for batch, _, _ in steps():
         everything, positive = (with_advantages(recipe, batch, rule) for rule in ("all", "positive"))

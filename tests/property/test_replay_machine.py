@@ -45,7 +45,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.buffers = [ReplayBuffer(self.config, OWN, 3, self.clock) for _ in range(2)]
         self.heads = {name: PolicyVersion(policy_id=name, step=0) for name in (OWN, *PEERS)}
         self.uses: Counter[bytes] = Counter()
-        self.silent_seen: set[bytes] = set()
+        self.zero_variance_seen: set[bytes] = set()
         self.step = 0
         self.num_made = 0
 
@@ -93,8 +93,8 @@ class ReplayMachine(RuleBasedStateMachine):
         assert len(set(digests)) == len(digests)
         num_local = sum(drawn.scored.is_own_policy(OWN) for drawn in draw.groups)
         assert num_local <= self.config.local_groups and len(digests) - num_local <= 2
-        assert not self.silent_seen & set(draw.zero_variance)
-        self.silent_seen |= set(draw.zero_variance)
+        assert not self.zero_variance_seen & set(draw.zero_variance)
+        self.zero_variance_seen |= set(draw.zero_variance)
         for drawn in draw.groups:
             self.uses[drawn.scored.digest] += 1
             assert drawn.use == self.uses[drawn.scored.digest] <= self.config.max_reuse

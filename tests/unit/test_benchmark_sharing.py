@@ -1,4 +1,4 @@
-"""The sharing benchmark counts what it says: draws, tokens, silent groups, pairs of seeds, runs already made."""
+"""The sharing benchmark counts what it says: draws, tokens, zero-variance groups, pairs of seeds, runs already made."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def _tokens_to_train(draw: Draw, external: str) -> int:
 async def test_a_round_draws_and_counts_as_its_arm_says(
     mode: str, arm: Arm, tmp_path: Path, specialists: list[PublishedTensors]
 ) -> None:
-    for seed in range(20):  # up to one whose first round teaches something: four groups may all be silent
+    for seed in range(20):  # up to one whose first round teaches something: four groups may all be of zero variance
         swarm = _swarm(mode, arm.name, seed, tmp_path, specialists)
         lengths = [_count_tokens(node.generator) for node in swarm.nodes]
         draws = await swarm.play(1)

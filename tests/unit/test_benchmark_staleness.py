@@ -38,8 +38,8 @@ def test_every_batch_is_as_old_as_the_job_says_once_there_is_data_of_that_age(
     assert updates == len(ages), "one version for each batch, however many updates made it"
 
 
-def test_half_of_the_groups_are_foreign_where_the_job_says_so(tmp_path: Path) -> None:
-    stale = StaleRun(replace(JOB, source="foreign", age=0), tmp_path)
+def test_half_of_the_groups_are_external_where_the_job_says_so(tmp_path: Path) -> None:
+    stale = StaleRun(replace(JOB, source="external", age=0), tmp_path)
     report = asyncio.run(stale.advance(1))
     assert report is not None and report.num_external > 0 and report.num_local > 0
     assert stale.peer is not None and stale.peer.learner.version.step <= 1

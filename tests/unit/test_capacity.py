@@ -34,7 +34,7 @@ def allowance(
         credit_ledger.open(f"follower {number}", window=4)
         credit_ledger.delivered(
             f"follower {number}", is_admitted=True
-        )  # it delivers: what it has leave for takes up room
+        )  # it delivers: what it has credit for takes up room
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
     peers, journal = Peers(make_identity(1).node_id), NoDraw()

@@ -1,4 +1,4 @@
-"""What strangers can make the coordinator do: nothing beyond their one vote, and no local path of a joiner."""
+"""What unknown nodes can make the coordinator do: nothing beyond their one vote, and no local path of a joiner."""
 
 from typing import Any
 

@@ -78,12 +78,12 @@ async def test_a_mapped_port_that_leads_here_is_found_to_do_so(tmp_path: Path, f
 
 
 async def test_an_announced_address_where_nobody_or_somebody_else_answers_is_a_finding(tmp_path: Path) -> None:
-    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def other_service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.org\r\n")
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(stranger, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(other_service, "127.0.0.1", 0) as server:
         other = server.sockets[0].getsockname()[1]
         found = await findings(
             tmp_path,

@@ -1,4 +1,4 @@
-"""How many rollouts a group may have at the door."""
+"""How many rollouts a group may have at admission."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
-SILENT = ["7"] * 4
+ZERO_VARIANCE = ["7"] * 4
 
 
 class CountingStore(MemoryGroupStore):
@@ -51,7 +51,7 @@ class Held:
 @pytest.mark.parametrize("producer", [OURS.node_id, OTHER.node_id])
 async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer: NodeId) -> None:
     held = Held()
-    zero_variance = await held.add(make_group(producer, texts=SILENT))
+    zero_variance = await held.add(make_group(producer, texts=ZERO_VARIANCE))
     with_signal = await held.add(make_group(producer, task_id=8))
     assert await held.sent(READER.node_id, StreamFilter(relay=True), 1) == [with_signal]
     assert await held.sent(READER.node_id, StreamFilter(relay=True, zero_variance=True), 2) == [
@@ -67,7 +67,7 @@ async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come()
     await asyncio.sleep(0)
     looks = held.store.num_looks
     for task_id in range(3):
-        await held.add(make_group(OURS.node_id, task_id=task_id, texts=SILENT))
+        await held.add(make_group(OURS.node_id, task_id=task_id, texts=ZERO_VARIANCE))
         for _ in range(10):
             await asyncio.sleep(0)
     assert not item.done() and held.store.num_looks == looks, "it was woken for nothing"
@@ -77,5 +77,5 @@ async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come()
 
 async def test_the_trainer_that_gave_leave_for_it_gets_it_in_any_case() -> None:
     held = Held()
-    zero_variance = await held.add(replace(make_group(OURS.node_id, texts=SILENT), policy_id=TRAINER.node_id))
+    zero_variance = await held.add(replace(make_group(OURS.node_id, texts=ZERO_VARIANCE), policy_id=TRAINER.node_id))
     assert await held.sent(TRAINER.node_id, StreamFilter(), 1) == [zero_variance]

@@ -66,7 +66,7 @@ def test_groups_of_a_liar_and_groups_beyond_the_bound_are_left_out(tmp_path: Pat
     liar = from_elsewhere(own, "b" * 64)
     first = learner.step(Draw(step=1, groups=(liar,), num_zero_variance=0))
     assert not first.was_skipped and first.diagnostics["guard_held_sources"] == 1
-    assert first.diagnostics["guard_level"] == GuardLevel.OPEN, "a stranger's claims change nothing else"
+    assert first.diagnostics["guard_level"] == GuardLevel.OPEN, "another policy's claims change nothing else"
     second = learner.step(Draw(step=2, groups=(liar, own), num_zero_variance=0))
     assert (second.num_local, second.num_external) == (1, 0)
     assert second.diagnostics["guard_groups_left_out"] == 1

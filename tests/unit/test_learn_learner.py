@@ -208,7 +208,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(tmp_path: Path) -> None:
     assert not one.step(draw(2)).was_skipped
 
 
-def test_foreign_members_with_negative_advantage_give_no_gradient_but_count_in_the_group(tmp_path: Path) -> None:
+def test_external_members_with_negative_advantage_give_no_gradient_but_count_in_the_group(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     external = Draw(step=1, groups=(drawn(rng, is_made_here=False),), num_zero_variance=0)
     positive = learner(tmp_path / "a", recipe="sapo_swarm").step(external)
@@ -246,7 +246,7 @@ def test_a_ratio_that_does_not_exist_is_refused_except_by_swarm_sampling(
     assert load_recipe("sapo_swarm").accepts(correction) and not load_recipe("grpo").accepts(correction)
 
 
-def test_edges_report_each_foreign_source_and_never_ourselves(tmp_path: Path) -> None:
+def test_edges_report_each_external_source_and_never_ourselves(tmp_path: Path) -> None:
     report = learner(tmp_path).step(draw(1))
     (edge,) = report.edges
     assert edge.source == PEER and edge.num_groups == 3 and 0 < edge.ess_share <= 1 and edge.mismatch_kl > 0

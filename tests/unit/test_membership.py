@@ -45,7 +45,7 @@ def test_leaving_ends_the_lease_at_once_and_twice_is_once() -> None:
     membership.leave("a")
     left = membership.leave("a")
     assert left is not None and left.has_left and membership.live(101.0) == []
-    assert membership.leave("stranger") is None
+    assert membership.leave("unknown") is None
     _, has_joined = membership.renew(report("a"), 102.0)
     assert has_joined and membership.live(103.0)
 

@@ -1,4 +1,4 @@
-"""What a neighbour can do to the node that follows it: talk without end, announce and not deliver, vanish, intrude."""
+"""What a neighbour can do to the node that follows it: send without end, announce and not deliver, vanish, intrude."""
 
 import asyncio
 import random
@@ -109,7 +109,7 @@ def play(scene: Callable[["Bench"], Awaitable[None]], **sections: Any) -> None:
     run_virtual(main())
 
 
-# --- talk without end -----------------------------------------------------------------------------------
+# --- send without end -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size_bytes", [2**40, 100])
@@ -411,7 +411,7 @@ def test_a_watch_opens_no_door_for_groups_that_need_no_leave() -> None:
     play(scene, weights=WeightsConfig(publish=True))
 
 
-def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None:
+def test_a_follower_delivers_what_it_has_credit_for_whatever_the_intake_quota() -> None:
     async def scene(bench: Bench) -> None:
         await asyncio.sleep(601.0)  # what was given before the start is long forgotten
         await make_full(bench)
@@ -429,22 +429,22 @@ def test_a_follower_brings_what_it_has_leave_for_whatever_the_appetite() -> None
     play(scene, weights=WeightsConfig(publish=True))
 
 
-def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be_leave_for_them() -> None:
+def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be_credit_for_them() -> None:
     async def scene(bench: Bench) -> None:
-        strangers = [make_identity(100 + number) for number in range(40)]
-        for identity in strangers:
+        generators = [make_identity(100 + number) for number in range(40)]
+        for identity in generators:
             bench.agent.credit_ledger.open(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
-        adverts = [make_advert(identity.node_id, roles=roles) for identity in strangers]
+        adverts = [make_advert(identity.node_id, roles=roles) for identity in generators]
         assert len(choose_streams(bench.agent, adverts)) == 20  # five steps of four groups
         bench.agent.credit_ledger.grant(capacity=8)
         status = bench.agent.credit_ledger.status()
         followed = {address.node_id for address, _ in choose_streams(bench.agent, adverts)}
         assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
-        for identity in strangers[:30]:
+        for identity in generators[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
         chosen = choose_streams(bench.agent, adverts)
-        assert {identity.node_id for identity in strangers[:30]} <= {address.node_id for address, _ in chosen}
+        assert {identity.node_id for identity in generators[:30]} <= {address.node_id for address, _ in chosen}
         assert not any(relayed for _, relayed in chosen)
 
     play(scene)

@@ -36,7 +36,7 @@ MASK = torch.tensor([[True, True, True, False], [True, False, True, True]])
 
 
 def make_scored(spread: float = 0.5, dtype: torch.dtype = torch.float64) -> Scored:
-    """Two rollouts of one group, one own and one foreign; log-probs drift by `spread` from the generator's."""
+    """Two rollouts of one group, one local and one external; log-probs drift by `spread` from the generator's."""
     generator = torch.Generator().manual_seed(5)
     drift, further, entropy = torch.randn((3, 2, 4), generator=generator, dtype=torch.float64)
     zeros = torch.zeros((2, 4), dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_a_proximal_policy_is_the_generator_at_age_0_and_the_policy_at_great_age
 
 @given(st.floats(0, 0.95), st.floats(-30, 0), st.floats(-30, 0))
 @settings(max_examples=50, deadline=None)
-def test_no_foreign_ratio_exceeds_the_bound_of_the_mixture(share: float, new: float, old: float) -> None:
+def test_no_external_ratio_exceeds_the_bound_of_the_mixture(share: float, new: float, old: float) -> None:
     scored = make_scored()
     proximal = torch.where(MASK, old, torch.zeros((2, 4), dtype=torch.float64))
     seen = replace(

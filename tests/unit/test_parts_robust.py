@@ -51,7 +51,7 @@ def make_scored(batch: Batch) -> Scored:
     return Scored(batch=batch, logprobs=-ones, entropy=ones, advantages=ones, log_ratio=0 * ones)
 
 
-def test_bins_that_stay_hard_weigh_more_and_foreign_groups_do_not_count() -> None:
+def test_bins_that_stay_hard_weigh_more_and_external_groups_do_not_count() -> None:
     part = RobustWeights(pace=0.5, rate=1.0, bound=1.0, most=2.0, k=1)
     batch = make_batch([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]], external=(2,))
     memory = part.initial()

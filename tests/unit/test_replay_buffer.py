@@ -11,7 +11,7 @@ from swarm.testing.builders import make_group, make_scored
 from swarm.types import PolicyVersion, ScoredGroup
 
 OWN = "own"
-LOUD, SILENT = [1.0] * 4 + [0.0] * 4, [1.0] * 8
+WITH_SIGNAL, ZERO_VARIANCE = [1.0] * 4 + [0.0] * 4, [1.0] * 8
 
 
 def make_buffer(**settings: object) -> ReplayBuffer:
@@ -20,15 +20,17 @@ def make_buffer(**settings: object) -> ReplayBuffer:
     return ReplayBuffer(config, OWN, 0, ManualClock())
 
 
-def local(task_id: int, step: int = 0, rewards: list[float] = LOUD, size_bytes: int = 1000) -> ScoredGroup:
+def local(task_id: int, step: int = 0, rewards: list[float] = WITH_SIGNAL, size_bytes: int = 1000) -> ScoredGroup:
     return make_scored(make_group(OWN, task_id=task_id, step=step), rewards=rewards, size_bytes=size_bytes)
 
 
-def external(task_id: int, producer: str = "peer", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
+def external(task_id: int, producer: str = "peer", step: int = 0, rewards: list[float] = WITH_SIGNAL) -> ScoredGroup:
     return make_scored(make_group(producer, task_id=task_id, step=step), rewards=rewards, is_made_here=False)
 
 
-def by_follower(task_id: int, producer: str = "follower", step: int = 0, rewards: list[float] = LOUD) -> ScoredGroup:
+def by_follower(
+    task_id: int, producer: str = "follower", step: int = 0, rewards: list[float] = WITH_SIGNAL
+) -> ScoredGroup:
     group = make_group(OWN, task_id=task_id, step=step)
     return make_scored(replace(group, producer=producer), rewards=rewards, is_made_here=False)
 
@@ -76,13 +78,13 @@ def test_the_number_of_external_groups_can_be_lowered_for_one_draw() -> None:
 
 def test_external_groups_without_signal_are_counted_and_not_kept() -> None:
     buffer = make_buffer()
-    assert not buffer.add(external(1, rewards=SILENT))
+    assert not buffer.add(external(1, rewards=ZERO_VARIANCE))
     assert buffer.statistics().num_groups == 0 and buffer.statistics().dropped == {"zero_variance_external": 1}
 
 
 def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it() -> None:
     buffer = make_buffer()
-    zero_variance, with_signal = local(1, rewards=SILENT), local(2)
+    zero_variance, with_signal = local(1, rewards=ZERO_VARIANCE), local(2)
     buffer.add(zero_variance)
     buffer.add(with_signal)
     draw = buffer.draw(1, at(0), nobody, {})
@@ -93,7 +95,7 @@ def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it()
 
 def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
     buffer = make_buffer()
-    zero_variance = [local(i, rewards=SILENT) for i in range(2)]
+    zero_variance = [local(i, rewards=ZERO_VARIANCE) for i in range(2)]
     for group in zero_variance:
         buffer.add(group)
     assert buffer.draw(1, at(0), nobody, {}) is None
@@ -110,10 +112,10 @@ def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
 
 def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them() -> None:
     buffer = make_buffer(keep_zero_variance=True)
-    local_groups = [local(1, rewards=SILENT), local(2)]
+    local_groups = [local(1, rewards=ZERO_VARIANCE), local(2)]
     for group in local_groups:
         buffer.add(group)
-    assert buffer.add(external(3, rewards=SILENT))
+    assert buffer.add(external(3, rewards=ZERO_VARIANCE))
     draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None and draw.num_zero_variance == 0 and draw.zero_variance == ()
     assert [d.scored.has_signal for d in draw.groups] == [False, True, False]
@@ -123,7 +125,7 @@ def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them
 def test_silent_local_groups_do_not_hold_back_external_signal() -> None:
     buffer = make_buffer()
     for i in range(2):
-        buffer.add(local(i, rewards=SILENT))
+        buffer.add(local(i, rewards=ZERO_VARIANCE))
     buffer.add(external(5))
     draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None and [d.scored.is_made_here for d in draw.groups] == [False] and draw.num_zero_variance == 2
@@ -138,7 +140,7 @@ def test_a_group_of_exactly_the_greatest_age_is_used_and_one_step_older_is_not()
     assert buffer.statistics().dropped == {"too_old": 1}
 
 
-def test_foreign_age_follows_the_producers_head_and_not_ours() -> None:
+def test_external_age_follows_the_producers_head_and_not_ours() -> None:
     heads = {"peer": at(30, "peer"), "late": at(99, "late")}
     buffer = make_buffer(local_groups=1, external_groups=4)
     buffer.add(local(1, step=500))
@@ -218,7 +220,7 @@ def test_a_tightened_age_bound_never_exceeds_the_configured_one() -> None:
 
 
 def test_a_restart_brings_back_what_was_not_used_up() -> None:
-    groups = [local(i, rewards=SILENT if i == 1 else LOUD) for i in range(4)]
+    groups = [local(i, rewards=ZERO_VARIANCE if i == 1 else WITH_SIGNAL) for i in range(4)]
     buffer = make_buffer(max_reuse=2)
     buffer.restore({groups[0].digest: 2, groups[1].digest: 1, groups[2].digest: 1}, groups)
     draw = buffer.draw(9, at(0), nobody, {})
@@ -229,8 +231,8 @@ def test_a_restart_brings_back_what_was_not_used_up() -> None:
 def test_a_journalled_draw_made_again_counts_once() -> None:
     first, second = make_buffer(), make_buffer()
     for i in range(2):
-        first.add(local(i, rewards=[SILENT, LOUD][i]))
-        second.add(local(i, rewards=[SILENT, LOUD][i]))
+        first.add(local(i, rewards=[ZERO_VARIANCE, WITH_SIGNAL][i]))
+        second.add(local(i, rewards=[ZERO_VARIANCE, WITH_SIGNAL][i]))
     draw = first.draw(1, at(0), nobody, {})
     assert draw is not None
     second.mark_used(draw)
@@ -285,7 +287,7 @@ def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:
 
 def test_followers_groups_are_counted_when_silent_and_take_up_capacity() -> None:
     buffer = make_buffer(max_age_steps=1)
-    zero_variance = by_follower(1, rewards=SILENT)
+    zero_variance = by_follower(1, rewards=ZERO_VARIANCE)
     assert buffer.add(zero_variance) and buffer.add(local(2))
     assert buffer.capacity(0, running=1) == 2 * 2 - 2 - 1
     draw = buffer.draw(1, at(0), nobody, {})
@@ -331,7 +333,7 @@ def test_the_bound_of_one_follower_never_keeps_a_draw_from_being_made() -> None:
     assert buffer.draw(1, at(0), nobody, {}) is not None
 
 
-def test_strangers_make_room_before_followers_and_followers_before_what_was_made_here() -> None:
+def test_external_groups_make_room_before_followers_and_followers_before_what_was_made_here() -> None:
     buffer = make_buffer(max_groups=3)
     own, theirs = local(1), by_follower(2)
     for group in (own, theirs, external(3), local(4)):
@@ -343,6 +345,6 @@ def test_strangers_make_room_before_followers_and_followers_before_what_was_made
 
 def test_after_a_restart_followers_groups_are_local_again() -> None:
     buffer = make_buffer()
-    used, zero_variance, fresh = by_follower(1), by_follower(2, rewards=SILENT), by_follower(3)
+    used, zero_variance, fresh = by_follower(1), by_follower(2, rewards=ZERO_VARIANCE), by_follower(3)
     buffer.restore({used.digest: 1, zero_variance.digest: 1}, [used, zero_variance, fresh])
     assert buffer.digests == {fresh.digest} and buffer.num_local == 1

@@ -1,4 +1,4 @@
-"""What processes that share a step must agree on before they talk: whose turn it is, and what an order says."""
+"""What processes that share a step must agree on before they send anything: whose turn it is, what a command says."""
 
 import math
 from dataclasses import replace
@@ -62,11 +62,14 @@ def test_no_micro_batch_has_more_rows_than_the_share_of_one_rank(num_ranks: int)
 @pytest.mark.parametrize("ratio_band", [math.inf, 4.0])
 def test_an_order_arrives_as_it_was_said(ratio_band: float) -> None:
     order = RankCommand(kind="step", draw=draw(3), is_safe=True, is_frozen=True, ratio_band=ratio_band)
-    heard = RankCommand.from_bytes(order.to_bytes())
-    assert order.draw is not None and heard.draw is not None
-    assert replace(heard, draw=None) == replace(order, draw=None)
-    assert (heard.draw.step, heard.draw.num_zero_variance) == (7, 2) and heard.draw.baselines == order.draw.baselines
-    for ours, theirs in zip(order.draw.groups, heard.draw.groups, strict=True):
+    copy = RankCommand.from_bytes(order.to_bytes())
+    assert order.draw is not None and copy.draw is not None
+    assert replace(copy, draw=None) == replace(order, draw=None)
+    assert (copy.draw.step, copy.draw.num_zero_variance) == (
+        7,
+        2,
+    ) and copy.draw.baselines == order.draw.baselines
+    for ours, theirs in zip(order.draw.groups, copy.draw.groups, strict=True):
         assert (ours.age_steps, ours.scored.digest, ours.scored.is_made_here) == (
             theirs.age_steps,
             theirs.scored.digest,

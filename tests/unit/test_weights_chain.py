@@ -21,7 +21,7 @@ from swarm.weights.unusable import Unusable
 from swarm.weights.verify import VerifiedVersion
 
 TRAINER = Identity.from_seed(b"t" * 32)
-STRANGER = Identity.from_seed(b"s" * 32)
+OTHER = Identity.from_seed(b"s" * 32)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -223,7 +223,7 @@ def test_whatever_is_raised_on_the_way_is_reported_and_the_old_version_serves_on
 def test_a_version_of_a_lineage_that_the_signer_does_not_own_is_refused() -> None:
     chain = trained_chain(0)
     chain.train()
-    (forged,) = chain.publish(owner=STRANGER)
+    (forged,) = chain.publish(owner=OTHER)
     assert "wrong_owner" in chain.applier().apply((forged,)).error
 
 

@@ -57,7 +57,7 @@ def manifest(step: int, base: int | None, data: bytes) -> Manifest:
 
 
 def add(store: WeightStore, step: int, base: int | None, size: int = 1000) -> SealedManifest:
-    """Puts a way to a version with chunks of its own into the store."""
+    """Puts a patch to a version with chunks of its own into the store."""
     data = payload(f"{step} from {base}", size)
     for at in range(0, len(data), CHUNK_BYTES):
         store.put_chunk(chunk_digest(data[at : at + CHUNK_BYTES]), data[at : at + CHUNK_BYTES])
@@ -66,7 +66,7 @@ def add(store: WeightStore, step: int, base: int | None, size: int = 1000) -> Se
     return sealed
 
 
-def legs(store: WeightStore) -> list[tuple[int, int | None]]:
+def patches(store: WeightStore) -> list[tuple[int, int | None]]:
     return [(m.version.step, None if m.base is None else m.base.step) for m, _ in store.manifests(OWNER.node_id)]
 
 
@@ -183,10 +183,10 @@ def test_a_full_disk_leaves_nothing_half_written_and_what_was_there_intact(tmp_p
         store.put_chunk(chunk_digest(data), data)
     with pytest.raises(StorageFull):
         store.add_manifest(seal_manifest(manifest(2, 1, data), OWNER))
-    assert num_files(tmp_path) == before and legs(store) == [(1, None)] and store.bytes_held == 1000
+    assert num_files(tmp_path) == before and patches(store) == [(1, None)] and store.bytes_held == 1000
     is_full = False
     add(store, 2, 1)
-    assert legs(store) == [(1, None), (2, 1)]
+    assert patches(store) == [(1, None), (2, 1)]
 
 
 def test_another_failure_of_the_disk_is_not_taken_for_a_full_one(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_over_budget_the_oldest_versions_go_and_everything_after_the_newest_anch
     chain(store, last=13, every=5, size=1000)
     store.prune([OWNER.node_id])
     assert store.bytes_held <= 3000
-    kept = set(legs(store))
+    kept = set(patches(store))
     assert {(10, None), (11, 10), (12, 11), (13, 12), (13, 10)} <= kept
     assert (0, None) not in kept and (5, None) not in kept
     for found, _ in store.manifests(OWNER.node_id):
@@ -225,7 +225,7 @@ def test_where_the_way_to_the_newest_version_exceeds_the_budget_one_that_does_no
     tight = WeightStore(tmp_path, 1050)
     chain(tight, last=4, every=5, size=1000)
     tight.prune([OWNER.node_id])
-    assert legs(tight) == [(0, None)] and tight.bytes_held == 1000
+    assert patches(tight) == [(0, None)] and tight.bytes_held == 1000
 
 
 def test_with_the_least_budget_of_a_trainer_there_is_always_a_way_to_the_newest_version(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_with_the_least_budget_of_a_trainer_there_is_always_a_way_to_the_newest_
         for base in {step - 1, 0}:
             add(store, step, base, 500)  # more than half is sent in full
         store.prune([OWNER.node_id])
-        assert store.bytes_held <= store.max_bytes and legs(store) == [(0, None), (step, 0)]
+        assert store.bytes_held <= store.max_bytes and patches(store) == [(0, None), (step, 0)]
 
 
 def test_a_chain_without_anchors_stays_within_the_budget(tmp_path: Path) -> None:
@@ -245,14 +245,14 @@ def test_a_chain_without_anchors_stays_within_the_budget(tmp_path: Path) -> None
         add(store, step, step - 1, 1000)
         store.prune([OWNER.node_id])
         assert store.bytes_held <= 3000
-    assert (9, 8) in legs(store)
+    assert (9, 8) in patches(store)
 
 
 def test_a_lineage_out_of_force_makes_room_first(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, 2500)
     chain(store, last=1, every=5, size=2000)
     store.prune([])
-    assert (0, None) in legs(store)  # there is room
+    assert (0, None) in patches(store)  # there is room
     other = seal_manifest(
         replace(
             manifest(7, None, payload("o", 2000)),
@@ -263,7 +263,7 @@ def test_a_lineage_out_of_force_makes_room_first(tmp_path: Path) -> None:
     store.put_chunk(chunk_digest(payload("o", 2000)), payload("o", 2000))
     assert isinstance(store.add_manifest(other), Manifest)
     store.prune([make_identity(2).node_id])
-    assert (0, None) not in legs(store) and len(store.manifests(make_identity(2).node_id)) == 1
+    assert (0, None) not in patches(store) and len(store.manifests(make_identity(2).node_id)) == 1
 
 
 def test_a_chunk_that_no_manifest_names_yet_stays_for_its_grace(tmp_path: Path) -> None:

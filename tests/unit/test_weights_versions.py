@@ -258,8 +258,8 @@ def test_a_manifest_survives_the_wire(with_base: bool) -> None:
 
 def test_only_the_owner_of_a_lineage_signs_its_manifests() -> None:
     sealed = seal_manifest(a_manifest(), OWNER)
-    stranger = Identity.from_seed(b"s" * 32)
-    forged = seal_manifest(a_manifest(), stranger)
+    other = Identity.from_seed(b"s" * 32)
+    forged = seal_manifest(a_manifest(), other)
     assert refusal(open_manifest(forged, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_OWNER
     swapped = replace(forged, public_key=sealed.public_key)
     assert refusal(open_manifest(swapped, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_SIGNATURE
@@ -368,7 +368,7 @@ def test_a_segment_that_claims_many_changes_is_refused_before_it_is_read() -> No
     assert caught.value.reason is UnusableReason.TOO_LARGE
 
 
-def test_a_foreign_safetensors_header_is_refused_unparsed() -> None:
+def test_a_forged_safetensors_header_is_refused_unparsed() -> None:
     weights = TorchWeights(bf16())
     payload = b"".join(encode(Codec.FULL, weights, None))
     (length,) = struct.unpack("<Q", payload[:8])

@@ -1,4 +1,4 @@
-"""The event log stays small whatever a peer does, and tells every refusal and every event once."""
+"""The event log stays small whatever a peer does, and has every refusal and every event once."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def test_a_flood_of_refusals_is_a_few_lines_with_every_one_counted(tmp_path: Pat
     assert len(read_events(path)) <= 4 * (1 + 100 / REFUSED_EVERY_S)
 
 
-def test_the_first_refusal_is_told_at_once_and_the_rest_when_time_has_passed(tmp_path: Path) -> None:
+def test_the_first_refusal_is_written_at_once_and_the_rest_when_time_has_passed(tmp_path: Path) -> None:
     clock, path = ManualClock(start_s=0.0), tmp_path / "events.jsonl"
     events = EventLog(path, clock)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_the_first_refusal_is_told_at_once_and_the_rest_when_time_has_passed(tmp
     events.close()
 
 
-def test_a_peer_with_endless_names_is_told_by_reason_alone(tmp_path: Path) -> None:
+def test_a_peer_with_endless_names_is_written_by_reason_alone(tmp_path: Path) -> None:
     clock, path = ManualClock(), tmp_path / "events.jsonl"
     events = EventLog(path, clock)
     for number in range(5000):

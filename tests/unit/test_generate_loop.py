@@ -1,4 +1,4 @@
-"""Groups that leave the worker: whole ones only, and each question once."""
+"""Groups that the worker hands over: whole ones only, and each question once."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Manifests, leave and chunks over the faulty network: each fault shows as itself, and a seed repeats it."""
+"""Manifests, credit and chunks over the faulty network: each fault shows as itself, and a seed repeats it."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ def manifest(number: int, size: int = 400) -> SealedManifest:
 
 
 class Holder:
-    """Streams manifests with leave between them, one item every `every_s`, then waits; holds chunks by digest."""
+    """Streams manifests with credit between them, one item every `every_s`, then waits; holds chunks by digest."""
 
     def __init__(self, count: int, every_s: float = 0.0) -> None:
         self.items: list[Watched] = []

@@ -18,11 +18,11 @@ from swarm.types import Correction
 
 NUM_GROUPS, SIZE, LENGTH = 5, 4, 8
 LIAR = NUM_GROUPS * SIZE - 4
-"""The first rollout of the last group, which is foreign; it was rewarded, the second was not."""
+"""The first rollout of the last group, which is external; it was rewarded, the second was not."""
 
 
 def step() -> tuple[Batch, Tensor, Tensor]:
-    """(batch, log pi, entropy) of honest groups, the last one foreign: policies differ by a few hundredths of a nat."""
+    """(batch, log pi, entropy) of honest groups, the last one external: policies are a few hundredths of a nat apart."""
     generator = torch.Generator().manual_seed(3)
     count = NUM_GROUPS * SIZE
 
@@ -67,7 +67,7 @@ def step() -> tuple[Batch, Tensor, Tensor]:
 
 
 def lie(batch: Batch, logprobs: Tensor, kind: str) -> tuple[Batch, Tensor]:
-    """The step with a lie in the foreign group; `rare` also takes tokens that we would hardly ever sample."""
+    """The step with a lie in the external group; `rare` also takes tokens that we would hardly ever sample."""
     claims, policy = batch.behavior_logprobs.clone(), logprobs.clone()
     if kind == "one token":
         claims[LIAR, 2] = policy[LIAR, 2] - 15.0
@@ -75,7 +75,7 @@ def lie(batch: Batch, logprobs: Tensor, kind: str) -> tuple[Batch, Tensor]:
         claims[LIAR + 1, 2] = policy[LIAR + 1, 2] - 15.0
     elif kind == "every token a little":
         claims[LIAR] = policy[LIAR] - 2.9
-    elif kind == "the door's bound":
+    elif kind == "the bound of admission":
         claims[LIAR] = -100.0
     elif kind == "rare":
         policy[LIAR, 2], claims[LIAR, 2] = -15.0, -0.001
@@ -89,7 +89,7 @@ def lie(batch: Batch, logprobs: Tensor, kind: str) -> tuple[Batch, Tensor]:
     return replace(batch, behavior_logprobs=claims, proximal_logprobs=proximal, reference_logprobs=reference), policy
 
 
-LIES = ("one token", "one token of a failure", "every token a little", "the door's bound", "rare", "rare failure")
+LIES = ("one token", "one token of a failure", "every token a little", "the bound of admission", "rare", "rare failure")
 
 
 def found(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, external: str) -> Coefficients:

@@ -110,7 +110,7 @@ def test_a_record_opens_only_with_its_own_key_shard_expiry_and_run() -> None:
     assert checker.open(shard, ALICE.public_key, data, until_s) is None
 
 
-def test_a_flood_of_strangers_spends_only_their_allowance() -> None:
+def test_a_flood_of_new_keys_spends_only_their_allowance() -> None:
     clock = ManualClock()
     checker = RecordChecker("run", 1, clock)
     first = advert_of(ALICE, clock)
@@ -120,7 +120,7 @@ def test_a_flood_of_strangers_spends_only_their_allowance() -> None:
         assert checker.open(0, number.to_bytes(32, "big"), forged, first.expires_at_s) is None
     assert checker.num_deferred > 700
     bob = advert_of(BOB, clock)
-    assert checker.open(0, BOB.public_key, seal_advert(bob, BOB), bob.expires_at_s) is None  # a stranger has to wait
+    assert checker.open(0, BOB.public_key, seal_advert(bob, BOB), bob.expires_at_s) is None  # a new key has to wait
     newer = advert_of(ALICE, clock, ttl_s=95.0)
     assert checker.open(0, ALICE.public_key, seal_advert(newer, ALICE), newer.expires_at_s) == newer
     clock.advance(1.0)

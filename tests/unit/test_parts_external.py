@@ -25,10 +25,10 @@ from swarm.objectives.parts.advantage import BatchDeviation, WhitenedReturn
 from swarm.types import Correction
 
 LENGTH = 3
-FOREIGN = torch.tensor([False, False, True, True])
+EXTERNAL = torch.tensor([False, False, True, True])
 
 
-def step(rewards: list[float], external: Tensor = FOREIGN) -> Batch:
+def step(rewards: list[float], external: Tensor = EXTERNAL) -> Batch:
     """Groups of two rollouts of three tokens, all at log-prob -1 under every policy; of one prompt each."""
     count = len(rewards)
     mask = torch.ones(count, LENGTH, dtype=torch.bool)
@@ -114,7 +114,7 @@ def test_what_another_node_chose_to_send_is_not_remembered(part: Part) -> None:
     assert part.observe(part.initial(), seen(alone)) == part.initial()
 
 
-def test_successes_of_a_foreign_group_count_although_its_failures_are_left_out() -> None:
+def test_successes_of_an_external_group_count_although_its_failures_are_left_out() -> None:
     recipe, batch = load_recipe("drpo"), step([1.0, 0.0, 1.0, 0.0])
     scores = torch.full(batch.mask.shape, -1.0, dtype=torch.float64), torch.ones(batch.mask.shape, dtype=torch.float64)
     found = {
