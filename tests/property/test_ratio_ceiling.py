@@ -22,7 +22,7 @@ LIAR = NUM_GROUPS * SIZE - 4
 
 
 def step() -> tuple[Batch, Tensor, Tensor]:
-    """(batch, log pi, entropy) of honest groups, the last one external: policies are a few hundredths of a nat apart."""
+    """(batch, log pi, entropy) of honest groups, the last one external: policies differ by hundredths of a nat."""
     generator = torch.Generator().manual_seed(3)
     count = NUM_GROUPS * SIZE
 

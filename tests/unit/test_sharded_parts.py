@@ -65,10 +65,8 @@ def test_an_order_arrives_as_it_was_said(ratio_band: float) -> None:
     copy = RankCommand.from_bytes(order.to_bytes())
     assert order.draw is not None and copy.draw is not None
     assert replace(copy, draw=None) == replace(order, draw=None)
-    assert (copy.draw.step, copy.draw.num_zero_variance) == (
-        7,
-        2,
-    ) and copy.draw.baselines == order.draw.baselines
+    assert (copy.draw.step, copy.draw.num_zero_variance) == (7, 2)
+    assert copy.draw.baselines == order.draw.baselines
     for ours, theirs in zip(order.draw.groups, copy.draw.groups, strict=True):
         assert (ours.age_steps, ours.scored.digest, ours.scored.is_made_here) == (
             theirs.age_steps,
