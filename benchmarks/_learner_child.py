@@ -26,7 +26,7 @@ from swarm.learn.packing import pack
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch
 
 GROUP, PROMPT = 8, 32  # rollouts of a prompt; prompt tokens
 HIDDEN, VOCAB = 576, 49152  # SmolLM2-135M
@@ -39,30 +39,13 @@ def make_batch(lengths: list[int], vocab: int) -> Batch:
     count, longest = len(lengths), max(lengths)
     mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
     token_ids = torch.randint(0, vocab, mask.shape, generator=generator)
-    zeros = torch.zeros(mask.shape)
-    num_groups = count // GROUP
-    batch = Batch(
+    batch = toy_batch(
+        torch.rand(count, generator=generator),
+        mask,
+        groups=torch.arange(count) // GROUP,
         token_ids=torch.where(mask, token_ids, 0),
-        mask=mask,
-        behavior_logprobs=zeros,
-        rewards=torch.rand(count, generator=generator),
-        advantages=zeros,
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.arange(count) // GROUP,
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.zeros(count, dtype=torch.bool),
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.full((count,), longest),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=tuple(torch.randint(0, vocab, (PROMPT,), generator=generator) for _ in range(num_groups)),
-        sources=("a",) * num_groups,
-        task_keys=tuple(f"random/{index}" for index in range(num_groups)),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=num_groups,
+        behavior_logprobs=torch.zeros(mask.shape),
+        prompts=tuple(torch.randint(0, vocab, (PROMPT,), generator=generator) for _ in range(count // GROUP)),
     )
     return with_advantages(RECIPE, batch, "all")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.batch import Batch
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch
 
 KINDS = ("on_policy", "tight", "near", "broad", "far", "extreme", "binary", "signed", "one_update", "equal", "graded")
 """How far pi is from mu, what the rewards are, and whether pi_old is given or pi itself (one_update)."""
@@ -172,28 +172,20 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
     logprobs = behavior + spread * normal(count, LENGTH)
     proximal = torch.where(mask, behavior + 0.5 * spread * normal(count, LENGTH), 0.0)
     length = mask.sum(dim=1)
-    batch = Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
+    batch = toy_batch(
+        rewards,
+        mask,
+        groups=group_index,
         behavior_logprobs=behavior,
-        rewards=rewards,
-        advantages=torch.zeros(mask.shape, dtype=torch.float64),
         turn_ids=torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH).contiguous(),
-        group_index=group_index,
         age_steps=torch.tensor([0, 1, 64, 4])[torch.randint(0, 4, (count,), generator=generator)],
         is_external=group_index == 2,
-        temperature=torch.ones(count),
-        length=length,
         max_new_tokens=torch.full((count,), LENGTH),
         is_truncated=length >= LENGTH - 1,
-        corrections=(Correction.EXACT,) * count,
         texts=tuple(f"answer {int(number)}" for number in torch.randint(0, 3, (count,), generator=generator)),
         prompts=(torch.ones(2, dtype=torch.int64),) * len(SIZES),
         sources=tuple("aabca"),
         task_keys=("sums/1", "sums/2", "sums/3", "products/1", "sums/1"),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=len(SIZES),
         proximal_logprobs=None if kind == "one_update" else proximal,
         reference_logprobs=torch.where(mask, behavior + 0.4 * normal(count, LENGTH), 0.0),
         baseline_rewards=uniform(len(SIZES)),

@@ -19,9 +19,9 @@ from swarm.objectives.methods.poise import CrossBaseline
 from swarm.objectives.methods.pvpo import ReferenceAnchor
 from swarm.objectives.methods.reinforcement_comparison import PromptTracker
 from swarm.objectives.methods.remax import GreedyBaseline
-from swarm.objectives.part import AdvantagePart, Scored
+from swarm.objectives.part import AdvantagePart
 from swarm.objectives.parts.advantage import GroupCentred, GroupZScore, LeaveOneOut
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 CHANCES = torch.tensor([0.55, 0.3, 0.15], dtype=torch.float64)
 REWARDS = torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
@@ -31,29 +31,12 @@ def every_group(size: int, rewards: Tensor = REWARDS) -> tuple[Batch, Tensor, Te
     """(a step of all groups that can be drawn, answers [M, size], chances [M])."""
     answers = torch.tensor(list(itertools.product(range(len(CHANCES)), repeat=size)))
     count, groups = answers.numel(), len(answers)
-    mask = torch.ones(count, 1, dtype=torch.bool)
-    batch = Batch(
+    batch = toy_batch(
+        rewards[answers].flatten(),
+        groups=torch.arange(groups).repeat_interleave(size),
         token_ids=answers.reshape(-1, 1),
-        mask=mask,
         behavior_logprobs=CHANCES.log()[answers].reshape(-1, 1),
-        rewards=rewards[answers].flatten(),
-        advantages=torch.zeros(count, 1, dtype=torch.float64),
-        turn_ids=torch.zeros(count, 1, dtype=torch.int64),
-        group_index=torch.arange(groups).repeat_interleave(size),
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.zeros(count, dtype=torch.bool),
-        temperature=torch.ones(count),
-        length=torch.ones(count, dtype=torch.int64),
-        max_new_tokens=torch.ones(count, dtype=torch.int64),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * groups,
-        sources=("a",) * groups,
         task_keys=("task/1",) * groups,
-        step_tokens=count,
-        step_rollouts=count,
-        step_groups=groups,
         baseline_rewards=torch.full((groups,), float(rewards[0]), dtype=torch.float64),
         reference_rewards=torch.full((count,), 0.25, dtype=torch.float64),
         memory={"PromptTracker": {"prompts": {"task/1": 0.3}}},
@@ -118,10 +101,7 @@ def test_the_probes_baseline_is_unbiased_whatever_it_predicts() -> None:
     memory = {"gram": torch.eye(6).tolist(), "moment": [0.4, -0.3, 0.2, 0.0, 0.1, 0.5], "rewards": [-9.0, 9.0]}
     batch = replace(batch, memory={"CrossBaseline": memory})
     entropy = state.abs() + 0.1
-    zeros = torch.zeros_like(state)
-    scored = Scored(
-        batch=batch, logprobs=zeros, entropy=entropy, advantages=zeros, log_ratio=zeros, probes={"direction_0": state}
-    )
+    scored = toy_scored(batch, entropy=entropy, probes={"direction_0": state})
     found = (chances[:, None] * estimates(part(scored), answers)).sum(dim=0)
     assert torch.allclose(found, true_gradient(), atol=1e-12)
 

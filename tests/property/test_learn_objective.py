@@ -18,7 +18,7 @@ from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch
 
 NAMES = list_recipes()
 SEEDS = range(2)
@@ -43,28 +43,19 @@ def random_batch(seed: int, width: int = 0) -> tuple[Batch, Tensor, Tensor]:
         values = torch.nn.functional.pad(values, (0, width))
         return torch.where(torch.nn.functional.pad(mask, (0, width)), values, torch.zeros_like(values))
 
-    batch = Batch(
-        token_ids=torch.zeros((count, LENGTH + width), dtype=torch.int64),
-        mask=torch.nn.functional.pad(mask, (0, width)),
+    batch = toy_batch(
+        rewards,
+        torch.nn.functional.pad(mask, (0, width)),
+        groups=group_index,
         behavior_logprobs=padded(behavior),
-        rewards=rewards,
-        advantages=torch.zeros((count, LENGTH + width), dtype=torch.float64),
         turn_ids=padded(torch.arange(LENGTH).div(2, rounding_mode="floor").expand(count, LENGTH)),
-        group_index=group_index,
         age_steps=torch.randint(0, 4, (count,), generator=generator),
         is_external=group_index >= 2,
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), LENGTH),
         is_truncated=mask[:, -1].clone(),
-        corrections=(Correction.EXACT,) * count,
         texts=tuple(f"answer {int(number)}" for number in torch.randint(0, 3, (count,), generator=generator)),
-        prompts=(torch.ones(1, dtype=torch.int64),) * 4,
         sources=("a", "a", "b", "c"),
         task_keys=("sums/1", "sums/2", "products/1", "sums/3"),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=4,
         proximal_logprobs=padded(behavior + 0.3 * noise[0] - 0.15),
         reference_logprobs=padded(behavior + 0.4 * noise[1] - 0.2),
         baseline_rewards=uniform(4),

@@ -14,7 +14,7 @@ from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts.ratio import FullSequenceRatio
 from swarm.objectives.recipe import Recipe
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch
 
 NUM_GROUPS, SIZE, LENGTH = 5, 4, 8
 LIAR = NUM_GROUPS * SIZE - 4
@@ -33,28 +33,17 @@ def step() -> tuple[Batch, Tensor, Tensor]:
     group_index = torch.arange(count) // SIZE
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0] * 2 + [0.0, 1.0, 0.0, 0.0] * 2 + [1.0, 0.0, 1.0, 0.0]).double()
     mask = torch.ones((count, LENGTH), dtype=torch.bool)
-    batch = Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
+    batch = toy_batch(
+        rewards,
+        mask,
+        groups=group_index,
         behavior_logprobs=behavior,
-        rewards=rewards,
-        advantages=torch.zeros_like(behavior),
         turn_ids=torch.arange(LENGTH).div(4, rounding_mode="floor").expand(count, LENGTH).contiguous(),
-        group_index=group_index,
         age_steps=torch.ones(count, dtype=torch.int64),
         is_external=group_index == NUM_GROUPS - 1,
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
         max_new_tokens=torch.full((count,), LENGTH + 2),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
         texts=tuple(f"answer {number % 3}" for number in range(count)),
-        prompts=(torch.ones(1, dtype=torch.int64),) * NUM_GROUPS,
         sources=("a",) * (NUM_GROUPS - 1) + ("b",),
-        task_keys=tuple(f"sums/{group}" for group in range(NUM_GROUPS)),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=NUM_GROUPS,
         proximal_logprobs=behavior + noise(0.03),
         reference_logprobs=behavior + noise(0.1),
         baseline_rewards=torch.full((NUM_GROUPS,), 0.25, dtype=torch.float64),

@@ -12,7 +12,7 @@ from swarm.learn.fused_head import Head, fused_logprobs
 from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.packing import MIN_FILL, pack
 from swarm.objectives.batch import Batch
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch
 
 VOCAB = 23
 
@@ -65,29 +65,13 @@ def batch_of(prompt_lengths: list[int], response_lengths: list[list[int]], seed:
         if index % 3 == 0 and length > 2:
             mask[index, length // 2] = False
     sizes = torch.tensor([len(group) for group in response_lengths])
-    zeros = torch.zeros(mask.shape)
-    return Batch(
+    return toy_batch(
+        torch.zeros(len(flat)),
+        mask,
+        groups=torch.repeat_interleave(torch.arange(len(sizes)), sizes),
         token_ids=torch.randint(0, VOCAB, mask.shape, generator=generator),
-        mask=mask,
-        behavior_logprobs=zeros,
-        rewards=torch.zeros(len(flat)),
-        advantages=zeros,
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.repeat_interleave(torch.arange(len(sizes)), sizes),
-        age_steps=torch.zeros(len(flat), dtype=torch.int64),
-        is_external=torch.zeros(len(flat), dtype=torch.bool),
         temperature=0.5 + torch.rand(len(flat), generator=generator),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.full((len(flat),), 8),
-        is_truncated=torch.zeros(len(flat), dtype=torch.bool),
-        corrections=(Correction.EXACT,) * len(flat),
-        texts=("",) * len(flat),
         prompts=tuple(torch.randint(0, VOCAB, (p,), generator=generator) for p in prompt_lengths),
-        sources=("a",) * len(sizes),
-        task_keys=("sums/1",) * len(sizes),
-        step_tokens=int(mask.sum()),
-        step_rollouts=len(flat),
-        step_groups=len(sizes),
     )
 
 

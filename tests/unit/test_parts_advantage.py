@@ -38,7 +38,7 @@ from swarm.objectives.methods.reinforcement_comparison import PromptTracker
 from swarm.objectives.methods.riskpo import BundleRisk
 from swarm.objectives.methods.scale_rl import GroupMean
 from swarm.objectives.methods.xrpo import NoveltySharpening
-from swarm.objectives.part import AdvantagePart, Memory, RewardPart, Scored
+from swarm.objectives.part import AdvantagePart, Memory, RewardPart
 from swarm.objectives.parts.advantage import (
     BatchDeviation,
     GroupCentred,
@@ -49,7 +49,7 @@ from swarm.objectives.parts.advantage import (
 )
 from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
 from swarm.objectives.parts.prompts import renewed
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 
 def step(
@@ -61,44 +61,15 @@ def step(
 ) -> Batch:
     """A step with these rewards by group; every response of two tokens unless `lengths` says otherwise."""
     lengths = lengths or [[2] * len(group) for group in rewards]
-    count = sum(map(len, rewards))
     length = torch.tensor([one for group in lengths for one in group])
     width = max(1, int(length.max()))
-    mask = torch.arange(width)[None] < length[:, None]
-    return Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
-        behavior_logprobs=torch.where(mask, -1.0, 0.0),
-        rewards=torch.tensor([one for group in rewards for one in group], dtype=torch.float64),
-        advantages=torch.zeros(mask.shape, dtype=torch.float64),
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.zeros(count, dtype=torch.bool),
-        temperature=torch.ones(count),
-        length=length,
-        max_new_tokens=torch.full((count,), limit),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * len(rewards),
-        sources=("a",) * len(rewards),
+    return toy_batch(
+        [one for group in rewards for one in group],
+        torch.arange(width)[None] < length[:, None],
+        groups=[index for index, group in enumerate(rewards) for _ in group],
+        max_new_tokens=torch.full(length.shape, limit),
         task_keys=keys or tuple(f"task/{index}" for index in range(len(rewards))),
-        step_tokens=int(length.sum()),
-        step_rollouts=count,
-        step_groups=len(rewards),
         memory=dict(memory or {}),
-    )
-
-
-def seen(batch: Batch, logprobs: Tensor | None = None, entropy: Tensor | None = None) -> Scored:
-    zeros = torch.zeros(batch.mask.shape, dtype=torch.float64)
-    return Scored(
-        batch=batch,
-        logprobs=zeros if logprobs is None else logprobs,
-        entropy=zeros if entropy is None else entropy,
-        advantages=batch.advantages,
-        log_ratio=zeros,
     )
 
 
@@ -227,7 +198,7 @@ def test_overlong_responses_are_charged_over_the_last_part_of_what_was_allowed()
 def test_a_response_beyond_its_declared_limit_is_not_blown_up() -> None:
     batch = step([[1.0, 1.0]], [[4, 4]], limit=1)
     losses = torch.ones(2, 4, dtype=torch.float64)
-    assert float(ConstantLength()(losses, seen(batch))) == pytest.approx(1.0)
+    assert float(ConstantLength()(losses, toy_scored(batch))) == pytest.approx(1.0)
     assert close(Overlong(share=0.5)(batch), [0.0, 0.0])
 
 
@@ -235,29 +206,31 @@ def test_the_aggregates_add_up_over_micro_batches() -> None:
     batch = step([[1.0, 0.0], [1.0, 0.0, 0.5]], [[1, 3], [2, 4, 1]])
     losses = torch.where(batch.mask, torch.rand(batch.mask.shape, dtype=torch.float64), 0.0)
     for aggregate in (RolloutSum(), ConstantLength(), PromptSum(), RolloutMeanSum()):
-        whole = float(aggregate(losses, seen(batch)))
-        parts = [float(aggregate(losses[rows], seen(batch.select(rows)))) for rows in ([0, 3], [4], [1, 2])]
+        whole = float(aggregate(losses, toy_scored(batch)))
+        parts = [float(aggregate(losses[rows], toy_scored(batch.select(rows)))) for rows in ([0, 3], [4], [1, 2])]
         assert sum(parts) == pytest.approx(whole), type(aggregate).__name__
     by_group = [float(losses[:2].sum()) / 4, float(losses[2:].sum()) / 7]
-    assert float(GroupMean()(losses, seen(batch))) == pytest.approx(sum(by_group) / 2)
+    assert float(GroupMean()(losses, toy_scored(batch))) == pytest.approx(sum(by_group) / 2)
 
 
 def test_unlikely_successes_are_sharpened_up_to_a_share() -> None:
     batch = step([[1.0, 1.0, 0.0]])
     batch = replace(batch, advantages=torch.tensor([[0.5], [0.5], [-1.0]], dtype=torch.float64).expand(3, 2))
     logprobs = torch.tensor([[-3.0], [-1.0], [-2.0]], dtype=torch.float64).expand(3, 2)
-    found = NoveltySharpening(strength=0.1, bound=1.0)(seen(batch, logprobs))[:, 0]
+    found = NoveltySharpening(strength=0.1, bound=1.0)(toy_scored(batch, logprobs=logprobs))[:, 0]
     assert close(found, [0.5 + 0.1 * (1 - math.exp(-1)), 0.5, -1.0])
-    assert close(NoveltySharpening(strength=9.0, bound=0.5)(seen(batch, logprobs))[:, 0], [0.75, 0.5, -1.0])
+    assert close(
+        NoveltySharpening(strength=9.0, bound=0.5)(toy_scored(batch, logprobs=logprobs))[:, 0], [0.75, 0.5, -1.0]
+    )
 
 
 def test_advantages_scale_with_the_entropy_of_the_token() -> None:
     batch = step([[1.0, 1.0]], [[2, 1]])
     batch = replace(batch, advantages=torch.ones(2, 2, dtype=torch.float64))
     entropy = torch.tensor([[1.0, 3.0], [2.0, 99.0]], dtype=torch.float64)
-    found = EntropyScaled(strength=0.2)(seen(batch, entropy=entropy))
+    found = EntropyScaled(strength=0.2)(toy_scored(batch, entropy=entropy))
     assert close(found[batch.mask], [0.8, 1.2, 1.0])  # entropies 1, 3, 2: mean 2, deviation 1
-    flat = EntropyScaled()(seen(batch, entropy=torch.ones(2, 2, dtype=torch.float64)))
+    flat = EntropyScaled()(toy_scored(batch, entropy=torch.ones(2, 2, dtype=torch.float64)))
     assert torch.equal(flat, batch.advantages)
 
 
@@ -295,7 +268,7 @@ def run(part: AdvantagePart | RewardPart, batches: list[Batch]) -> list[Tensor]:
     for batch in batches:
         batch = replace(batch, memory={type(part).__name__: json.loads(json.dumps(memory))})
         found.append(part(batch))
-        memory = part.observe(part.remembered(batch), seen(batch))
+        memory = part.observe(part.remembered(batch), toy_scored(batch))
     return found
 
 
@@ -323,7 +296,7 @@ def test_a_prompt_is_compared_with_its_own_past() -> None:
     assert close(first, [0.6, -0.4, -0.2])  # nothing is known: the mean of the step, 0.4
     assert close(second, [0.5, 0.0])
     seen_twice = step([[1.0], [0.0]], keys=("a", "a"))
-    assert PromptTracker(rate=0.5).observe({"prompts": {"a": 0.0}}, seen(seen_twice)) == {"prompts": {"a": 0.25}}
+    assert PromptTracker(rate=0.5).observe({"prompts": {"a": 0.0}}, toy_scored(seen_twice)) == {"prompts": {"a": 0.25}}
 
 
 def test_the_previous_draw_is_reinforced_as_far_as_rewards_rose() -> None:
@@ -345,9 +318,9 @@ def test_only_new_rewards_enter_the_history() -> None:
     part = ImprovementFeedback(history=2)
     batch = step([[1.0, 0.0], [0.5, 0.25]])
     mixed = replace(batch, replayed=torch.tensor([True, True, False, False]))
-    assert part.observe({"means": [0.1, 0.2]}, seen(mixed)) == {"means": [0.2, 0.375]}
+    assert part.observe({"means": [0.1, 0.2]}, toy_scored(mixed)) == {"means": [0.2, 0.375]}
     alone = replace(batch, replayed=torch.ones(4, dtype=torch.bool))
-    assert part.observe({"means": [0.1, 0.2]}, seen(alone)) == {"means": [0.1, 0.2]}
+    assert part.observe({"means": [0.1, 0.2]}, toy_scored(alone)) == {"means": [0.1, 0.2]}
 
 
 def test_the_shortest_success_of_a_prompt_is_remembered() -> None:
@@ -363,7 +336,7 @@ def test_the_shortest_success_of_a_prompt_is_remembered() -> None:
 def test_a_record_is_of_outcomes_and_not_of_shaped_rewards() -> None:
     batch = step([[0.3, 1.2]], [[3, 5]], keys=("a",))
     shaped = replace(batch, outcomes=torch.tensor([1.0, 0.0], dtype=torch.float64))
-    assert HistoryLength().observe({"prompts": {}}, seen(shaped)) == {"prompts": {"a": 3}}
+    assert HistoryLength().observe({"prompts": {}}, toy_scored(shaped)) == {"prompts": {"a": 3}}
 
 
 def test_the_oldest_prompts_are_forgotten() -> None:
@@ -376,11 +349,11 @@ def test_quantiles_of_bundles_are_tracked() -> None:
     # Two bundles (the last group is left over and makes its own); papers score 1+0, 0+1, 1+1 and 0, 1, 0.
     batch = step([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
     scores = [1.0, 1.0, 2.0, 0.0, 1.0, 0.0]
-    first = part.observe(part.initial(), seen(batch))
+    first = part.observe(part.initial(), toy_scored(batch))
     quantiles = torch.tensor(scores, dtype=torch.float64).quantile(torch.tensor([0.2, 0.8], dtype=torch.float64))
     assert first["quantiles"] == pytest.approx(quantiles.tolist())
     batch = replace(batch, memory={"BundleRisk": {"quantiles": [0.5, 1.5]}})
-    after = part.observe(part.remembered(batch), seen(batch))
+    after = part.observe(part.remembered(batch), toy_scored(batch))
     assert after["quantiles"] == pytest.approx([0.5 + 0.1 * (0.2 - 2 / 6), 1.5 + 0.1 * (0.8 - 5 / 6)])
 
 
@@ -406,8 +379,8 @@ def test_the_proportion_moves_to_what_is_unsettled() -> None:
     part = LengthBalance()
     solved = step([[1.0, 1.0], [1.0, 1.0]], [[2, 6], [3, 8]])  # nothing left to win by correctness
     unsolved = step([[0.0, 1.0], [0.0, 0.0]], [[4, 4], [4, 4]])  # one success, right at its target
-    down = part.observe({"weight": 0.5}, seen(replace(solved, memory={"LengthBalance": {"weight": 0.5}})))
-    up = part.observe({"weight": 0.5}, seen(replace(unsolved, memory={"LengthBalance": {"weight": 0.5}})))
+    down = part.observe({"weight": 0.5}, toy_scored(replace(solved, memory={"LengthBalance": {"weight": 0.5}})))
+    up = part.observe({"weight": 0.5}, toy_scored(replace(unsolved, memory={"LengthBalance": {"weight": 0.5}})))
     assert down["weight"] == pytest.approx(0.95 * 0.5) and up["weight"] == pytest.approx(0.95 * 0.5 + 0.05)
 
 

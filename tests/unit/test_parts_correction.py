@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods.a3po import InterpolatedMismatch
 from swarm.objectives.methods.dppo import BernoulliDivergenceMask
 from swarm.objectives.methods.icepop import MaskedMismatch
@@ -33,7 +32,7 @@ from swarm.objectives.parts.mismatch_correction import (
     TruncatedSequenceMismatch,
     Veto,
 )
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 CORRECTIONS: tuple[type[CorrectionPart], ...] = (
     Mismatch,
@@ -64,37 +63,14 @@ def make_scored(
         return torch.tensor([[*values, 0.0]])
 
     mask = torch.tensor([[True] * len(behavior) + [False]])
-    batch = Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
+    batch = toy_batch(
+        torch.tensor([1.0]),
+        mask,
         behavior_logprobs=row(behavior),
-        rewards=torch.tensor([1.0]),
-        advantages=torch.zeros(mask.shape),
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.tensor([0]),
         age_steps=torch.tensor([3]),
-        is_external=torch.tensor([False]),
-        temperature=torch.ones(1),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.tensor([8]),
-        is_truncated=torch.tensor([False]),
-        corrections=(Correction.EXACT,),
-        texts=("a",),
-        prompts=(torch.ones(1, dtype=torch.int64),),
-        sources=("me",),
-        task_keys=("sums/1",),
-        step_tokens=len(behavior),
-        step_rollouts=1,
-        step_groups=1,
         proximal_logprobs=None if proximal is None else row(proximal),
     )
-    return Scored(
-        batch=batch,
-        logprobs=row(current).requires_grad_(),
-        entropy=torch.zeros(mask.shape),
-        advantages=torch.where(mask, advantage, 0.0),
-        log_ratio=torch.zeros(mask.shape),
-    )
+    return toy_scored(batch, logprobs=row(current).requires_grad_(), advantages=torch.where(mask, advantage, 0.0))
 
 
 def factors(part: CorrectionPart, scored: Scored) -> list[float]:

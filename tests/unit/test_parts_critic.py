@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods.poise import CrossBaseline, project
 from swarm.objectives.part import Memory, Prediction, Scored
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 NUM_GROUPS, LENGTH = 6, 3
 
@@ -31,33 +30,14 @@ def step(seed: int, part: CrossBaseline, memory: Memory) -> Scored:
         name: torch.randn(count, LENGTH, generator=generator, dtype=torch.float64) for name in sorted(part.probes)
     }
     probes["direction_0"][:, 0] = level
-    zeros = torch.zeros(mask.shape, dtype=torch.float64)
-    batch = Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
-        behavior_logprobs=zeros,
-        rewards=0.2 + 0.5 * level,
-        advantages=zeros,
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.arange(NUM_GROUPS).repeat_interleave(2),
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.zeros(count, dtype=torch.bool),
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.full((count,), 8),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * NUM_GROUPS,
-        sources=("a",) * NUM_GROUPS,
-        task_keys=tuple(map(str, range(NUM_GROUPS))),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=NUM_GROUPS,
+    batch = toy_batch(
+        0.2 + 0.5 * level,
+        mask,
+        groups=torch.arange(NUM_GROUPS).repeat_interleave(2),
         memory={"CrossBaseline": json.loads(json.dumps(memory))},
     )
     entropy = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
-    return Scored(batch=batch, logprobs=zeros, entropy=entropy, advantages=zeros, log_ratio=zeros, probes=probes)
+    return toy_scored(batch, entropy=entropy, probes=probes)
 
 
 def after(part: CrossBaseline, steps: int) -> Memory:

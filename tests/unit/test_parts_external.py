@@ -20,9 +20,9 @@ from swarm.objectives.methods.reinforce_plus_plus import WhitenedGroupCentred
 from swarm.objectives.methods.reinforcement_comparison import PromptTracker
 from swarm.objectives.methods.spear import RecalibratedReplay
 from swarm.objectives.methods.st_ppo import BiasNormalisedClip
-from swarm.objectives.part import Part, Requirement, Scored
+from swarm.objectives.part import Part, Requirement
 from swarm.objectives.parts.advantage import BatchDeviation, WhitenedReturn
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 LENGTH = 3
 EXTERNAL = torch.tensor([False, False, True, True])
@@ -33,41 +33,14 @@ def step(rewards: list[float], external: Tensor = EXTERNAL) -> Batch:
     count = len(rewards)
     mask = torch.ones(count, LENGTH, dtype=torch.bool)
     same = -torch.ones(mask.shape, dtype=torch.float64)
-    return Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
-        behavior_logprobs=same.clone(),
-        rewards=torch.tensor(rewards, dtype=torch.float64),
-        advantages=torch.zeros_like(same),
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.arange(count) // 2,
-        age_steps=torch.zeros(count, dtype=torch.int64),
+    return toy_batch(
+        rewards,
+        mask,
+        groups=torch.arange(count) // 2,
         is_external=external,
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.full((count,), LENGTH),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * (count // 2),
         sources=("a", "b", "c")[: count // 2],
-        task_keys=("one", "two", "three")[: count // 2],
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=count // 2,
         proximal_logprobs=same.clone(),
         reference_logprobs=same.clone(),
-    )
-
-
-def seen(batch: Batch, log_ratio: Tensor | None = None) -> Scored:
-    zeros = torch.zeros(batch.mask.shape, dtype=torch.float64)
-    return Scored(
-        batch=batch,
-        logprobs=zeros - 1,
-        entropy=zeros,
-        advantages=batch.advantages,
-        log_ratio=zeros if log_ratio is None else log_ratio,
     )
 
 
@@ -100,7 +73,7 @@ def test_a_clipped_token_shrinks_the_step_no_more_whatever_its_generator_says() 
     for claim in (math.log(1.5), 15.0, 20.0):
         log_ratio = torch.zeros(batch.mask.shape, dtype=torch.float64)
         log_ratio[2, 0] = claim
-        sizes.append(float(part(seen(batch, log_ratio)).losses[0, 0]))
+        sizes.append(float(part(toy_scored(batch, log_ratio=log_ratio)).losses[0, 0]))
     assert sizes[1] == sizes[2] == pytest.approx(sizes[0])
     assert sizes[0] == pytest.approx(-1 / (1.4 / 3 / math.sqrt(4) / 0.05))
 
@@ -109,9 +82,13 @@ def test_a_clipped_token_shrinks_the_step_no_more_whatever_its_generator_says() 
 def test_what_another_node_chose_to_send_is_not_remembered(part: Part) -> None:
     batch = step([1.0, 0.0, 1.0, 1.0])
     own = batch.select([0, 1])
-    assert part.observe(part.initial(), seen(batch)) == part.observe(part.initial(), seen(own)) != part.initial()
+    assert (
+        part.observe(part.initial(), toy_scored(batch))
+        == part.observe(part.initial(), toy_scored(own))
+        != part.initial()
+    )
     alone = step([1.0, 0.0], external=torch.ones(2, dtype=torch.bool))
-    assert part.observe(part.initial(), seen(alone)) == part.initial()
+    assert part.observe(part.initial(), toy_scored(alone)) == part.initial()
 
 
 def test_successes_of_an_external_group_count_although_its_failures_are_left_out() -> None:
@@ -132,7 +109,7 @@ def test_a_share_of_a_step_counts_as_much_as_its_tokens(name: str) -> None:
     part = replace(batch.of_groups([0])[1], step_tokens=batch.step_tokens, step_rollouts=4, step_groups=2)
 
     def value(of: Batch) -> float:
-        scored = seen(of)
+        scored = toy_scored(of)
         found = KeptTokenMean()(scored.logprobs, scored) if name == "kept" else CorrectLikelihood()(scored)
         return float(found)
 

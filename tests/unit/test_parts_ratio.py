@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.methods.a3po import InterpolatedMismatch, InterpolatedProximalRatio
 from swarm.objectives.methods.aipo import OneSidedTruncation
@@ -30,7 +29,7 @@ from swarm.objectives.part import Part, Scored
 from swarm.objectives.parts.clip import Clip
 from swarm.objectives.parts.ratio import FullSequenceRatio, SequenceRatio, TokenRatio, TurnRatio, turn_mean
 from swarm.objectives.recipe import Recipe
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 MASK = torch.tensor([[True, True, True, False], [True, False, True, True]])
 
@@ -41,36 +40,20 @@ def make_scored(spread: float = 0.5, dtype: torch.dtype = torch.float64) -> Scor
     drift, further, entropy = torch.randn((3, 2, 4), generator=generator, dtype=torch.float64)
     zeros = torch.zeros((2, 4), dtype=torch.float64)
     behavior = torch.where(MASK, -1.0, zeros)
-    batch = Batch(
-        token_ids=torch.ones((2, 4), dtype=torch.int64),
-        mask=MASK,
+    batch = toy_batch(
+        torch.tensor([1.0, 0.0], dtype=dtype),
+        MASK,
         behavior_logprobs=behavior.to(dtype),
-        rewards=torch.tensor([1.0, 0.0], dtype=dtype),
-        advantages=zeros.to(dtype),
         turn_ids=torch.tensor([[0, 0, 1, 1], [7, 7, -3, 7]]),
-        group_index=torch.tensor([0, 0]),
         age_steps=torch.tensor([0, 3]),
         is_external=torch.tensor([False, True]),
-        temperature=torch.ones(2),
-        length=MASK.sum(dim=1),
-        max_new_tokens=torch.tensor([4, 4]),
-        is_truncated=torch.tensor([False, False]),
-        corrections=(Correction.EXACT,) * 2,
-        texts=("a", "b"),
-        prompts=(torch.ones(1, dtype=torch.int64),),
-        sources=("me",),
-        task_keys=("sums/1",),
-        step_tokens=6,
-        step_rollouts=2,
-        step_groups=1,
         proximal_logprobs=torch.where(MASK, behavior + 0.5 * spread * further, zeros).to(dtype),
     )
-    return Scored(
-        batch=batch,
+    return toy_scored(
+        batch,
         logprobs=torch.where(MASK, behavior + spread * drift, zeros).to(dtype).requires_grad_(),
         entropy=torch.where(MASK, entropy.abs(), zeros).to(dtype),
         advantages=torch.where(MASK, torch.tensor([[1.0], [-1.0]], dtype=torch.float64), zeros).to(dtype),
-        log_ratio=zeros.to(dtype),
     )
 
 

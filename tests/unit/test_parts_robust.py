@@ -13,42 +13,22 @@ from swarm.objectives.methods import load_recipe
 from swarm.objectives.methods.prompt_gdro import RobustWeights
 from swarm.objectives.methods.reinforce_ada import KeptOfPool, kept_of_pool
 from swarm.objectives.part import Scored
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 
 def make_batch(rewards: list[list[float]], external: tuple[int, ...] = ()) -> Batch:
     """One group for each list, one token for each response."""
-    group_index = torch.tensor([group for group, members in enumerate(rewards) for _ in members])
-    count = len(group_index)
-    ones = torch.ones(count, 1)
-    return Batch(
-        token_ids=ones.long(),
-        mask=ones.bool(),
-        behavior_logprobs=-ones,
-        rewards=torch.tensor([reward for members in rewards for reward in members]),
-        advantages=torch.zeros(count, 1),
-        turn_ids=torch.zeros(count, 1, dtype=torch.int64),
-        group_index=group_index,
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.tensor([int(group) in external for group in group_index]),
-        temperature=torch.ones(count),
-        length=torch.ones(count, dtype=torch.int64),
-        max_new_tokens=torch.ones(count, dtype=torch.int64),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * len(rewards),
-        sources=("me",) * len(rewards),
-        task_keys=tuple(f"sums/{group}" for group in range(len(rewards))),
-        step_tokens=count,
-        step_rollouts=count,
-        step_groups=len(rewards),
+    groups = [group for group, members in enumerate(rewards) for _ in members]
+    return toy_batch(
+        torch.tensor([reward for members in rewards for reward in members]),
+        groups=groups,
+        is_external=torch.tensor([group in external for group in groups]),
     )
 
 
 def make_scored(batch: Batch) -> Scored:
     ones = torch.ones(batch.mask.shape)
-    return Scored(batch=batch, logprobs=-ones, entropy=ones, advantages=ones, log_ratio=0 * ones)
+    return toy_scored(batch, entropy=ones, advantages=ones)
 
 
 def test_bins_that_stay_hard_weigh_more_and_external_groups_do_not_count() -> None:

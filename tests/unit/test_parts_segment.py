@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods.segment_ratio import SegmentRatio, segment_sum
 from swarm.objectives.part import Requirement, Scored
 from swarm.objectives.parts.ratio import TokenRatio
+from swarm.testing.batches import toy_batch, toy_scored
 from swarm.types import Correction
 
 NAN = math.nan
@@ -27,34 +27,19 @@ def scored(
     count = len(kinds)
     mask = torch.ones((count, 3), dtype=torch.bool) if mask is None else mask
     behavior = torch.tensor([[-2.0 if kind is Correction.EXACT else NAN] * 3 for kind in kinds])
-    batch = Batch(
-        token_ids=torch.zeros((count, 3), dtype=torch.int64),
-        mask=mask,
+    batch = toy_batch(
+        torch.zeros(count),
+        mask,
         behavior_logprobs=torch.where(mask, behavior, 0.0),
-        rewards=torch.zeros(count),
         advantages=torch.ones((count, 3)),
-        turn_ids=torch.zeros((count, 3), dtype=torch.int64),
-        group_index=torch.zeros(count, dtype=torch.int64),
-        age_steps=torch.zeros(count, dtype=torch.int64),
         is_external=torch.ones(count, dtype=torch.bool),
-        temperature=torch.ones(count),
         length=torch.full((count,), 3),
-        max_new_tokens=torch.full((count,), 3),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
         corrections=kinds,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),),
-        sources=("a",),
-        task_keys=("sums/1",),
-        step_tokens=3 * count,
-        step_rollouts=count,
-        step_groups=1,
         segment_ids=None if ids is None else torch.tensor(ids),
         segment_logprobs=None if sent is None else torch.tensor(sent),
     )
     logprobs = torch.where(mask, torch.tensor([-1.0, -2.0, -3.0]).expand(count, 3), 0.0)
-    zeros = torch.zeros_like(logprobs)
-    return Scored(batch=batch, logprobs=logprobs, entropy=zeros, advantages=batch.advantages, log_ratio=zeros)
+    return toy_scored(batch, logprobs=logprobs)
 
 
 EXACT, WITHOUT, TEXT = Correction.EXACT, Correction.NO_LOGPROBS, Correction.TEXT_ONLY

@@ -6,43 +6,17 @@ import pytest
 import torch
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods.dcpo_distribution import TemperedPull, tempered_log_ratio
 from swarm.objectives.part import Prediction, Scored
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 
 def make_scored(entropy: float, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)) -> Scored:
     """Four rollouts of one token; both probes are known."""
     ones = torch.ones(4, 1)
-    batch = Batch(
-        token_ids=ones.long(),
-        mask=ones.bool(),
-        behavior_logprobs=-ones,
-        rewards=torch.tensor(rewards),
-        advantages=torch.zeros(4, 1),
-        turn_ids=torch.zeros(4, 1, dtype=torch.int64),
-        group_index=torch.zeros(4, dtype=torch.int64),
-        age_steps=torch.zeros(4, dtype=torch.int64),
-        is_external=torch.zeros(4, dtype=torch.bool),
-        temperature=torch.ones(4),
-        length=torch.ones(4, dtype=torch.int64),
-        max_new_tokens=torch.ones(4, dtype=torch.int64),
-        is_truncated=torch.zeros(4, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * 4,
-        texts=("",) * 4,
-        prompts=(torch.ones(1, dtype=torch.int64),),
-        sources=("me",),
-        task_keys=("sums/1",),
-        step_tokens=4,
-        step_rollouts=4,
-        step_groups=1,
-        memory={"TemperedPull": {"entropy": entropy}},
-    )
+    batch = toy_batch(torch.tensor(rewards), memory={"TemperedPull": {"entropy": entropy}})
     probes = {"log_ratio_at_temperature_1.2": 0.3 * ones, "log_ratio_at_temperature_0.8": -0.4 * ones}
-    return Scored(
-        batch=batch, logprobs=-ones, entropy=0.7 * ones, advantages=2 * ones, log_ratio=0 * ones, probes=probes
-    )
+    return toy_scored(batch, entropy=0.7 * ones, advantages=2 * ones, probes=probes)
 
 
 @pytest.mark.parametrize(

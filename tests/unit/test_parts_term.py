@@ -24,7 +24,7 @@ from swarm.objectives.methods.remix import ConvexKl
 from swarm.objectives.part import Requirement, Scored, TermPart
 from swarm.objectives.parts.entropy import EntropyBonus
 from swarm.objectives.parts.kl import KlPenalty
-from swarm.types import Correction
+from swarm.testing.batches import toy_batch, toy_scored
 
 LENGTHS = (3, 1)
 
@@ -33,28 +33,9 @@ def make_batch(rewards: tuple[float, float] = (1.0, 0.0), memory: Mapping[str, A
     """Two rollouts of one prompt, three tokens and one; a hole behind the second."""
     mask = torch.arange(3)[None] < torch.tensor(LENGTHS)[:, None]
     zeros = torch.zeros(2, 3, dtype=torch.float64)
-    return Batch(
-        token_ids=torch.ones(2, 3, dtype=torch.int64),
-        mask=mask,
-        behavior_logprobs=torch.where(mask, -1.0, zeros),
-        rewards=torch.tensor(rewards, dtype=torch.float64),
-        advantages=zeros,
-        turn_ids=torch.zeros(2, 3, dtype=torch.int64),
-        group_index=torch.tensor([0, 0]),
-        age_steps=torch.tensor([0, 0]),
-        is_external=torch.tensor([False, False]),
-        temperature=torch.ones(2),
-        length=torch.tensor(LENGTHS),
-        max_new_tokens=torch.tensor([3, 3]),
-        is_truncated=torch.tensor([False, False]),
-        corrections=(Correction.EXACT,) * 2,
-        texts=("a", "b"),
-        prompts=(torch.ones(1, dtype=torch.int64),),
-        sources=("me",),
-        task_keys=("sums/1",),
-        step_tokens=4,
-        step_rollouts=2,
-        step_groups=1,
+    return toy_batch(
+        rewards,
+        mask,
         proximal_logprobs=torch.where(mask, -1.2, zeros),
         reference_logprobs=torch.where(mask, -1.5, zeros),
         memory=memory or {},
@@ -65,8 +46,7 @@ def make_scored(batch: Batch, logprob: float = -0.9, entropy: float = 0.5) -> Sc
     def leaf(value: float) -> Tensor:
         return torch.where(batch.mask, value, torch.zeros(2, 3, dtype=torch.float64)).requires_grad_()
 
-    zeros = torch.zeros(2, 3, dtype=torch.float64)
-    return Scored(batch=batch, logprobs=leaf(logprob), entropy=leaf(entropy), advantages=zeros, log_ratio=zeros)
+    return toy_scored(batch, logprobs=leaf(logprob), entropy=leaf(entropy))
 
 
 def value_and_gradient(term: TermPart, scored: Scored) -> tuple[float, Tensor]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.batch import Batch
 from swarm.objectives.methods.a_lol import TrajectoryClip
 from swarm.objectives.methods.ace import ConfidentErrors
 from swarm.objectives.methods.aspo import FlippedClip
@@ -42,38 +41,7 @@ from swarm.objectives.part import AggregatePart, Prediction, Scored, WeightPart
 from swarm.objectives.parts.aggregate import RolloutMean, TokenMean
 from swarm.objectives.parts.clip import CovarianceClip, PreservingClip
 from swarm.objectives.parts.likelihood import TrajectoryRegression
-from swarm.types import Correction
-
-
-def make_batch(rewards: list[float], mask: Tensor | None = None, groups: list[int] | None = None) -> Batch:
-    """One rollout for each reward, all of one group unless told, one token each unless masked otherwise."""
-    count = len(rewards)
-    mask = torch.ones(count, 1, dtype=torch.bool) if mask is None else mask
-    groups = groups or [0] * count
-    zeros = torch.zeros(mask.shape, dtype=torch.float64)
-    return Batch(
-        token_ids=torch.ones(mask.shape, dtype=torch.int64),
-        mask=mask,
-        behavior_logprobs=torch.where(mask, -1.0, zeros),
-        rewards=torch.tensor(rewards, dtype=torch.float64),
-        advantages=zeros,
-        turn_ids=torch.zeros(mask.shape, dtype=torch.int64),
-        group_index=torch.tensor(groups),
-        age_steps=torch.zeros(count, dtype=torch.int64),
-        is_external=torch.zeros(count, dtype=torch.bool),
-        temperature=torch.ones(count),
-        length=mask.sum(dim=1),
-        max_new_tokens=torch.full((count,), mask.shape[1]),
-        is_truncated=torch.zeros(count, dtype=torch.bool),
-        corrections=(Correction.EXACT,) * count,
-        texts=("",) * count,
-        prompts=(torch.ones(1, dtype=torch.int64),) * (max(groups) + 1),
-        sources=("me",) * (max(groups) + 1),
-        task_keys=("sums/1",) * (max(groups) + 1),
-        step_tokens=int(mask.sum()),
-        step_rollouts=count,
-        step_groups=max(groups) + 1,
-    )
+from swarm.testing.batches import toy_batch, toy_scored
 
 
 def one_row(ratios: list[float], advantages: list[float], entropies: list[float] | None = None) -> Scored:
@@ -82,8 +50,8 @@ def one_row(ratios: list[float], advantages: list[float], entropies: list[float]
     log_ratio = torch.tensor([[math.log(ratio) for ratio in ratios]], dtype=torch.float64)
     entropy = torch.tensor([entropies or [1.0] * len(ratios)], dtype=torch.float64)
     logprobs = (log_ratio - 1).requires_grad_()
-    return Scored(
-        batch=make_batch([1.0], mask),
+    return toy_scored(
+        toy_batch([1.0], mask),
         logprobs=logprobs,
         entropy=entropy,
         advantages=torch.tensor([advantages], dtype=torch.float64),
@@ -138,7 +106,7 @@ def test_the_remembered_price_is_what_a_step_pays() -> None:
 
 
 def test_the_target_of_the_bounded_ratio_is_a_sigmoid_of_the_lead_over_the_median() -> None:
-    batch = make_batch([0.0, 1.0, 0.25, 0.5, 0.3], groups=[0, 0, 0, 0, 1])
+    batch = toy_batch([0.0, 1.0, 0.25, 0.5, 0.3], groups=[0, 0, 0, 0, 1])
     part = BoundedRatio(low=0.2, high=0.4, temperature=0.5, floor=0.1)
     rewards = torch.tensor([0.0, 1.0, 0.25, 0.5], dtype=torch.float64)
     leads = (rewards - 0.375) / (float(rewards.std()) + 0.1) / 0.5
@@ -174,7 +142,7 @@ def test_fresh_and_replayed_tokens_are_left_out_for_covariances_of_their_own() -
     """Replayed rollouts are likely and good: beside them every fresh covariance would be another one."""
     scored = one_row([math.exp(x) for x in (0.1, -0.1, 3.1, 2.9)], [8.0, -8.0, 108.0, 92.0])
     rows = {name: getattr(scored, name).reshape(4, 1) for name in ("logprobs", "advantages", "log_ratio", "entropy")}
-    batch = replace(make_batch([1.0] * 4, torch.ones(4, 1, dtype=torch.bool)), age_steps=torch.tensor([0, 0, 3, 3]))
+    batch = replace(toy_batch([1.0] * 4, torch.ones(4, 1, dtype=torch.bool)), age_steps=torch.tensor([0, 0, 3, 3]))
     apart = replace(scored, batch=batch, **rows)
     wide = {"low": 0.9, "high": 99.0}  # so that the ratio clips nothing
     # Covariances are .8 and .8 among the fresh, .8 and .8 among the replayed; together they would be 77 to 78 and 81.
@@ -198,10 +166,10 @@ def test_a_balanced_mean_couples_neither_sign_with_length_nor_weight_with_length
     """Two right answers of one token, wrong ones of one and of nine tokens, each token's loss minus its advantage."""
     lengths, signs = torch.tensor([1, 1, 1, 9]), torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     mask = torch.arange(9)[None] < lengths[:, None]
-    batch = make_batch([1.0, 1.0, 0.0, 0.0], mask)
+    batch = toy_batch([1.0, 1.0, 0.0, 0.0], mask)
     zeros = torch.zeros(mask.shape, dtype=torch.float64)
     advantages = torch.where(mask, signs[:, None], zeros)
-    scored = Scored(batch=batch, logprobs=zeros, entropy=zeros, advantages=advantages, log_ratio=zeros)
+    scored = toy_scored(batch, advantages=advantages)
 
     def weights(part: AggregatePart) -> Tensor:
         losses = zeros.clone().requires_grad_()
@@ -218,11 +186,11 @@ def test_a_balanced_mean_couples_neither_sign_with_length_nor_weight_with_length
 def test_only_wrong_answers_that_training_made_likelier_are_pushed_down_harder() -> None:
     logprobs = torch.full((4, 1), -1.0, dtype=torch.float64)
     batch = replace(
-        make_batch([0.0, 0.0, 0.0, 1.0]),
+        toy_batch([0.0, 0.0, 0.0, 1.0]),
         reference_logprobs=logprobs - torch.tensor([[3.0], [0.0], [-3.0], [3.0]], dtype=torch.float64),
     )
     advantages = torch.tensor([[-1.0], [-1.0], [-1.0], [1.0]], dtype=torch.float64)
-    scored = Scored(batch=batch, logprobs=logprobs, entropy=-logprobs, advantages=advantages, log_ratio=0 * logprobs)
+    scored = toy_scored(batch, logprobs=logprobs, entropy=-logprobs, advantages=advantages)
     found = ConfidentErrors()(scored).flatten().tolist()
     assert found == pytest.approx([-(1 + math.log1p(math.exp(c))) for c in (3.0, 0.0, -3.0)] + [1.0])
     assert found[0] < 2 * found[1] < 0 and found[2] == pytest.approx(-1.0, abs=0.06)
@@ -318,22 +286,22 @@ def test_the_clip_bias_only_ever_shrinks_an_update() -> None:
 
 
 def test_outlying_rewards_are_not_learned_from() -> None:
-    batch = make_batch([0.0] * 19 + [100.0])
+    batch = toy_batch([0.0] * 19 + [100.0])
     advantages = OutlierFiltered()(batch)
     assert advantages[-1] == 0 and torch.allclose(advantages[:-1], advantages[0]) and advantages[0] < 0
     assert OutlierFiltered(limit=5.0)(batch)[-1] == pytest.approx(math.sqrt(19))
-    assert not OutlierFiltered()(make_batch([0.1] * 4)).any()
+    assert not OutlierFiltered()(toy_batch([0.1] * 4)).any()
 
 
 def test_silent_groups_scale_the_others_up() -> None:
-    batch = make_batch([0.0, 1.0, 1.0, 1.0], groups=[0, 0, 1, 1])
+    batch = toy_batch([0.0, 1.0, 1.0, 1.0], groups=[0, 0, 1, 1])
     assert SignalScaled()(batch).tolist() == [-1.0, 1.0, 0.0, 0.0]
-    assert SignalScaled()(make_batch([1.0, 1.0])).tolist() == [0.0, 0.0]
+    assert SignalScaled()(toy_batch([1.0, 1.0])).tolist() == [0.0, 0.0]
 
 
 def test_replay_remembers_the_means_of_fresh_groups_only_and_forgets_the_oldest() -> None:
     part = RecalibratedReplay(history=3)
-    batch = replace(make_batch([0.0, 1.0, 1.0], groups=[0, 0, 1]), age_steps=torch.tensor([0, 0, 2]))
+    batch = replace(toy_batch([0.0, 1.0, 1.0], groups=[0, 0, 1]), age_steps=torch.tensor([0, 0, 2]))
     scored = replace(one_row([1.0], [1.0]), batch=batch)
     memory = part.initial()
     assert not part(batch)[2].any(), "nothing to compare with yet"
@@ -349,7 +317,7 @@ def test_replay_remembers_the_means_of_fresh_groups_only_and_forgets_the_oldest(
 def test_replay_is_judged_by_the_median_of_recent_means_and_never_pushed_down() -> None:
     rewards, ages = [0.0, 1.0, 0.9, 0.1, 0.9], torch.tensor([0, 0, 3, 3, 6])
     memory = {"RecalibratedReplay": {"means": [0.1, 0.4, 0.9]}}
-    batch = replace(make_batch(rewards, groups=[0, 0, 1, 1, 1]), age_steps=ages, memory=memory)
+    batch = replace(toy_batch(rewards, groups=[0, 0, 1, 1, 1]), age_steps=ages, memory=memory)
     assert RecalibratedReplay(max_age=5)(batch).tolist() == pytest.approx([-0.5, 0.5, 0.5, 0.0, 0.0])
 
 

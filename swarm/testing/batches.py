@@ -1,0 +1,74 @@
+"""Builders of what parts of a recipe see: a batch, and what the policy makes of it.
+
+Invariant: apart from `builders`, which loads no torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch
+from swarm.objectives.part import Scored
+from swarm.types import Correction
+
+
+def toy_batch(
+    rewards: Sequence[float] | Tensor,
+    mask: Tensor | None = None,
+    *,
+    groups: Sequence[int] | Tensor | None = None,
+    **changes: Any,
+) -> Batch:
+    """A batch of local rollouts, every token of log-prob -1, which is a whole step.
+
+    Args:
+        rewards: [N]; a list is float64. Log-probs and advantages have their dtype.
+        mask: bool [N, L]; one token each when left out.
+        groups: [N], 0 to M-1; all of group 0 when left out.
+        changes: other fields of `Batch`.
+
+    Example:
+        toy_batch([1.0, 0.0, 1.0], groups=[0, 0, 1], age_steps=torch.tensor([0, 0, 3]))
+    """
+    rewards = rewards if isinstance(rewards, Tensor) else torch.tensor(rewards, dtype=torch.float64)
+    count = len(rewards)
+    mask = torch.ones(count, 1, dtype=torch.bool) if mask is None else mask
+    group_index = torch.as_tensor([0] * count if groups is None else groups)
+    num_groups = int(group_index.max()) + 1
+    zeros = torch.zeros(mask.shape, dtype=rewards.dtype)
+    length: Tensor = changes.get("length", mask.sum(dim=1))
+    plain: dict[str, Any] = {
+        "token_ids": torch.ones(mask.shape, dtype=torch.int64),
+        "behavior_logprobs": torch.where(mask, -1.0, zeros),
+        "advantages": zeros,
+        "turn_ids": torch.zeros(mask.shape, dtype=torch.int64),
+        "age_steps": torch.zeros(count, dtype=torch.int64),
+        "is_external": torch.zeros(count, dtype=torch.bool),
+        "temperature": torch.ones(count),
+        "length": length,
+        "max_new_tokens": torch.full((count,), mask.shape[1]),
+        "is_truncated": torch.zeros(count, dtype=torch.bool),
+        "corrections": (Correction.EXACT,) * count,
+        "texts": ("",) * count,
+        "prompts": (torch.ones(1, dtype=torch.int64),) * num_groups,
+        "sources": ("me",) * num_groups,
+        "task_keys": tuple(f"sums/{group}" for group in range(num_groups)),
+        "step_tokens": int(length.sum()),
+        "step_rollouts": count,
+        "step_groups": num_groups,
+    }
+    return Batch(mask=mask, rewards=rewards, group_index=group_index, **{**plain, **changes})
+
+
+def toy_scored(batch: Batch, **changes: Any) -> Scored:
+    """The batch under its own generator's policy, entropy 0; `changes` are other fields of `Scored`."""
+    zeros = torch.zeros_like(batch.advantages)
+    plain: dict[str, Any] = {
+        "logprobs": batch.behavior_logprobs,
+        "entropy": zeros,
+        "advantages": batch.advantages,
+        "log_ratio": zeros,
+    }
+    return Scored(batch=batch, **{**plain, **changes})
