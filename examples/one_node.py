@@ -104,7 +104,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
         """4 to 6; waits only for groups to learn from."""
         for _ in range(num_steps):
             draw = await agent.draw(learner.version)
-            await agent.report(await asyncio.to_thread(learner.step, draw))
+            await agent.report_step(await asyncio.to_thread(learner.step, draw))
             version, tensors = learner.snapshot()
             manifests = await asyncio.to_thread(publisher.publish, version, TorchWeights(tensors))
             await agent.publish(version, manifests)

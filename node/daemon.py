@@ -261,7 +261,7 @@ class Daemon(Service):
             "run_id": self.config.run_id,
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
-            "step": agent.served.step,
+            "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,
             "is_finished": self._is_finished,
             "endpoints": list(agent.endpoints),

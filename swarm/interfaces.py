@@ -434,12 +434,8 @@ class CoordinatorClient(Protocol):
 class LocalExchange(Protocol):
     """The agent as its own worker sees it: in process, or over a local gRPC socket with the same meaning."""
 
-    async def capacity(self) -> int:
-        """Groups that may be started now without becoming too old to use (admission capacity), >= 0."""
-        ...
-
     async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it."""
+        """Waits until groups may be started without becoming too old to use (admission capacity); how many, > 0."""
         ...
 
     async def num_asked(self) -> int:
@@ -482,15 +478,15 @@ class LocalExchange(Protocol):
         """
         ...
 
-    async def applied(self, report: ApplyReport) -> None:
+    async def report_update(self, report: ApplyReport) -> None:
         """Reports that the engine loaded a version, or refused it."""
         ...
 
-    async def report(self, report: StepReport) -> None:
+    async def report_step(self, report: StepReport) -> None:
         """Reports one optimizer step."""
         ...
 
-    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Reports an evaluation."""
         ...
 

@@ -53,49 +53,24 @@ class Arrival:
     scored: ScoredGroup = field(init=False)  # once it is stored
 
 
+@dataclass(eq=False, repr=False)
 class Admission:
-    """Admission of groups from peers; one per node.
+    """Admission of groups from peers; one per node."""
 
-    Args:
-        context: of the node. Our own groups coming back are duplicates; groups of other runs are refused.
-        store: admitted groups are in it before `admit` returns.
-        tokenizer: of this node's model.
-        verifier: scores answers in the sandbox and rebuilds tasks.
-        peers: the newest head known of each lineage, our own included.
-        versions: that existed, as far as this node knows.
-        reputation: of each peer, charged for what it sends.
-        credit_ledger: who may send groups of our own lineage; None admits them from everybody.
-        environments: names this node can rebuild; those of the configuration when left out.
-        usable: what this node's recipe may learn from; a group of another correction is refused.
-    """
+    _context: NodeContext
+    _store: GroupStore  # admitted groups are in it before `admit` returns
+    _tokenizer: Tokenizer
+    _verifier: Verifier  # scores answers in the sandbox and rebuilds tasks
+    _peers: Peers  # the newest head known of each lineage, our own included
+    _versions: KnownVersions  # that existed, as far as this node knows
+    _reputation: Reputation  # of each peer, charged for what it sends
+    _credit_ledger: CreditLedger | None  # who may send groups of our own lineage; None admits them from everybody
+    _environments: frozenset[str]  # names this node can rebuild
+    _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        store: GroupStore,
-        tokenizer: Tokenizer,
-        verifier: Verifier,
-        peers: Peers,
-        versions: KnownVersions,
-        reputation: Reputation,
-        credit_ledger: CreditLedger | None = None,
-        environments: frozenset[str] | None = None,
-        usable: frozenset[Correction] = frozenset(Correction),
-    ) -> None:
-        self._context = context
-        self._run_id = context.config.run_id
-        self._limits = AdmissionLimits.from_config(context.config)
-        self._store = store
-        self._tokenizer = tokenizer
-        self._verifier = verifier
-        self._peers = peers
-        self._versions = versions
-        self._reputation = reputation
-        self._credit_ledger = credit_ledger
-        configured = frozenset(env.name for env in context.config.environments)
-        self._environments = configured if environments is None else environments
-        self._usable = usable
+    def __post_init__(self) -> None:
+        self._run_id = self._context.config.run_id
+        self._limits = AdmissionLimits.from_config(self._context.config)
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
         self._num_judged: Counter[NodeId] = Counter()  # of our lineage, from the check of credit to their end

@@ -88,82 +88,42 @@ class Agent:
         self.endpoints: tuple[str, ...] = ()
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
-        config, exchange = self.config, self.config.exchange
+        config = self.config
 
         # what is known of the others
-        self.peers = Peers(self.node_id)
-        self.versions = KnownVersions(self.node_id, self.clock)
-        self.reputation = Reputation(self.clock, exchange.groups_per_minute)
+        peers = self.peers = Peers(self.node_id)
+        versions = self.versions = KnownVersions(self.node_id, self.clock)
+        reputation = self.reputation = Reputation(self.clock, config.exchange.groups_per_minute)
         self.coordinator_view = CoordinatorView(self.clock)
-        intake_quota = IntakeQuota(config.replay, self.clock)
+        quota = IntakeQuota(config.replay, self.clock)
 
         # what waits for a step, and how much more may be begun
-        self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
-        self.replay.limit_bytes(int(WAITING_SHARE * exchange.store_bytes))
-        self.journal = DrawJournal(
-            context,
-            store=store,
-            replay=self.replay,
-            peers=self.peers,
-            coordinator_view=self.coordinator_view,
-            intake_quota=intake_quota,
-        )
+        replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
+        replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
+        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota)
         window = WINDOW_STEPS * config.replay.local_groups
-        self.credit_ledger = CreditLedger(
-            self.clock, config.replay.max_age_s, window, config.replay.barrier, self.replay.num_waiting
+        credit = self.credit_ledger = CreditLedger(
+            self.clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting
         )
-        self._generation = GenerationCapacity(
-            config, replay=self.replay, journal=self.journal, credit_ledger=self.credit_ledger, peers=self.peers
-        )
+        generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)
 
         # what goes out: weights, and groups
         self.weight_server = WeightServer(
-            context,
-            store=weights,
-            credit_ledger=self.credit_ledger,
-            capacity=self._generation.for_followers,
-            reputation=self.reputation,
-            record_version=self.versions.record,
+            context, weights, credit, generation.for_followers, reputation, versions.record
         )
         self.version_publisher = self._make_publisher(weights)
-        self.weight_follower = self._make_follower(weights)
-        self.streams = GroupStreams(
-            context, store=store, peers=self.peers, reputation=self.reputation, weight_server=self.weight_server
-        )
+        follower = self.weight_follower = self._make_follower(weights)
+        streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server)
 
         # what comes in: our own groups, and those of peers
-        self.own_groups = OwnGroups(
-            context,
-            store=store,
-            tokenizer=tokenizer,
-            verifier=verifier,
-            replay=self.replay,
-            streams=self.streams,
-            follower=self.weight_follower,
-        )
+        self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower)
+        if environments is None:
+            environments = frozenset(env.name for env in config.environments)
         self.admission = admission_type(
-            context,
-            store=store,
-            tokenizer=tokenizer,
-            verifier=verifier,
-            peers=self.peers,
-            versions=self.versions,
-            reputation=self.reputation,
-            credit_ledger=self.credit_ledger,
-            environments=environments,
-            usable=usable,
+            context, store, tokenizer, verifier, peers, versions, reputation, credit, environments, usable
         )
-        self.ingest = GroupIngest(
-            context,
-            admission=self.admission,
-            intake_quota=intake_quota,
-            peers=self.peers,
-            reputation=self.reputation,
-            credit_ledger=self.credit_ledger,
-            replay=self.replay,
-            streams=self.streams,
-            learns=self.weight_follower is None,
-        )
+        learns = follower is None
+        self.ingest = GroupIngest(context, self.admission, quota, peers, reputation, credit, replay, streams, learns)
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
         if weights is None or not self.config.weights.publish:
@@ -202,19 +162,16 @@ class Agent:
             held = tuple((scored.digest.hex(), scored.is_made_here) for scored in groups)
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
-    # --- own worker: LocalExchange ---------------------------------------------------------------
-
-    async def capacity(self) -> int:
-        """Groups that may be started now without becoming too old to use."""
-        return self._begin(self._capacity())
+    # --- own worker: LocalExchange, whose docstrings hold ----------------------------------------
 
     async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it."""
-        await self.context.changed.until(lambda: self._capacity() > 0)
-        return self._begin(self._capacity())
+        """Waits until `capacity()` is positive and returns it; the generator begins a batch of so many groups."""
+        await self.context.changed.until(lambda: self.capacity() > 0)
+        return (
+            self.capacity() if self.weight_follower is not None else self._generation.begin_own_batch(self.capacity())
+        )
 
     async def num_asked(self) -> int:
-        """Questions asked so far, restarts included: the number of the next one."""
         return self.own_groups.num_asked
 
     async def put(self, group: RolloutGroup) -> float:
@@ -222,15 +179,12 @@ class Agent:
         try:
             return await self.own_groups.put(group)
         finally:
-            self._generation.own_made()
+            self._generation.end_own_group()
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """The groups of the next step; the same draw again until it was reported."""
         return await self.journal.draw(head)
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from `from_step` on, rebuilt from the store; those from the first lost one on are
-        abandoned, with an event."""
         return await self.journal.redraw(from_step)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
@@ -244,18 +198,15 @@ class Agent:
         self.context.changed.fire()
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """How an engine gets from what it holds to the newest version of the followed lineage, as far as it is here."""
         if self.weight_follower is None:
             raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
         return await self.weight_follower.next_update(held, wait=wait)
 
-    async def applied(self, report: ApplyReport) -> None:
-        """An engine took a version, or refused it."""
+    async def report_update(self, report: ApplyReport) -> None:
         assert self.weight_follower is not None, "next_update gave no patch chain"
         await self.weight_follower.on_applied(report)
 
-    async def report(self, report: StepReport) -> None:
-        """One step was made: its draw is settled, its figures are kept."""
+    async def report_step(self, report: StepReport) -> None:
         self.journal.settle(report)
         self._last_step_at_s = self.clock.now_s()
         self.coordinator_view.record_edges(report.edges)
@@ -277,17 +228,19 @@ class Agent:
         num_deleted = await self.store.forget(oldest_s, max_bytes, self.journal.needed_from, waiting)
         return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes), None, waiting)
 
-    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Greedy accuracies were measured."""
+    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         for entry in evaluations:
             self.coordinator_view.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
             self.context.emit(PolicyEvaluated.of(entry))
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        """The sandboxed verifier."""
         return await self._verifier.score(env, task_id, answers)
 
-    # --- peers -------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        """Groups that our generator may start now without any becoming too old to use."""
+        return self._generation.for_own() if self.weight_follower is None else self.weight_follower.capacity()
 
     @property
     def head(self) -> PolicyVersion:
@@ -300,20 +253,22 @@ class Agent:
         return self._last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
 
     @property
-    def served(self) -> PolicyVersion:
+    def newest_version(self) -> PolicyVersion:
         """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
         return self.head if self.weight_follower is None else self.weight_follower.head
 
     @property
-    def offered(self) -> PolicyVersion:
-        """`served` as the advert says it: with a digest only where its weights can be had here."""
+    def advertised_version(self) -> PolicyVersion:
+        """`newest_version` as the advert says it: with a digest only where its weights can be had here."""
         is_had = self.version_publisher is not None or self.weight_follower is not None
-        return self.served if is_had else replace(self.served, digest=b"")
+        return self.newest_version if is_had else replace(self.newest_version, digest=b"")
 
     async def wait_offer_changed(self, advertised: PolicyVersion) -> None:
         """Waits until the advert must change: another lineage is offered, or weights for the first time."""
         of = (advertised.policy_id, bool(advertised.digest))
-        await self.context.changed.until(lambda: (self.offered.policy_id, bool(self.offered.digest)) != of)
+        await self.context.changed.until(
+            lambda: (self.advertised_version.policy_id, bool(self.advertised_version.digest)) != of
+        )
 
     # --- what others may know about us ------------------------------------------------------------
 
@@ -326,7 +281,7 @@ class Agent:
             endpoints=self.endpoints,
             roles=self.config.roles,
             tokenizer_digest=self._tokenizer.digest,
-            head=self.offered,
+            head=self.advertised_version,
             oldest_step=self.streams.oldest_own_step,
             num_groups=self.own_groups.num_put,
             reward_mean=self.own_groups.reward_mean.value or 0.0,
@@ -344,7 +299,7 @@ class Agent:
             name=self.config.name or short(self.node_id),
             roles=self.config.roles,
             endpoints=self.endpoints,
-            head=self.served,
+            head=self.newest_version,
             tokens_per_s=tokens_per_s,
             reward_mean=self.own_groups.reward_mean.value or 0.0,
             num_local=self.journal.num_local,
@@ -358,11 +313,3 @@ class Agent:
         """An unexpected exception ended a loop: counted, and visible in every report."""
         self.num_failures += 1
         self.context.emit(LoopFailed(loop=loop, error=f"{type(error).__name__}: {error}"))
-
-    # --- inside --------------------------------------------------------------------------------------
-
-    def _capacity(self) -> int:
-        return self._generation.for_own() if self.weight_follower is None else self.weight_follower.capacity()
-
-    def _begin(self, count: int) -> int:
-        return count if self.weight_follower is not None else self._generation.own_begins(count)

@@ -4,6 +4,8 @@ Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, ap
 one-group trials of new followers. So no group is too old by the time a draw can take it.
 """
 
+from dataclasses import dataclass, field
+
 from swarm.config import NodeConfig
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -12,32 +14,16 @@ from swarm.types import Role
 from swarm.weight_sync.credit import CreditLedger
 
 
+@dataclass(eq=False, repr=False)
 class GenerationCapacity:
-    """Shares admission capacity between the own generator and the followers of a trainer.
+    """Shares admission capacity between the own generator and the followers of a trainer."""
 
-    Args:
-        config: of the node.
-        replay: what waits already.
-        journal: whether a step is under way.
-        credit_ledger: what followers may still bring.
-        peers: the newest step of the own lineage.
-    """
-
-    def __init__(
-        self,
-        config: NodeConfig,
-        *,
-        replay: ReplayBuffer,
-        journal: DrawJournal,
-        credit_ledger: CreditLedger,
-        peers: Peers,
-    ) -> None:
-        self._config = config
-        self._replay = replay
-        self._journal = journal
-        self._credit_ledger = credit_ledger
-        self._peers = peers
-        self._num_running = 0  # of the own generator, which asks anew when its batch is made
+    _config: NodeConfig
+    _replay: ReplayBuffer  # what waits already
+    _journal: DrawJournal  # whether a step is under way
+    _credit_ledger: CreditLedger  # what followers may still bring
+    _peers: Peers  # the newest step of the own lineage
+    _num_running: int = field(default=0, init=False)  # of the own generator, which asks anew when its batch is made
 
     def for_own(self) -> int:
         """Groups that the own generator may begin now."""
@@ -45,12 +31,12 @@ class GenerationCapacity:
             return 0  # strictly in turn: the step comes first
         return self._replay.capacity(self._peers.own_head.step, running=self._credit_ledger.num_outstanding)
 
-    def own_begins(self, count: int) -> int:
+    def begin_own_batch(self, count: int) -> int:
         """The own generator may begin `count` groups and starts one batch of them; returns `count`."""
         self._num_running = min(count, self._config.generator.groups_per_batch)
         return count
 
-    def own_made(self) -> None:
+    def end_own_group(self) -> None:
         """One group of the own batch is made, or failed."""
         self._num_running = max(0, self._num_running - 1)
 

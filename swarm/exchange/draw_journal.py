@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from swarm.errors import StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
@@ -24,35 +25,19 @@ logger = logging.getLogger(__name__)
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
 
 
+@dataclass(eq=False, repr=False)
 class DrawJournal:
-    """The draws of one node, in order.
+    """The draws of one node, in order."""
 
-    Args:
-        context: of the node; `changed` fires when groups, versions or connections came, and here when a draw made room.
-        store: holds the journal.
-        replay: what is drawn from.
-        peers: their heads decide how old an external group is.
-        coordinator_view: advised bounds and weights.
-        intake_quota: grows with each draw.
-    """
+    _context: NodeContext  # `changed` is fired here when a draw made room
+    _store: GroupStore  # holds the journal
+    _replay: ReplayBuffer  # what is drawn from
+    _peers: Peers  # their heads decide how old an external group is
+    _coordinator_view: CoordinatorView  # advised bounds and weights
+    _intake_quota: IntakeQuota  # grows with each draw
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        store: GroupStore,
-        replay: ReplayBuffer,
-        peers: Peers,
-        coordinator_view: CoordinatorView,
-        intake_quota: IntakeQuota,
-    ) -> None:
-        self._context = context
-        self._config = context.config
-        self._store = store
-        self._replay = replay
-        self._peers = peers
-        self._coordinator_view = coordinator_view
-        self._intake_quota = intake_quota
+    def __post_init__(self) -> None:
+        self._config = self._context.config
         self._lock = asyncio.Lock()
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two

@@ -5,6 +5,7 @@ Invariant: a group of another node reaches the learner and other peers only afte
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from swarm.errors import Unavailable
@@ -78,49 +79,27 @@ class FetchQueue:
         del self._announcers[digest]
 
 
+@dataclass(eq=False, repr=False)
 class GroupIngest:
-    """Intake of groups from peers; `GroupStreams` is the other direction.
+    """Intake of groups from peers; `GroupStreams` is the other direction."""
 
-    Args:
-        context: of the node.
-        admission: checks, scores and stores.
-        intake_quota: how much of what neighbours offer our draws have use for.
-        peers: learns heads from admitted groups.
-        reputation: a peer that falls below the floor loses its streams at once.
-        credit_ledger: who may make groups for our own lineage, and how many of them are waited for.
-        replay: takes admitted groups for the learner of this node.
-        streams: hands them on to peers.
-        learns: False on a node that follows the versions of another one: nothing here uses up groups.
-    """
+    _context: NodeContext
+    _admission: Admission
+    _intake_quota: IntakeQuota  # how much of what neighbours offer our draws have use for
+    _peers: Peers  # learns heads from admitted groups
+    _reputation: Reputation  # a peer that falls below the floor loses its streams at once
+    _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
+    _replay: ReplayBuffer  # takes admitted groups for the learner of this node
+    _streams: GroupStreams  # hands them on to peers
+    _learns: bool  # False on a node that follows the versions of another one: nothing here uses up groups
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        admission: Admission,
-        intake_quota: IntakeQuota,
-        peers: Peers,
-        reputation: Reputation,
-        credit_ledger: CreditLedger,
-        replay: ReplayBuffer,
-        streams: GroupStreams,
-        learns: bool,
-    ) -> None:
-        self._context = context
-        self._admission = admission
-        self._intake_quota = intake_quota
-        self._peers = peers
-        self._reputation = reputation
-        self._credit_ledger = credit_ledger
-        self._replay = replay
-        self._streams = streams
-        self._learns = learns
+    def __post_init__(self) -> None:
         self.fetching = FetchQueue()
         self.refusals: dict[RefusalReason, int] = {}
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
-        self._stream_quota = stream_quota(context.config.exchange.groups_per_minute)
+        self._stream_quota = stream_quota(self._context.config.exchange.groups_per_minute)
 
     def count_item(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, useful or not. Raises Unavailable where it sends too many."""

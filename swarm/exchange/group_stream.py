@@ -47,32 +47,19 @@ class _SendInfo:
     has_signal: bool
 
 
+@dataclass(eq=False, repr=False)
 class GroupStreams:
-    """Implements `ExchangeHandler` over a node's store.
+    """Implements `ExchangeHandler` over a node's store."""
 
-    Args:
-        context: of the node.
-        store: where the groups are.
-        peers: newest known head of each lineage, ours included.
-        reputation: a peer below the floor gets nothing.
-        weight_server: answers for weights.
-    """
+    _context: NodeContext
+    _store: GroupStore
+    _peers: Peers  # newest known head of each lineage, ours included
+    _reputation: Reputation  # a peer below the floor gets nothing
+    _weight_server: WeightServer  # answers for weights
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        store: GroupStore,
-        peers: Peers,
-        reputation: Reputation,
-        weight_server: WeightServer,
-    ) -> None:
-        self._node_id = context.node_id
-        self._config = context.config.replay
-        self._store = store
-        self._peers = peers
-        self._reputation = reputation
-        self._weight_server = weight_server
+    def __post_init__(self) -> None:
+        self._node_id = self._context.node_id
+        self._config = self._context.config.replay
         self._grew = Signal()  # relaying streams wait for it
         self._own_grew = Signal()  # all other streams wait for it
         self._known: dict[Digest, _SendInfo] = {}  # the newest groups in the log

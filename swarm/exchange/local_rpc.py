@@ -150,8 +150,8 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
-        """Admission capacity, now or once it is positive, and how many questions were asked before."""
-        count = await (self._local.wait_capacity() if request.wait else self._local.capacity())
+        """Admission capacity once it is positive (0 without `wait`), and how many questions were asked before."""
+        count = await self._local.wait_capacity() if request.wait else 0
         return pb.CapacityResponse(num_groups=count, num_asked=await self._local.num_asked())
 
     @rpc
@@ -194,19 +194,19 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
     @rpc
     async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
         """An engine took a version, or refused it."""
-        await asyncio.shield(self._begin(self._local.applied(apply_report_from_json(request.report))))
+        await asyncio.shield(self._begin(self._local.report_update(apply_report_from_json(request.report))))
         return pb.AppliedResponse()
 
     @rpc
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         """One step was made."""
-        await asyncio.shield(self._begin(self._local.report(step_report_from_json(request.report))))
+        await asyncio.shield(self._begin(self._local.report_step(step_report_from_json(request.report))))
         return pb.ReportResponse()
 
     @rpc
     async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
         """An evaluation was made."""
-        await asyncio.shield(self._begin(self._local.evaluated(evaluations_from_json(request.evaluations))))
+        await asyncio.shield(self._begin(self._local.report_evaluations(evaluations_from_json(request.evaluations))))
         return pb.EvaluatedResponse()
 
     @rpc
@@ -237,35 +237,25 @@ class LocalClient:
         self._channel = grpc.aio.insecure_channel(_address_of(socket_path), options=_OPTIONS)
         self._stub: Any = pb_grpc.LocalServiceStub(self._channel)
 
-    async def capacity(self) -> int:
-        """Groups that may be started now."""
-        response = await self._call("Capacity", pb.CapacityRequest(wait=False))
-        return response.num_groups
-
     async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it."""
         response = await self._call("Capacity", pb.CapacityRequest(wait=True), timeout_s=None)
         return response.num_groups
 
     async def num_asked(self) -> int:
-        """Questions asked so far: the number of the next one."""
         response = await self._call("Capacity", pb.CapacityRequest(wait=False))
         return response.num_asked
 
     async def put(self, group: RolloutGroup) -> float:
-        """Hands over one of our groups; returns its mean reward."""
         response = await self._call("Put", pb.PutRequest(body=group_to_body(group), producer=group.producer))
         return response.reward_mean
 
     async def draw(self, head: PolicyVersion) -> Draw:
-        """Waits for the next draw."""
         async with aclosing(self._draws("Draw", pb.DrawRequest(head=version_to_message(head)))) as draws:
             async for draw in draws:
                 return draw
         raise Unavailable("the agent ended the call without a draw")
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from a step on."""
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
@@ -274,7 +264,6 @@ class LocalClient:
         await self._call("Publish", request)
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """How to get to a newer version than `held`, now or once there is one."""
         request = pb.NextUpdateRequest(held=None if held is None else version_to_message(held), wait=wait)
         call = self._stub.NextUpdate(request, timeout=None if wait else CALL_TIMEOUT_S)
         chain: list[SealedManifest] = []
@@ -287,20 +276,16 @@ class LocalClient:
             call.cancel()
         return tuple(chain) or None
 
-    async def applied(self, report: ApplyReport) -> None:
-        """An engine took a version, or refused it."""
+    async def report_update(self, report: ApplyReport) -> None:
         await self._call("Applied", pb.AppliedRequest(report=apply_report_to_json(report)))
 
-    async def report(self, report: StepReport) -> None:
-        """One step was made."""
+    async def report_step(self, report: StepReport) -> None:
         await self._call("Report", pb.ReportRequest(report=step_report_to_json(report)))
 
-    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """An evaluation was made."""
+    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        """The sandboxed verifier."""
         response = await self._call("Score", pb.ScoreRequest(env=env, task_id=task_id, answers=answers))
         return verdict_from_message(response)
 

@@ -4,7 +4,7 @@ Invariant: nothing is refused here, and a group is in the store before learner o
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
@@ -21,42 +21,24 @@ from swarm.wire.envelopes import seal_group
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class OwnGroups:
-    """From a finished group of our generator to a stored one that our learner and our peers can have.
+    """From a finished group of our generator to a stored one that our learner and our peers can have."""
 
-    Args:
-        context: of the node.
-        store: groups are in it before anybody sees them.
-        tokenizer: of this node's model.
-        verifier: scores answers in the sandbox.
-        replay: takes them for the learner of this node, unless it follows another one.
-        streams: sends them to peers.
-        follower: of the trainer whose credit each group uses up; None where this node learns itself.
-    """
+    _context: NodeContext
+    _store: GroupStore  # groups are in it before anybody sees them
+    _tokenizer: Tokenizer
+    _verifier: Verifier
+    _replay: ReplayBuffer  # takes them for the learner of this node, unless it follows another one
+    _streams: GroupStreams
+    _follower: WeightFollower | None  # of the trainer whose credit each group uses up; None: this node learns itself
+    num_asked: int = field(default=0, init=False)  # questions since the store began, stored or not
+    num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
+    tokens_generated: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        store: GroupStore,
-        tokenizer: Tokenizer,
-        verifier: Verifier,
-        replay: ReplayBuffer,
-        streams: GroupStreams,
-        follower: WeightFollower | None,
-    ) -> None:
-        self._context = context
-        self._store = store
-        self._tokenizer = tokenizer
-        self._verifier = verifier
-        self._replay = replay
-        self._streams = streams
-        self._follower = follower
-        self.num_asked = 0  # questions, whether their groups could be stored or not, since the store began
-        self.num_put = 0  # groups stored; this and what follows: since the process started
-        self.tokens_generated = 0
+    def __post_init__(self) -> None:
         self.reward_mean, self.reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
-        self.last_put_at_s = context.clock.now_s()
+        self.last_put_at_s = self._context.clock.now_s()
 
     async def put(self, group: RolloutGroup) -> float:
         """Takes one finished group; returns its mean reward, NaN where it had to be dropped."""

@@ -122,7 +122,7 @@ async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: floa
     await _publish(worker, learner)
     published_s = worker.clock.monotonic_s() - published_s
     seconds = {**report.seconds, "publish": published_s, "draw_wait": draw_seconds, **worker.overlap.take()}
-    await worker.exchange.report(replace(report, seconds=seconds))
+    await worker.exchange.report_step(replace(report, seconds=seconds))
 
 
 async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
@@ -166,4 +166,4 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
                 at_s=worker.clock.now_s(),
             )
         )
-    await worker.exchange.evaluated(evaluations)
+    await worker.exchange.report_evaluations(evaluations)

@@ -110,7 +110,7 @@ class FollowWeightsLoop:
     async def _load(self, chain: PatchChain) -> bool:
         """False, after a pause, where the engine keeps serving the previous version."""
         report = await self._worker.offload(self._applier.apply, chain)
-        await self._worker.exchange.applied(report)
+        await self._worker.exchange.report_update(report)
         if not report.error:
             self._load_backoff.reset()
             return True

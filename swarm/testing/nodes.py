@@ -12,11 +12,12 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
 from swarm.exchange.known_versions import KnownVersions
 from swarm.identity import Identity
-from swarm.interfaces import GroupStore
+from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import TOY_ENV, ScriptedVerifier, ToyTokenizer, make_identity
+from swarm.types import Correction
 
 
 async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
@@ -52,21 +53,34 @@ def make_agent(context: NodeContext, store: GroupStore, **changes: Any) -> Agent
     return Agent(context, store=store, **{**plain, **changes})
 
 
-def make_admission(context: NodeContext, store: GroupStore, **changes: Any) -> Admission:
-    """Admission in the toy environment on its own, which knows no heads and no versions.
+def make_admission(
+    context: NodeContext,
+    store: GroupStore,
+    *,
+    tokenizer: Tokenizer | None = None,
+    verifier: Verifier | None = None,
+    peers: Peers | None = None,
+    versions: KnownVersions | None = None,
+    reputation: Reputation | None = None,
+    environments: frozenset[str] = frozenset({TOY_ENV}),
+    usable: frozenset[Correction] = frozenset(Correction),
+) -> Admission:
+    """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
     Args:
         context: see `make_context`; bounds are those of its configuration.
         store: takes what is admitted.
-        changes: other arguments of `Admission`.
     """
-    config, clock = context.config, context.clock
-    plain: dict[str, Any] = {
-        "tokenizer": ToyTokenizer(),
-        "verifier": ScriptedVerifier(),
-        "peers": Peers(context.node_id),
-        "versions": KnownVersions(context.node_id, clock),
-        "reputation": Reputation(clock, config.exchange.groups_per_minute),
-        "environments": frozenset({TOY_ENV}),
-    }
-    return Admission(context, store=store, **{**plain, **changes})
+    clock, groups_per_minute = context.clock, context.config.exchange.groups_per_minute
+    return Admission(
+        context,
+        store,
+        ToyTokenizer() if tokenizer is None else tokenizer,
+        ScriptedVerifier() if verifier is None else verifier,
+        Peers(context.node_id) if peers is None else peers,
+        KnownVersions(context.node_id, clock) if versions is None else versions,
+        Reputation(clock, groups_per_minute) if reputation is None else reputation,
+        None,
+        environments,
+        usable,
+    )

@@ -243,74 +243,55 @@ class _Pending:
     answer: asyncio.Future[bytes]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ChunkFetcher:
     """Fetches the missing chunks of a plan, each from the best source that can give it, hedged by the origin.
-
-    Args:
-        sources: the connected ones.
-        origin: the trainer.
-        queue: missing chunks of the plan.
-        is_planned: whether the plan is final enough to fetch for it.
-        store_chunk: puts a chunk on the disk. Raises ValueError for what is not that chunk, StorageFull.
-        on_lacked: a source lacks a chunk.
-        changed: fires when there may be more to fetch.
-        clock: of the measured rates.
 
     Example:
         tasks.create_task(fetcher.run())  # several of them share the queue
     """
 
-    def __init__(
-        self,
-        sources: ChunkSources,
-        *,
-        origin: Callable[[], NodeId],
-        queue: Callable[[], ChunkQueue],
-        is_planned: Callable[[], bool],
-        store_chunk: Callable[[Digest, bytes], Awaitable[None]],
-        on_lacked: Callable[[Digest], None],
-        changed: Signal,
-        clock: Clock,
-    ) -> None:
-        self._sources = sources
-        self._origin = origin
-        self._queue = queue
-        self._is_planned = is_planned
-        self._store_chunk = store_chunk
-        self._on_lacked = on_lacked
-        self._changed = changed
-        self._clock = clock
+    sources: ChunkSources  # the connected ones
+    origin: Callable[[], NodeId]  # the trainer
+    queue: Callable[[], ChunkQueue]  # missing chunks of the plan
+    is_planned: Callable[[], bool]  # whether the plan is final enough to fetch for it
+    store_chunk: Callable[[Digest, bytes], Awaitable[None]]  # Raises ValueError for another chunk, StorageFull.
+    on_lacked: Callable[[Digest], None]  # a source lacks a chunk
+    changed: Signal  # fires when there may be more to fetch
+    clock: Clock  # of the measured rates
+
+    def __post_init__(self) -> None:
         self._in_flight: set[Digest] = set()
         self.clients: dict[NodeId, PeerClient] = {}  # of the connected sources
 
     async def run(self) -> None:
         """Fetches one chunk after the other until cancelled."""
         while True:
-            await self._changed.until(lambda: self.next_chunk() is not None)
+            await self.changed.until(lambda: self.next_chunk() is not None)
             wanted = self.next_chunk()
             if wanted is not None:
                 await self._fetch(*wanted)
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
         """A chunk to be fetched now, and the source to ask."""
-        if not self._is_planned():
+        if not self.is_planned():
             return None
-        queue, first = self._queue(), dict[int, NodeId]()
-        for peer in self._sources.free:  # of those that can give the chunk that is needed first, the best
+        queue, first = self.queue(), dict[int, NodeId]()
+        for peer in self.sources.free:  # of those that can give the chunk that is needed first, the best
             at = queue.first(peer, partial(self._can_ask, peer))
             if at is not None:
                 first.setdefault(at, peer)
         return (queue[min(first)], first[min(first)]) if first else None
 
     def _can_ask(self, peer: NodeId, digest: Digest) -> bool:
-        return digest not in self._in_flight and self._sources.can_have(peer, digest)
+        return digest not in self._in_flight and self.sources.can_have(peer, digest)
 
     async def _fetch(self, digest: Digest, peer: NodeId) -> None:
         """Asks a source, and where it takes long the origin as well; the first whole answer wins."""
-        origin = self._origin()
+        origin = self.origin()
         self._in_flight.add(digest)
         pending = [self._ask(peer, digest)]
-        hedge_s: float | None = self._sources.hedge_after_s(origin)
+        hedge_s: float | None = self.sources.hedge_after_s(origin)
         try:
             while pending:
                 answers = [one.answer for one in pending]
@@ -318,30 +299,30 @@ class ChunkFetcher:
                 hedge_s = None
                 if done:
                     await self._settle(next(one for one in pending if one.answer in done), pending)
-                elif peer != origin and origin in self._sources.connected:
+                elif peer != origin and origin in self.sources.connected:
                     pending.append(self._ask(origin, digest))
         finally:
             for one in pending:
                 one.answer.cancel()
-                self._sources.end(one.request, Outcome.CANCELLED)
+                self.sources.end(one.request, Outcome.CANCELLED)
             self._in_flight.discard(digest)
-            if digest in self._queue():
-                self._queue().rescan()  # it did not come
-            self._changed.fire()
+            if digest in self.queue():
+                self.queue().rescan()  # it did not come
+            self.changed.fire()
 
     def _ask(self, peer: NodeId, digest: Digest) -> _Pending:
         client = self.clients[peer]
-        answer = asyncio.ensure_future(client.fetch_chunk(digest, self._sources.timeout_s(peer)))
+        answer = asyncio.ensure_future(client.fetch_chunk(digest, self.sources.timeout_s(peer)))
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether anybody reads it or not
-        return _Pending(self._sources.begin(peer, digest), client, answer)
+        return _Pending(self.sources.begin(peer, digest), client, answer)
 
     async def _settle(self, one: _Pending, pending: list[_Pending]) -> None:
         """Stores an answer, and takes it from `pending`; all others too where nobody is to be waited for any more."""
         request, num_bytes = one.request, 0
-        seconds = self._clock.monotonic_s() - request.at_s
+        seconds = self.clock.monotonic_s() - request.at_s
         try:
             data = one.answer.result()
-            await self._store_chunk(request.digest, data)
+            await self.store_chunk(request.digest, data)
             outcome, num_bytes = Outcome.SERVED, len(data)
         except NotHeld:
             outcome = Outcome.LACKED
@@ -354,10 +335,10 @@ class ChunkFetcher:
         except StorageFull:
             outcome = Outcome.CANCELLED
         pending.remove(one)
-        self._sources.end(request, outcome, num_bytes=num_bytes, seconds=seconds)
+        self.sources.end(request, outcome, num_bytes=num_bytes, seconds=seconds)
         if outcome is Outcome.LACKED:
-            self._on_lacked(request.digest)
-        elif outcome is Outcome.FAILED and request.peer == self._origin():
+            self.on_lacked(request.digest)
+        elif outcome is Outcome.FAILED and request.peer == self.origin():
             await asyncio.sleep(RETRY_S)  # not disconnected: credit comes over the same connection
         elif outcome in (Outcome.FAILED, Outcome.FORGED):
             await self._disconnect(one)
@@ -371,15 +352,15 @@ class ChunkFetcher:
         while pending:
             late = pending.pop()
             late.answer.cancel()
-            if late.request.peer == self._origin():
-                self._sources.end(late.request, Outcome.CANCELLED)
+            if late.request.peer == self.origin():
+                self.sources.end(late.request, Outcome.CANCELLED)
             else:
                 logger.info("the trainer was faster than a source", extra={"peer": short(late.request.peer)})
-                self._sources.end(late.request, Outcome.FAILED)
+                self.sources.end(late.request, Outcome.FAILED)
                 await self._disconnect(late)
 
     async def _disconnect(self, one: _Pending) -> None:
         """Closes a connection, and asks no more on it; its watcher connects again after a while."""
         if self.clients.get(one.request.peer) is one.client:
-            self._sources.disconnect(one.request.peer)
+            self.sources.disconnect(one.request.peer)
         await one.client.close()

@@ -85,7 +85,7 @@ class WeightFollower:
         self.credit = CreditBalance()
         self.sources = ChunkSources(clock)
         self.fetcher = ChunkFetcher(
-            self.sources,
+            sources=self.sources,
             origin=lambda: self.policy_id,
             queue=lambda: self._planner.queue,
             is_planned=lambda: self._is_listed,

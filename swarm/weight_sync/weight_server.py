@@ -36,37 +36,21 @@ class _Held:
     sealed: SealedManifest
 
 
+@dataclass(eq=False, repr=False)
 class WeightServer:
-    """The part of `ExchangeHandler` that is about weights.
+    """The part of `ExchangeHandler` that is about weights."""
 
-    Args:
-        context: of the node; `changed` fires when there may be more to send, and is fired here when a stream ends.
-        store: None where this node neither publishes nor follows: it holds nothing.
-        credit_ledger: where our own lineage is published, its followers get credit from it.
-        capacity: groups of our lineage that all followers together may have outstanding now.
-        reputation: which peers get anything.
-        record_version: takes each version that certainly existed.
-    """
+    _context: NodeContext  # `changed` fires when there may be more to send, and is fired here when a stream ends
+    _store: WeightStore | None  # None where this node neither publishes nor follows: it holds nothing
+    _credit_ledger: CreditLedger  # where our own lineage is published, its followers get credit from it
+    _capacity: Callable[[], int]  # groups of our lineage that all followers together may have outstanding now
+    _reputation: Reputation  # which peers get anything
+    _record_version: Callable[[PolicyVersion], None]  # takes each version that certainly existed
 
-    def __init__(
-        self,
-        context: NodeContext,
-        *,
-        store: WeightStore | None,
-        credit_ledger: CreditLedger,
-        capacity: Callable[[], int],
-        reputation: Reputation,
-        record_version: Callable[[PolicyVersion], None],
-    ) -> None:
-        self._node_id = context.node_id
-        self._changed = context.changed
-        self._offload = context.offload
-        self._publishes = context.config.weights.publish and store is not None
-        self._store = store
-        self._credit_ledger = credit_ledger
-        self._capacity = capacity
-        self._reputation = reputation
-        self._record_version = record_version
+    def __post_init__(self) -> None:
+        self._node_id, self._changed = self._context.node_id, self._context.changed
+        self._offload = self._context.offload
+        self._publishes = self._context.config.weights.publish and self._store is not None
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
         self._number = 0
         self.bytes_sent = 0  # of chunks, since the process started

@@ -201,7 +201,7 @@ class Trainer(Node):
             self.weights, self.step = stepped(self.weights, f"{self.life} {self.step}"), self.step + 1
             await self.publish()
             if draw is not None:
-                await self.agent.report(report_of(self.version, draw.step))
+                await self.agent.report_step(report_of(self.version, draw.step))
 
     def save(self) -> None:
         self.checkpoint = (self.weights, self.step)
@@ -254,7 +254,7 @@ class Generator(Node):
         chain = await self.agent.next_update(self.applier.version, wait=wait)
         if chain is not None:
             report = self.applier.apply(chain)
-            await self.agent.applied(report)
+            await self.agent.report_update(report)
             await asyncio.sleep(0.5 if report.error else 0.0)
 
     async def _generate(self) -> None:

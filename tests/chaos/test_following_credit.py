@@ -45,7 +45,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         await asyncio.sleep(20.0)
         status = follower_of(torn).status()
         assert set(status["candidates"]) == {first.node_id, second.node_id} and not status["policy"]
-        assert torn.engine.steps == [] and await torn.agent.capacity() == 0
+        assert torn.engine.steps == [] and torn.agent.capacity() == 0
         assert [record.message for record in caplog.records if "follow.policy" in record.message]
         problems = _following_problems(status)
         assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]

@@ -93,9 +93,6 @@ class ScriptedAgent:
     seen: list[object] = field(default_factory=list)
     error: Exception | None = None
 
-    async def capacity(self) -> int:
-        return 4
-
     async def wait_capacity(self) -> int:
         return await self.room.get()
 
@@ -130,13 +127,13 @@ class ScriptedAgent:
         finally:
             self.num_waiting -= 1
 
-    async def applied(self, report: ApplyReport) -> None:
+    async def report_update(self, report: ApplyReport) -> None:
         self.seen.append(report)
 
-    async def report(self, report: StepReport) -> None:
+    async def report_step(self, report: StepReport) -> None:
         self.seen.append(report)
 
-    async def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         self.seen.append(list(evaluations))
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
@@ -229,8 +226,7 @@ async def test_redraw_brings_every_draw_even_an_empty_one(bench: Bench):
     assert draws[1].groups == ()
 
 
-async def test_capacity_answers_at_once_or_waits(bench: Bench):
-    assert await bench.client.capacity() == 4
+async def test_capacity_is_waited_for_and_the_number_of_questions_is_not(bench: Bench):
     assert await bench.client.num_asked() == 17
     waiting = asyncio.ensure_future(bench.client.wait_capacity())
     await asyncio.wait([waiting], timeout=0.1)
@@ -261,8 +257,8 @@ async def test_figures_and_verdicts_round_trip(bench: Bench):
         step=3, env="sums", split="all", accuracy=0.5, num_problems=8, majority_baseline=0.1, at_s=9.0
     )
     await bench.client.publish(HEAD)
-    await bench.client.report(report)
-    await bench.client.evaluated([evaluation])
+    await bench.client.report_step(report)
+    await bench.client.report_evaluations([evaluation])
     assert bench.agent.seen == [HEAD, report, [evaluation]]
     verdict = await bench.client.score("sums", 3, ["5", "6"])
     assert verdict.task.messages[0].content == "2 + 3?" and verdict.task.is_held_out
@@ -315,8 +311,8 @@ async def test_wait_for_a_way_that_a_dead_worker_left_takes_nothing_from_the_nex
 async def test_what_became_of_a_version_round_trips(bench: Bench):
     taken = ApplyReport(version=HEAD, num_bytes=12, seconds={"stage": 0.5, "pause": 0.25}, mismatch_nats=0.03)
     refused = ApplyReport(version=HEAD, error="canary 2: 1.5 nats exceed 0.04")
-    await bench.client.applied(taken)
-    await bench.client.applied(refused)
+    await bench.client.report_update(taken)
+    await bench.client.report_update(refused)
     assert bench.agent.seen == [taken, refused]
 
 
@@ -344,7 +340,7 @@ async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: B
             with pytest.raises(Unavailable):
                 await waiting
     with pytest.raises(Unavailable):
-        await bench.client.capacity()
+        await bench.client.num_asked()
 
 
 async def test_only_the_owner_can_open_the_socket_and_a_stale_one_is_replaced(bench: Bench, tmp_path: Path):

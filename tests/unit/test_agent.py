@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_
         assert [drawn.scored.group.task_id for drawn in draw.groups] == [7, 17]
         assert [step for step, _ in await bench.store.journal(0)] == [1]
         await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=1))
-        await agent.report(report_of(draw_step=1, step=1))
+        await agent.report_step(report_of(draw_step=1, step=1))
         assert await agent.wait_capacity() > 0
         await bench.put(task_id=27)
         await bench.put(task_id=37)
@@ -203,7 +203,7 @@ def test_a_learner_of_many_sources_still_makes_reports_that_the_coordinator_take
                 mismatch_kl=0.1,
                 reward_mean=0.5,
             )
-            await bench.agent.report(replace(report_of(draw_step=number + 1, step=number + 1), edges=(edge,)))
+            await bench.agent.report_step(replace(report_of(draw_step=number + 1, step=number + 1), edges=(edge,)))
         report = bench.agent.node_report(tokens_per_s=1.0)
         assert report.edges[-1].source == make_identity(99).node_id
         assert heartbeat_to_report(report_to_heartbeat(report), IDENTITY.node_id) == report
@@ -221,7 +221,7 @@ def test_tidying_keeps_what_the_last_two_checkpoints_would_draw_again() -> None:
             await bench.put(task_id=105 + 10 * step)
             draw = await agent.draw(HEAD)
             await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=step))
-            await agent.report(report_of(draw_step=draw.step, step=step))
+            await agent.report_step(report_of(draw_step=draw.step, step=step))
         await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
         assert await agent.tidy(max_bytes=10**9) == 8  # of draws 1 to 4; checkpoints were made after 4 and 6
         assert [draw.step for draw in await agent.redraw(5)] == [5, 6, 7]
@@ -248,7 +248,7 @@ def test_a_resume_whose_groups_are_gone_says_so_and_goes_on_with_other_draws() -
         await bench.put(task_id=100 + 10 * number)
         await bench.put(task_id=105 + 10 * number)
         draw = await bench.agent.draw(HEAD)
-        await bench.agent.report(report_of(draw_step=draw.step, step=number))
+        await bench.agent.report_step(report_of(draw_step=draw.step, step=number))
         return draw.step
 
     async def resume(bench: Bench) -> list[int]:
@@ -291,20 +291,20 @@ def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step
         bench = Bench(deterministic=True)
         agent = bench.agent
         await bench.put(task_id=7)
-        assert await agent.capacity() > 0
+        assert agent.capacity() > 0
         await bench.put(task_id=17)
-        assert await agent.capacity() == 0
+        assert agent.capacity() == 0
         await agent.draw(HEAD)
-        assert await agent.capacity() == 0
-        await agent.report(report_of(draw_step=1, step=0, was_skipped=True))
-        assert await agent.capacity() > 0
+        assert agent.capacity() == 0
+        await agent.report_step(report_of(draw_step=1, step=0, was_skipped=True))
+        assert agent.capacity() > 0
         await bench.put("7", "7", task_id=47)
         await bench.put("7", "7", task_id=57)  # nothing but groups without signal
-        assert await agent.capacity() == 0
+        assert agent.capacity() == 0
         drawing = asyncio.create_task(agent.draw(HEAD))
         await asyncio.sleep(0.1)
         assert not drawing.done()
-        assert await agent.capacity() > 0
+        assert agent.capacity() > 0
         drawing.cancel()
 
     run_virtual(main())

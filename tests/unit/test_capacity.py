@@ -38,13 +38,7 @@ def allowance(
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
     peers, journal = Peers(make_identity(1).node_id), NoDraw()
-    return GenerationCapacity(
-        config,
-        replay=buffer,
-        journal=journal,
-        credit_ledger=credit_ledger,
-        peers=peers,  # type: ignore[arg-type]
-    )
+    return GenerationCapacity(config, buffer, journal, credit_ledger, peers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])
@@ -58,12 +52,12 @@ def test_without_a_generator_of_its_own_all_is_for_followers() -> None:
 
 def test_what_the_own_generator_has_begun_is_part_of_its_share_and_no_more_of_it_than_a_batch() -> None:
     rooms = allowance(1)
-    assert rooms.own_begins(rooms.for_own()) == ROOM
+    assert rooms.begin_own_batch(rooms.for_own()) == ROOM
     assert rooms.for_followers() == ROOM // 2
     rooms = allowance(7)  # its share is one group, and it began two
-    rooms.own_begins(ROOM)
+    rooms.begin_own_batch(ROOM)
     assert rooms.for_followers() == ROOM - BATCH
-    rooms.own_made()
+    rooms.end_own_group()
     assert rooms.for_followers() == ROOM - 1
 
 
@@ -74,5 +68,5 @@ def test_what_followers_have_leave_for_is_not_for_the_own_generator() -> None:
 def test_with_a_barrier_followers_get_what_a_round_still_lacks() -> None:
     rooms = allowance(1, barrier=True)
     assert rooms.for_followers() == 2
-    rooms.own_begins(1)
+    rooms.begin_own_batch(1)
     assert rooms.for_followers() == 1

@@ -83,7 +83,7 @@ class FakeExchange:
         self.has_first = True
         return (version(self.newest),)  # type: ignore[return-value]
 
-    async def applied(self, report: ApplyReport) -> None:
+    async def report_update(self, report: ApplyReport) -> None:
         self.reports.append(report)
 
     async def wait_capacity(self) -> int:

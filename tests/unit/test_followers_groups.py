@@ -207,7 +207,7 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
             for _ in range(3):
                 credit_ledger.delivered(peer, is_admitted=True)  # as an honest one, before it hangs
         credit_ledger.grant(100)
-        assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and await bench.agent.capacity() == 0
+        assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and bench.agent.capacity() == 0
         loop = asyncio.create_task(credit_loop(bench.agent))
         async with asyncio.timeout(CONFIG.replay.max_age_s):
             assert await bench.agent.wait_capacity() > 0
