@@ -254,7 +254,6 @@ class Daemon(Service):
     def status(self) -> JsonDict:
         """A snapshot for `swarm status` and the simulation."""
         agent = self.agent
-        replay = agent.replay.statistics()
         return {
             "node_id": agent.node_id,
             "name": self.config.name or short(agent.node_id),
@@ -276,8 +275,8 @@ class Daemon(Service):
             "bytes_received": agent.ingest.bytes_received,
             "refusals": {str(reason): count for reason, count in agent.ingest.refusals.items()},
             "evaluations": agent.coordinator_view.evaluations,
-            "replay_groups": replay.num_groups,
-            "replay_bytes": replay.num_bytes,
+            "replay_groups": agent.replay.num_groups,
+            "replay_bytes": agent.replay.num_bytes,
             "num_failures": agent.num_failures,
             "num_events_lost": self.events.num_lost,
             "restarts": {

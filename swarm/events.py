@@ -231,7 +231,7 @@ class GroupsDrawn(Event):
         return cls(
             draw_step=draw.step,
             groups=tuple(GroupUse.of(drawn, policy_id) for drawn in draw.groups),
-            zero_variance=tuple(digest.hex() for digest in draw.zero_variance),
+            zero_variance=tuple(digest.hex() for digest in draw.zero_variance_digests),
             num_zero_variance=draw.num_zero_variance,
             max_age_steps=bounds.max_age_steps,
             max_reuse=bounds.max_reuse,

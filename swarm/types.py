@@ -344,7 +344,7 @@ class StreamFilter:
     """What a subscriber wants besides a holder's own groups with signal."""
 
     relay: bool = False  # notices of groups that other nodes made
-    zero_variance: bool = False  # groups whose rewards are all equal
+    wants_zero_variance: bool = False  # groups whose rewards are all equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -434,9 +434,7 @@ class Draw:
     groups: tuple[DrawnGroup, ...]
     num_zero_variance: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
-    zero_variance: tuple[
-        Digest, ...
-    ] = ()  # those num_zero_variance groups; journalled, so that a restart does not count them again
+    zero_variance_digests: tuple[Digest, ...] = ()  # of those; journalled, so that a restart does not use them again
     baselines: tuple[float, ...] = ()  # reward of the learner's greedy answer to each group's prompt, where wanted
 
 

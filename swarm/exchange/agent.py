@@ -274,7 +274,6 @@ class Agent:
 
     def advert(self) -> Advert:
         """This node's record for the directory."""
-        statistics = self.replay.statistics()
         return Advert(
             node_id=self.node_id,
             run_id=self.config.run_id,
@@ -287,7 +286,7 @@ class Agent:
             reward_mean=self.own_groups.reward_mean.value or 0.0,
             reward_std=self.own_groups.reward_std.value or 0.0,
             correction=Correction.EXACT,
-            held_bytes=statistics.num_bytes,
+            held_bytes=self.replay.num_bytes,
             cursor=self.streams.log_head,
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
         )

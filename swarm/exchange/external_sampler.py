@@ -10,48 +10,24 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from swarm.types import Digest, NodeId
 
 SamplerName = Literal["uniform", "fresh", "effective"]
 
 
-class Eligible(Protocol):
+@dataclass(eq=False, kw_only=True, slots=True)
+class Candidate:
     """One external group as a sampler sees it."""
 
-    @property
-    def digest(self) -> Digest:
-        """Of the group; decides ties."""
-        ...
-
-    @property
-    def source(self) -> NodeId:
-        """Its producer."""
-        ...
-
-    @property
-    def age_steps(self) -> int:
-        """At this draw."""
-        ...
-
-    @property
-    def first_seen_s(self) -> float:
-        """Wall clock."""
-        ...
-
-
-Group = TypeVar("Group", bound=Eligible)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """An `Eligible` on its own, without a buffer around it."""
-
-    digest: Digest
+    digest: Digest  # decides ties
     source: NodeId  # its producer
-    age_steps: int
-    first_seen_s: float
+    age_steps: int  # at this draw
+    first_seen_s: float  # wall clock
+
+
+Group = TypeVar("Group", bound=Candidate)
 
 
 def sample(

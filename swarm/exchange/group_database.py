@@ -157,7 +157,7 @@ class GroupDatabase:
             (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0)
             for position, drawn in enumerate(draw.groups)
         ]
-        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.zero_variance)]
+        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.zero_variance_digests)]
         weights = json.dumps(draw.source_weights)
         with self._transaction(len(weights) + 64 * len(rows)):
             self._connection.execute("DELETE FROM drawn WHERE step = ?", (draw.step,))
@@ -193,7 +193,7 @@ class GroupDatabase:
             if len(groups) < len(with_signal):
                 logger.warning("journalled draw lost a group", extra={"step": step})
                 break
-            zero_variance = tuple(digest for digest, _, _, is_used_up in entries if is_used_up)
+            digests = tuple(digest for digest, _, _, is_used_up in entries if is_used_up)
             source_weights = json.loads(weights)
             draws.append(
                 Draw(
@@ -201,7 +201,7 @@ class GroupDatabase:
                     groups=groups,
                     num_zero_variance=num_zero_variance,
                     source_weights=source_weights,
-                    zero_variance=zero_variance,
+                    zero_variance_digests=digests,
                 )
             )
         return draws

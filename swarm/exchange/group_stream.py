@@ -133,9 +133,8 @@ class GroupStreams:
         Raises:
             Unavailable: the peer's reputation is below the floor; also in the middle of a stream.
         """
-        logger.debug(
-            "peer subscribed", extra={"peer": short(peer), "relay": wanted.relay, "zero_variance": wanted.zero_variance}
-        )
+        extra = {"peer": short(peer), "relay": wanted.relay, "zero_variance": wanted.wants_zero_variance}
+        logger.debug("peer subscribed", extra=extra)
         grew = self._grew if wanted.relay else self._own_grew
         while True:
             self._reputation.require_allowed(peer)
@@ -222,7 +221,7 @@ class GroupStreams:
             return False
         if peer == info.policy_id and info.producer == self._node_id:
             return True
-        if not (info.has_signal or wanted.zero_variance):
+        if not (info.has_signal or wanted.wants_zero_variance):
             return False
         head = self._peers.head_of(info.policy_id)
         return age_steps(info, head) <= self._config.max_age_steps

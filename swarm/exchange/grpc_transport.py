@@ -146,7 +146,7 @@ class GrpcPeer:
         """
         what = f"subscription to {short(self.node_id)}"
         request = pb.SubscribeRequest(
-            cursor=cursor_to_message(cursor), relay=wanted.relay, zero_variance=wanted.zero_variance
+            cursor=cursor_to_message(cursor), relay=wanted.relay, zero_variance=wanted.wants_zero_variance
         )
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
@@ -311,7 +311,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         peer = self._sessions.require(context)
         cursor = cursor_from_message(request.cursor)
         async with self._one_stream(peer):
-            wanted = StreamFilter(relay=request.relay, zero_variance=request.zero_variance)
+            wanted = StreamFilter(relay=request.relay, wants_zero_variance=request.zero_variance)
             items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
             async with aclosing(items):
                 async for item in items:

@@ -9,12 +9,11 @@ Local here are the groups of the node's own lineage, whoever generated them: thi
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.external_sampler import sample
+from swarm.exchange.external_sampler import Candidate, sample
 from swarm.exchange.staleness import age_steps
 from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, ScoredGroup
 
@@ -22,56 +21,17 @@ HeadOf = Callable[[NodeId], PolicyVersion | None]
 ByProducer = dict[NodeId, dict[Digest, "_Entry"]]  # each in order of arrival
 
 
-DROPS: Final = (
-    "zero_variance_external",  # no signal, of another lineage
-    "zero_variance_local",  # no signal, of the own lineage; used up by a draw
-    "too_old",
-    "no_lineage",  # made here with a policy of which nothing is known any more
-    "evicted",  # for a newer group, by the bounds in groups and bytes
-    "surplus",  # more than the draws of one group's life can take of all followers, or of one of several
-    "too_large",
-)
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Entry(Candidate):
+    """A group with what is asked of it again and again: a draw looks at thousands of entries."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayStatistics:
-    """A snapshot of the buffer and its totals since the start."""
-
-    num_local: int
-    num_external: int
-    num_bytes: int
-    fill: float  # of the tighter of both bounds, in [0, 1]
-    dropped: dict[str, int]  # reason -> groups, one of DROPS
-    consumed_ages: dict[int, int]  # age in steps -> groups, at consumption
-
-    @property
-    def num_groups(self) -> int:
-        """Local and external groups held."""
-        return self.num_local + self.num_external
-
-
-@dataclass(slots=True)
-class _Entry:
     scored: ScoredGroup
     is_own_policy: bool
-    uses: int = 0
-    age_steps: int = -1  # as the last draw found it
-    digest: Digest = field(init=False)  # this and what follows: once, a draw looks at thousands of entries
-    source: NodeId = field(init=False)
-    first_seen_s: float = field(init=False)
-    has_signal: bool = field(init=False)
-    policy_id: str = field(init=False)
-    oldest_step: int = field(init=False)
-    newest_step: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.digest = self.scored.digest
-        self.source = self.scored.group.producer
-        self.first_seen_s = self.scored.first_seen_s
-        self.has_signal = self.scored.has_signal
-        self.policy_id = self.scored.group.policy_id
-        self.oldest_step = self.scored.group.oldest_step
-        self.newest_step = self.scored.group.newest_step
+    uses: int
+    has_signal: bool
+    policy_id: str
+    oldest_step: int
+    newest_step: int
 
 
 class ReplayBuffer:
@@ -94,10 +54,9 @@ class ReplayBuffer:
         self._followers: ByProducer = {}  # those of them that other nodes made
         self._external: ByProducer = {}  # of other lineages
         self._all: dict[Digest, _Entry] = {}
-        self._num_bytes = 0
-        self._zero_variance: list[Digest] = []  # used up since the last draw
-        self._dropped: Counter[str] = Counter()
-        self._consumed_ages: Counter[int] = Counter()
+        self.num_bytes = 0  # of the groups held, sealed
+        self._zero_variance_digests: list[Digest] = []  # used up since the last draw
+        self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
 
     # --- filling -------------------------------------------------------------------------------
 
@@ -118,19 +77,6 @@ class ReplayBuffer:
             is_used_up = count >= self._config.max_reuse or is_spent
             if not is_used_up:
                 self._insert(self._entry(scored, count))
-
-    def mark_used(self, draw: Draw) -> None:
-        """Counts a journalled draw that is made again after a restart without a refill (`restore` counts it too)."""
-        for drawn in draw.groups:
-            entry = self._all.get(drawn.scored.digest)
-            if entry is not None:
-                entry.uses = max(entry.uses, drawn.use)
-                if entry.uses >= self._config.max_reuse:
-                    self._remove(entry)
-        for digest in draw.zero_variance:
-            entry = self._all.get(digest)
-            if entry is not None:
-                self._remove(entry)
 
     def limit_age(self, max_age_steps: int | None) -> None:
         """Tightens the age bound (advice, adaptive guard); never above the configured one (None)."""
@@ -156,9 +102,9 @@ class ReplayBuffer:
         return len(self._followers.get(follower, ()))
 
     @property
-    def max_age_steps(self) -> int:
-        """The age bound in force, steps."""
-        return self._max_age_steps
+    def num_groups(self) -> int:
+        """Local and external groups held."""
+        return len(self._all)
 
     @property
     def num_external(self) -> int:
@@ -168,12 +114,7 @@ class ReplayBuffer:
     # --- drawing -------------------------------------------------------------------------------
 
     def draw(
-        self,
-        step: int,
-        head: PolicyVersion,
-        head_of: HeadOf,
-        source_weights: Mapping[NodeId, float],
-        num_external_limit: int | None = None,
+        self, step: int, head: PolicyVersion, head_of: HeadOf, source_weights: Mapping[NodeId, float]
     ) -> Draw | None:
         """The groups of one step, counted as used; None while too few local ones are fresh.
 
@@ -186,22 +127,18 @@ class ReplayBuffer:
             head: newest version of our own lineage.
             head_of: newest signed head known of a lineage.
             source_weights: see `external_sampler.sample`.
-            num_external_limit: lowers J for this draw.
         """
         self._drop_old(head, head_of)
         if len(self._local) < self._config.local_groups:
             return None
-        num_external = self._config.external_groups
-        if num_external_limit is not None:
-            num_external = min(num_external, num_external_limit)
-        external = self._choose_external(num_external, step, source_weights)
+        external = self._choose_external(step, source_weights)
         while len(self._local) >= self._config.local_groups:
             window = list(self._local.values())[: self._config.local_groups]
             with_signal = [entry for entry in window if self._is_wanted(entry)]
             # All rewards equal: every group-relative advantage is zero, so there is nothing to learn from it.
             for entry in window:
                 if not self._is_wanted(entry):
-                    self._zero_variance.append(entry.scored.digest)
+                    self._zero_variance_digests.append(entry.scored.digest)
                     self._drop(entry, "zero_variance_local")
             if with_signal or external:
                 return self._use(step, with_signal + external, source_weights)
@@ -212,9 +149,12 @@ class ReplayBuffer:
     def _is_wanted(self, entry: _Entry) -> bool:
         return entry.has_signal or self._config.keep_zero_variance
 
-    def _choose_external(self, count: int, step: int, source_weights: Mapping[NodeId, float]) -> list[_Entry]:
+    def _choose_external(self, step: int, source_weights: Mapping[NodeId, float]) -> list[_Entry]:
         held = [entry for group in self._external.values() for entry in group.values()]
-        return sample(self._config.sampler, held, count, seed=self._seed, step=step, source_weights=source_weights)
+        config = self._config
+        return sample(
+            config.sampler, held, config.external_groups, seed=self._seed, step=step, source_weights=source_weights
+        )
 
     def _use(self, step: int, entries: list[_Entry], source_weights: Mapping[NodeId, float]) -> Draw:
         groups: list[DrawnGroup] = []
@@ -223,16 +163,15 @@ class ReplayBuffer:
             age = entry.age_steps
             assert 0 <= age <= self._max_age_steps, (age, self._max_age_steps)
             groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses))
-            self._consumed_ages[age] += 1
             if entry.uses >= self._config.max_reuse:
                 self._remove(entry)
-        zero_variance, self._zero_variance = tuple(self._zero_variance), []
+        zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
         return Draw(
             step=step,
             groups=tuple(groups),
-            num_zero_variance=len(zero_variance),
+            num_zero_variance=len(zero_variance_digests),
             source_weights=dict(source_weights),
-            zero_variance=zero_variance,
+            zero_variance_digests=zero_variance_digests,
         )
 
     # --- age and capacity ----------------------------------------------------------------------
@@ -281,24 +220,37 @@ class ReplayBuffer:
     # --- bounds --------------------------------------------------------------------------------
 
     def _entry(self, scored: ScoredGroup, uses: int = 0) -> _Entry:
-        return _Entry(scored=scored, is_own_policy=scored.is_own_policy(self._policy_id), uses=uses)
+        group = scored.group
+        return _Entry(
+            digest=scored.digest,
+            source=group.producer,
+            age_steps=-1,  # until a draw looks at it
+            first_seen_s=scored.first_seen_s,
+            scored=scored,
+            is_own_policy=scored.is_own_policy(self._policy_id),
+            uses=uses,
+            has_signal=scored.has_signal,
+            policy_id=group.policy_id,
+            oldest_step=group.oldest_step,
+            newest_step=group.newest_step,
+        )
 
     def _insert(self, entry: _Entry) -> bool:
         scored = entry.scored
         if scored.digest in self._all:
             return True
         if not entry.is_own_policy and not self._is_wanted(entry):
-            self._dropped["zero_variance_external"] += 1
+            self.num_dropped["zero_variance_external"] += 1
             return False
         if scored.size_bytes > self._max_bytes:
-            self._dropped["too_large"] += 1
+            self.num_dropped["too_large"] += 1
             return False
         self._hold(entry)
         if self._is_main_source(entry):
             self._drop(next(iter(self._followers[entry.source].values())), "surplus")
         while sum(map(len, self._followers.values())) > self._usable(self._config.max_age_steps):
             self._drop(_oldest_of_fullest(self._followers), "surplus")
-        while len(self._all) > self._config.max_groups or self._num_bytes > self._max_bytes:
+        while len(self._all) > self._config.max_groups or self.num_bytes > self._max_bytes:
             self._drop(self._oldest_to_evict(), "evicted")
         return scored.digest in self._all
 
@@ -316,7 +268,7 @@ class ReplayBuffer:
 
     def _drop(self, entry: _Entry, reason: str) -> None:
         self._remove(entry)
-        self._dropped[reason] += 1
+        self.num_dropped[reason] += 1
 
     def _hold(self, entry: _Entry) -> None:
         scored = entry.scored
@@ -326,7 +278,7 @@ class ReplayBuffer:
         if table is not None:
             table.setdefault(scored.group.producer, {})[scored.digest] = entry
         self._all[scored.digest] = entry
-        self._num_bytes += scored.size_bytes
+        self.num_bytes += scored.size_bytes
 
     def _remove(self, entry: _Entry) -> None:
         scored = entry.scored
@@ -338,7 +290,7 @@ class ReplayBuffer:
             if not source:
                 del table[scored.group.producer]
         del self._all[scored.digest]
-        self._num_bytes -= scored.size_bytes
+        self.num_bytes -= scored.size_bytes
 
     def _by_producer(self, entry: _Entry) -> ByProducer | None:
         """The table that counts a group by who made it; None for what this node made of its own lineage."""
@@ -349,18 +301,7 @@ class ReplayBuffer:
     @property
     def fill(self) -> float:
         """Of the tighter of the bounds of groups and bytes, in [0, 1]."""
-        return max(len(self._all) / self._config.max_groups, self._num_bytes / self._max_bytes)
-
-    def statistics(self) -> ReplayStatistics:
-        """How full the buffer is, and what happened to everything that came in."""
-        return ReplayStatistics(
-            num_local=len(self._local),
-            num_external=len(self._all) - len(self._local),
-            num_bytes=self._num_bytes,
-            fill=self.fill,
-            dropped=dict(self._dropped),
-            consumed_ages=dict(sorted(self._consumed_ages.items())),
-        )
+        return max(len(self._all) / self._config.max_groups, self.num_bytes / self._max_bytes)
 
 
 def _oldest_of_fullest(sources: ByProducer) -> _Entry:

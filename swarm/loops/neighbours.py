@@ -118,7 +118,7 @@ class NeighbourStream:
         self._address = address
         replay = agent.config.replay
         # where a step waits for everybody's groups of its round, those without signal are waited for too
-        self._wanted = StreamFilter(relay=relay, zero_variance=replay.keep_zero_variance or replay.barrier)
+        self._wanted = StreamFilter(relay=relay, wants_zero_variance=replay.keep_zero_variance or replay.barrier)
         self._cursors = cursors
         self._rng = rng
         self._backoff = Backoff(rng)

@@ -80,21 +80,21 @@ class ReplayMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(limit=st.one_of(st.none(), st.integers(0, 2)))
-    def draw(self, limit: int | None) -> None:
+    @rule()
+    def draw(self) -> None:
         self.step += 1
-        draws = [b.draw(self.step, self.heads[OWN], self.heads.get, {"p": 0.5}, limit) for b in self.buffers]
+        draws = [b.draw(self.step, self.heads[OWN], self.heads.get, {"p": 0.5}) for b in self.buffers]
         assert draws[0] == draws[1]
         draw = draws[0]
         if draw is None:
             return
-        assert draw.groups and draw.num_zero_variance == len(draw.zero_variance)
+        assert draw.groups and draw.num_zero_variance == len(draw.zero_variance_digests)
         digests = [drawn.scored.digest for drawn in draw.groups]
         assert len(set(digests)) == len(digests)
         num_local = sum(drawn.scored.is_own_policy(OWN) for drawn in draw.groups)
         assert num_local <= self.config.local_groups and len(digests) - num_local <= 2
-        assert not self.zero_variance_seen & set(draw.zero_variance)
-        self.zero_variance_seen |= set(draw.zero_variance)
+        assert not self.zero_variance_seen & set(draw.zero_variance_digests)
+        self.zero_variance_seen |= set(draw.zero_variance_digests)
         for drawn in draw.groups:
             self.uses[drawn.scored.digest] += 1
             assert drawn.use == self.uses[drawn.scored.digest] <= self.config.max_reuse
@@ -108,8 +108,8 @@ class ReplayMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         if not hasattr(self, "buffers"):
             return
-        statistics = self.buffers[0].statistics()
-        assert statistics.num_groups <= self.config.max_groups and statistics.num_bytes <= self.config.max_bytes
+        buffer = self.buffers[0]
+        assert buffer.num_groups <= self.config.max_groups and buffer.num_bytes <= self.config.max_bytes
         capacity = self.buffers[0].capacity(self.heads[OWN].step, running=0)
         assert 0 <= capacity <= (self.config.max_age_steps + 1) * self.config.local_groups
 

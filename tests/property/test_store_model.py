@@ -65,7 +65,7 @@ async def observe(store: GroupStore) -> object:
         await store.journal(0),
         await store.uses(),
         [scored.digest for scored in await store.load_scored(100)],
-        [(draw.step, [drawn.scored.digest for drawn in draw.groups], draw.zero_variance) for draw in draws],
+        [(draw.step, [drawn.scored.digest for drawn in draw.groups], draw.zero_variance_digests) for draw in draws],
     )
 
 
@@ -78,7 +78,9 @@ async def apply(store: GroupStore, operation: tuple) -> object:
             zero_variance: tuple[Digest, ...] = (ENTRIES[7][0].digest,) if 7 in numbers else ()
             groups = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in with_signal)
             return await store.record_draw(
-                Draw(step=step, groups=groups, num_zero_variance=len(zero_variance), zero_variance=zero_variance)
+                Draw(
+                    step=step, groups=groups, num_zero_variance=len(zero_variance), zero_variance_digests=zero_variance
+                )
             )
         case ("abandon", first, last):
             return await store.abandon(first, last)

@@ -54,7 +54,7 @@ async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer
     zero_variance = await held.add(make_group(producer, texts=ZERO_VARIANCE))
     with_signal = await held.add(make_group(producer, task_id=8))
     assert await held.sent(READER.node_id, StreamFilter(relay=True), 1) == [with_signal]
-    assert await held.sent(READER.node_id, StreamFilter(relay=True, zero_variance=True), 2) == [
+    assert await held.sent(READER.node_id, StreamFilter(relay=True, wants_zero_variance=True), 2) == [
         zero_variance,
         with_signal,
     ]

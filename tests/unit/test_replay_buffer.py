@@ -67,19 +67,10 @@ def test_external_groups_join_up_to_their_number_and_never_delay_a_draw() -> Non
     assert draw is not None and sum(not d.scored.is_made_here for d in draw.groups) == 2
 
 
-def test_the_number_of_external_groups_can_be_lowered_for_one_draw() -> None:
-    buffer = make_buffer()
-    for i in range(2):
-        buffer.add(local(i))
-        buffer.add(external(i))
-    draw = buffer.draw(1, at(0), nobody, {}, num_external_limit=0)
-    assert draw is not None and all(d.scored.is_made_here for d in draw.groups)
-
-
 def test_external_groups_without_signal_are_counted_and_not_kept() -> None:
     buffer = make_buffer()
     assert not buffer.add(external(1, rewards=ZERO_VARIANCE))
-    assert buffer.statistics().num_groups == 0 and buffer.statistics().dropped == {"zero_variance_external": 1}
+    assert buffer.num_groups == 0 and buffer.num_dropped == {"zero_variance_external": 1}
 
 
 def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it() -> None:
@@ -90,7 +81,7 @@ def test_local_groups_without_signal_count_toward_the_draw_and_are_named_in_it()
     draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None
     assert [d.scored.digest for d in draw.groups] == [with_signal.digest]
-    assert draw.num_zero_variance == 1 and draw.zero_variance == (zero_variance.digest,)
+    assert draw.num_zero_variance == 1 and draw.zero_variance_digests == (zero_variance.digest,)
 
 
 def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
@@ -99,14 +90,14 @@ def test_a_draw_without_any_signal_is_used_up_and_named_in_the_next() -> None:
     for group in zero_variance:
         buffer.add(group)
     assert buffer.draw(1, at(0), nobody, {}) is None
-    assert buffer.statistics().num_local == 0
+    assert buffer.num_local == 0
     buffer.add(local(8))
     buffer.add(local(9))
     draw = buffer.draw(1, at(0), nobody, {})
     assert (
         draw is not None
         and draw.num_zero_variance == 2
-        and set(draw.zero_variance) == {g.digest for g in zero_variance}
+        and set(draw.zero_variance_digests) == {g.digest for g in zero_variance}
     )
 
 
@@ -117,9 +108,9 @@ def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them
         buffer.add(group)
     assert buffer.add(external(3, rewards=ZERO_VARIANCE))
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and draw.num_zero_variance == 0 and draw.zero_variance == ()
+    assert draw is not None and draw.num_zero_variance == 0 and draw.zero_variance_digests == ()
     assert [d.scored.has_signal for d in draw.groups] == [False, True, False]
-    assert buffer.statistics().dropped == {}
+    assert buffer.num_dropped == {}
 
 
 def test_silent_local_groups_do_not_hold_back_external_signal() -> None:
@@ -137,7 +128,7 @@ def test_a_group_of_exactly_the_greatest_age_is_used_and_one_step_older_is_not()
         buffer.add(local(1, step=0))
         draw = buffer.draw(1, at(head_step), nobody, {})
         assert (draw is not None) is is_used
-    assert buffer.statistics().dropped == {"too_old": 1}
+    assert buffer.num_dropped == {"too_old": 1}
 
 
 def test_external_age_follows_the_producers_head_and_not_ours() -> None:
@@ -157,7 +148,7 @@ def test_a_group_is_not_used_after_its_seconds_whatever_its_steps() -> None:
     buffer.add(local(1))
     clock.advance(10.5)
     assert buffer.draw(1, at(0), nobody, {}) is None
-    assert buffer.statistics().dropped == {"too_old": 1}
+    assert buffer.num_dropped == {"too_old": 1}
 
 
 def test_a_group_is_used_max_reuse_times_and_says_which_use_it_is() -> None:
@@ -174,9 +165,8 @@ def test_a_flood_of_one_source_displaces_its_own_groups_and_never_local_ones() -
     for i in range(100):
         buffer.add(external(i, "flooder"))
     buffer.add(local(2))
-    statistics = buffer.statistics()
-    assert statistics.num_groups == 10 and statistics.num_local == 2 and statistics.dropped["evicted"] == 93
-    draw = buffer.draw(1, at(0), nobody, {}, num_external_limit=0)
+    assert buffer.num_groups == 10 and buffer.num_local == 2 and buffer.num_dropped["evicted"] == 93
+    draw = buffer.draw(1, at(0), nobody, {})
     assert draw is not None
 
 
@@ -185,7 +175,7 @@ def test_the_byte_bound_holds_and_a_group_beyond_it_is_dropped() -> None:
     assert not buffer.add(local(1, size_bytes=2501))
     for i in range(5):
         buffer.add(local(i))
-    assert buffer.statistics().num_bytes == 2000 and buffer.statistics().dropped == {"too_large": 1, "evicted": 3}
+    assert buffer.num_bytes == 2000 and buffer.num_dropped == {"too_large": 1, "evicted": 3}
 
 
 def test_capacity_is_what_can_be_used_before_it_is_too_old() -> None:
@@ -210,13 +200,13 @@ def test_age_zero_is_strictly_on_policy() -> None:
 
 
 def test_a_tightened_age_bound_never_exceeds_the_configured_one() -> None:
-    buffer = make_buffer()
-    buffer.limit_age(1)
-    assert buffer.max_age_steps == 1
-    buffer.limit_age(100)
-    assert buffer.max_age_steps == 4
-    buffer.limit_age(None)
-    assert buffer.max_age_steps == 4
+    buffer = make_buffer(local_groups=1)
+    for limit, bound in ((1, 1), (100, 4), (None, 4)):
+        buffer.limit_age(limit)
+        buffer.add(local(bound))
+        assert buffer.draw(1, at(bound + 1), nobody, {}) is None
+        buffer.add(local(bound))
+        assert buffer.draw(1, at(bound), nobody, {}) is not None
 
 
 def test_a_restart_brings_back_what_was_not_used_up() -> None:
@@ -226,18 +216,6 @@ def test_a_restart_brings_back_what_was_not_used_up() -> None:
     draw = buffer.draw(9, at(0), nobody, {})
     assert draw is not None
     assert [(d.scored.digest, d.use) for d in draw.groups] == [(groups[2].digest, 2), (groups[3].digest, 1)]
-
-
-def test_a_journalled_draw_made_again_counts_once() -> None:
-    first, second = make_buffer(), make_buffer()
-    for i in range(2):
-        first.add(local(i, rewards=[ZERO_VARIANCE, WITH_SIGNAL][i]))
-        second.add(local(i, rewards=[ZERO_VARIANCE, WITH_SIGNAL][i]))
-    draw = first.draw(1, at(0), nobody, {})
-    assert draw is not None
-    second.mark_used(draw)
-    second.mark_used(draw)
-    assert second.statistics().num_groups == 0
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fresh", "effective"])
@@ -253,25 +231,17 @@ def test_two_nodes_with_one_seed_draw_the_same(sampler: str) -> None:
     assert draws[0] == draws[1] and len(set(draws[0])) == 5
 
 
-def test_the_snapshot_counts_ages_at_consumption() -> None:
-    buffer = make_buffer(local_groups=2)
-    buffer.add(local(1, step=1))
-    buffer.add(local(2, step=3))
-    buffer.draw(1, at(3), nobody, {})
-    assert buffer.statistics().consumed_ages == {0: 1, 2: 1}
-
-
 def test_a_limit_of_bytes_tightens_the_bound_and_never_loosens_it() -> None:
     buffer = make_buffer(max_bytes=3000)
     buffer.limit_bytes(2000)
     for i in range(4):
         buffer.add(local(i, size_bytes=1000))
-    assert buffer.statistics().num_bytes == 2000 and buffer.statistics().fill == 1.0
+    assert buffer.num_bytes == 2000 and buffer.fill == 1.0
     assert len(buffer.digests) == 2
     buffer.limit_bytes(10**6)
     for i in range(4, 8):
         buffer.add(local(i, size_bytes=1000))
-    assert buffer.statistics().num_bytes == 3000
+    assert buffer.num_bytes == 3000
 
 
 def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:
@@ -291,7 +261,7 @@ def test_followers_groups_are_counted_when_silent_and_take_up_capacity() -> None
     assert buffer.add(zero_variance) and buffer.add(local(2))
     assert buffer.capacity(0, running=1) == 2 * 2 - 2 - 1
     draw = buffer.draw(1, at(0), nobody, {})
-    assert draw is not None and draw.zero_variance == (zero_variance.digest,) and draw.num_zero_variance == 1
+    assert draw is not None and draw.zero_variance_digests == (zero_variance.digest,) and draw.num_zero_variance == 1
 
 
 def test_the_age_of_a_followers_group_counts_from_our_own_head() -> None:
@@ -309,7 +279,7 @@ def test_followers_cannot_fill_the_buffer_nor_crowd_out_each_other_or_what_was_m
     for task_id in range(20, 40):
         buffer.add(by_follower(task_id, "flood"))
     assert buffer.num_local == 4 + 1 + 2
-    assert buffer.statistics().dropped == {"surplus": 20 - 2}
+    assert buffer.num_dropped == {"surplus": 20 - 2}
     assert by_follower(10, "honest").digest in buffer.digests
 
 

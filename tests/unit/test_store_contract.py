@@ -80,7 +80,7 @@ def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = 
         groups=groups,
         num_zero_variance=len(zero_variance),
         source_weights={"peer": 0.5},
-        zero_variance=zero_variance,
+        zero_variance_digests=zero_variance,
     )
 
 
@@ -195,7 +195,10 @@ async def test_the_journal_gives_back_draws_whole(bench: Bench) -> None:
     rebuilt = await store.draws(1)
     assert [d.step for d in rebuilt] == [1, 2, 3]
     for draw, original in zip(rebuilt, draws, strict=True):
-        assert (draw.num_zero_variance, draw.zero_variance) == (original.num_zero_variance, original.zero_variance)
+        assert (draw.num_zero_variance, draw.zero_variance_digests) == (
+            original.num_zero_variance,
+            original.zero_variance_digests,
+        )
         assert draw.source_weights == original.source_weights
         for mine, other in zip(draw.groups, original.groups, strict=True):
             assert (mine.age_steps, mine.use) == (other.age_steps, other.use)

@@ -82,7 +82,7 @@ class MemoryGroupStore:
 
     async def record_draw(self, draw: Draw) -> None:
         """Journals a draw; the same step again replaces it. Raises StorageFull."""
-        self._prepare(64 * (len(draw.groups) + len(draw.zero_variance)))
+        self._prepare(64 * (len(draw.groups) + len(draw.zero_variance_digests)))
         self._write(draw)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
@@ -105,7 +105,7 @@ class MemoryGroupStore:
         self._prepare(64 * (last_step + 1 - first_step))
         for step in range(first_step, last_step + 1):
             draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
-            self._write(replace(draw, groups=(), zero_variance=_digests_of(draw)))
+            self._write(replace(draw, groups=(), zero_variance_digests=_digests_of(draw)))
 
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn, from the journal."""
@@ -209,4 +209,4 @@ class MemoryGroupStore:
 
 def _digests_of(draw: Draw) -> tuple[Digest, ...]:
     """The groups that a draw used up."""
-    return (*[drawn.scored.digest for drawn in draw.groups], *draw.zero_variance)
+    return (*[drawn.scored.digest for drawn in draw.groups], *draw.zero_variance_digests)
