@@ -6,9 +6,9 @@ bounded.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 10.0
@@ -132,6 +132,8 @@ class TokenBucket:
 class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """A dict of at most `limit` entries in which setting a key makes it the newest and the oldest makes room.
 
+    `setdefault`, `update` and `|=` set keys, too.
+
     Example:
         heads = BoundedTable[NodeId, PolicyVersion](limit=4096)
         heads[peer] = version
@@ -147,6 +149,14 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
         super().__setitem__(key, value)
         if len(self) > self._limit:
             del self[next(iter(self))]
+
+    # dict's own ones would not call `__setitem__`, and so escape the bound
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update
+
+    def __ior__(self, other: Any) -> "BoundedTable[Key, Value]":
+        self.update(other)
+        return self
 
 
 class RateLimiter(Generic[Key]):

@@ -280,22 +280,34 @@ class PeerClient(Protocol):
         ...
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """The peer's groups after `cursor`, as wanted; not reading holds it back. Raises Unavailable when it breaks."""
+        """The peer's groups after `cursor`, as wanted; not reading holds it back. Raises Unavailable when it ends."""
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
+        """One group by digest, resumed where a stream breaks off.
+
+        Raises:
+            NotHeld: the peer lacks it.
+            TooLarge: it says more than `max_bytes`.
+            Unavailable: no whole group with that digest arrived within `timeout_s`.
+        """
         ...
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Manifests that the peer holds of a lineage, then new ones; and credit, where it trains the lineage.
 
-        Nothing in a manifest was checked. Raises NotHeld, Unavailable when it breaks.
+        Nothing in a manifest was checked. Raises NotHeld, Unavailable when it ends.
         """
         ...
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights, at most 1 MiB, whose digest was checked. Raises NotHeld, Unavailable."""
+        """One chunk of weights, at most 1 MiB, that hashes to `digest`.
+
+        Raises:
+            NotHeld: the peer lacks it.
+            Forged: something else arrived.
+            Unavailable: nothing arrived within `timeout_s`.
+        """
         ...
 
     async def close(self) -> None:

@@ -160,7 +160,7 @@ class Admission:
     # --- unread --------------------------------------------------------------------------------------
 
     def _sender_reputation(self, arrival: Arrival) -> Finding:
-        if self._reputation.is_low(arrival.via):
+        if not self._reputation.is_allowed(arrival.via):
             return RefusalReason.LOW_REPUTATION, f"sender {short(arrival.via)} is below the floor"
         return None
 
@@ -198,7 +198,7 @@ class Admission:
         return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._context.node_id else None
 
     def _producer_reputation(self, group: RolloutGroup) -> Finding:
-        if self._reputation.is_low(group.producer):
+        if not self._reputation.is_allowed(group.producer):
             return RefusalReason.LOW_REPUTATION, f"producer {short(group.producer)} is below the floor"
         return None
 

@@ -42,7 +42,7 @@ class DrawJournal:
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
         self._pending: Draw | None = None
-        self._in_hand: frozenset[Digest] = frozenset()
+        self.in_hand: frozenset[Digest] = frozenset()  # groups of a draw that is not yet in the journal
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self.num_local = 0  # groups of the own lineage used up since the process started
@@ -68,11 +68,6 @@ class DrawJournal:
         if not self._config.learner.checkpoint_every:
             return None
         return self._checkpoints[0] if self._checkpoints else 0
-
-    @property
-    def in_hand(self) -> frozenset[Digest]:
-        """Groups taken out of the buffer for a draw that is not yet in the journal."""
-        return self._in_hand
 
     async def draw(self, head: PolicyVersion) -> Draw:
         """The groups of the next step; the same draw again until it was reported."""
@@ -103,11 +98,11 @@ class DrawJournal:
 
     async def _journal(self, draw: Draw) -> None:
         """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""
-        self._in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
+        self.in_hand = frozenset(drawn.scored.digest for drawn in draw.groups)
         try:
             await self._write_once_there_is_room(lambda: self._store.record_draw(draw))
         finally:
-            self._in_hand = frozenset()
+            self.in_hand = frozenset()
 
     async def _write_once_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
         is_logged = False

@@ -181,5 +181,5 @@ class GroupIngest:
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
         """A group that this follower had credit for came, and was admitted or refused."""
-        self._credit_ledger.delivered(producer, is_admitted=is_admitted)
+        self._credit_ledger.record_delivery(producer, is_admitted=is_admitted)
         self._context.changed.fire()

@@ -30,9 +30,10 @@ class _Pending:
 
 
 class SqliteGroupStore:
-    """`GroupStore` in one SQLite file. One thread of its own touches the database, one function per transaction.
+    """`GroupStore` in one SQLite file; what its methods do is said there.
 
-    A transaction is a plain function on that thread, so cancelling a caller can never leave half of it.
+    One thread of its own touches the database, one function per transaction: a transaction is a plain function on that
+    thread, so cancelling a caller can never leave half of it.
 
     Example:
         store = await SqliteGroupStore.open(Path("groups.sqlite"), SystemClock(), max_bytes=2**31)
@@ -87,55 +88,40 @@ class SqliteGroupStore:
         return await entry.result
 
     async def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None."""
         return await self._call(self._database.get, digest)
 
     async def contains(self, digest: Digest) -> bool:
-        """True for groups held and for those deleted within the tombstone horizon."""
         return await self._call(self._database.contains, digest)
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
-        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
         after = cursor.sequence if cursor.epoch == self._database.epoch else 0
         found = await self._call(self._database.since, after, limit, own_only)
         return [(self._cursor(sequence), sealed) for sequence, sealed in found]
 
     async def head(self) -> Cursor:
-        """Position of the newest entry; it never goes back when entries are deleted."""
         return self._cursor(await self._call(self._database.head))
 
     async def record_draw(self, draw: Draw) -> None:
-        """Journals a draw; the same step again replaces it. Raises StorageFull."""
         await self._call(self._database.record_draw, draw)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
-        """Journalled draws from a step on, in order: the groups that were handed out."""
         return await self._call(self._database.journal, from_step)
 
     async def draws(self, from_step: int) -> list[Draw]:
-        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
         return await self._call(self._database.draws, from_step)
 
     async def abandon(self, first_step: int, last_step: int) -> None:
-        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
         await self._call(self._database.abandon, first_step, last_step)
 
     async def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn, from the journal."""
         return await self._call(self._database.uses)
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        """The newest stored groups, oldest first; one that no longer opens is logged and left out."""
         return await self._call(self._database.load_scored, limit)
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
     ) -> int:
-        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many.
-
-        Those of `keep` stay, and those drawn for `keep_from_step` or later. The journal of earlier steps goes with
-        its groups.
-        """
         return await self._call(self._database.forget, before_s, max_bytes, keep_from_step, keep)
 
     async def close(self) -> None:

@@ -125,7 +125,7 @@ class GroupStreams:
         """Of our own groups that are remembered; 0 without any."""
         return min(self._own_steps.values(), default=0)
 
-    # --- asked by peers: ExchangeHandler ---------------------------------------------------------
+    # --- asked by peers: ExchangeHandler, whose docstrings hold ------------------------------------
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Own groups after `cursor`, then live ones; notices of other nodes' groups where the filter asks for them.
@@ -173,11 +173,9 @@ class GroupStreams:
         return sealed
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Held manifests of a lineage, then new ones, and credit for groups of ours: see `WeightServer.watch`."""
         return self._weight_server.watch(peer, policy_id, window)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """A held chunk of weights. Raises NotHeld; Unavailable for a peer of low reputation."""
         return await self._weight_server.chunk(peer, digest)
 
     # --- inside ----------------------------------------------------------------------------------

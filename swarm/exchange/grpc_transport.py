@@ -125,7 +125,10 @@ class GrpcTransport:
 
 
 class GrpcPeer:
-    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`."""
+    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`, where its methods are told.
+
+    Nothing that it returns was opened: signature and content are for admission to check.
+    """
 
     def __init__(self, channel: AuthenticatedChannel, call_timeout_s: float, registry: "set[GrpcPeer]") -> None:
         self._channel = channel
@@ -135,15 +138,9 @@ class GrpcPeer:
 
     @property
     def node_id(self) -> NodeId:
-        """The peer that proved its identity."""
         return self._channel.node_id
 
     async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """The peer's groups after `cursor`, unopened: digest, signature and content are for admission to check.
-
-        Raises:
-            Unavailable: the stream ended, for whatever reason.
-        """
         what = f"subscription to {short(self.node_id)}"
         request = pb.SubscribeRequest(
             cursor=cursor_to_message(cursor), relay=wanted.relay, zero_variance=wanted.wants_zero_variance
@@ -158,12 +155,6 @@ class GrpcPeer:
         raise Unavailable(f"{what}: the peer ended it")
 
     async def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """What the peer holds of a lineage, then what is new; manifests are unopened.
-
-        Raises:
-            NotHeld: it holds nothing of the lineage.
-            Unavailable: the stream ended, for whatever other reason.
-        """
         what = f"watch of {short(policy_id)} at {short(self.node_id)}"
         call = self._stub.Watch(watch_to_message(policy_id, window), metadata=await self._metadata())
         try:
@@ -175,13 +166,6 @@ class GrpcPeer:
         raise Unavailable(f"{what}: the peer ended it")
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights, at most 1 MiB, that hashes to `digest`.
-
-        Raises:
-            NotHeld: the peer lacks it.
-            Forged: something else arrived.
-            Unavailable: nothing arrived within `timeout_s`.
-        """
         what = f"chunk {short(digest)} from {short(self.node_id)}"
         request = pb.FetchChunkRequest(digest=digest)
         try:
@@ -198,13 +182,6 @@ class GrpcPeer:
         return response.data
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """One group by digest, resumed where a stream breaks off.
-
-        Raises:
-            NotHeld: the peer lacks it.
-            TooLarge: it says more than `max_bytes`.
-            Unavailable: no whole group with that digest arrived within `timeout_s`.
-        """
         what = f"fetch of {short(digest)} from {short(self.node_id)}"
         data = bytearray()
         try:
@@ -246,7 +223,6 @@ class GrpcPeer:
         return await self._channel.metadata(self._call_timeout_s)
 
     async def close(self) -> None:
-        """Ends the connection and its streams."""
         self._registry.discard(self)
         await self._channel.close()
 

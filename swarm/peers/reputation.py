@@ -79,7 +79,7 @@ class Reputation:
 
     Example:
         reputation = Reputation(clock, groups_per_minute=600)
-        if reputation.is_low(peer) or not reputation.try_take(peer): ...
+        if not reputation.is_allowed(peer) or not reputation.try_take(peer): ...
         reputation.record_good(peer)
     """
 
@@ -100,19 +100,15 @@ class Reputation:
         elapsed_s = self._clock.monotonic_s() - known.at_s
         return known.score * 0.5 ** (elapsed_s / self._half_life_s)
 
-    def is_low(self, peer: NodeId) -> bool:
-        """True while nothing from this peer is worth any work."""
-        known = self._peers.get(peer)
-        # The stored score comes first, as it is cheap: a low one only rises by itself.
-        return known is not None and known.score < FLOOR and self.score(peer) < FLOOR
-
     def is_allowed(self, peer: NodeId) -> bool:
         """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
-        return not self.is_low(peer)
+        known = self._peers.get(peer)
+        # The stored score comes first, as it is cheap: a low one only rises by itself.
+        return known is None or known.score >= FLOOR or self.score(peer) >= FLOOR
 
     def require_allowed(self, peer: NodeId) -> None:
         """Raises Unavailable while the peer's score is below the floor."""
-        if self.is_low(peer):
+        if not self.is_allowed(peer):
             raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
 
     def try_take(self, peer: NodeId) -> bool:

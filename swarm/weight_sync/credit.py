@@ -42,21 +42,21 @@ class CreditLine:
     window: int  # groups that it wants to have outstanding at a time
     record: GeneratorRecord
     opened_at_s: float  # wall clock
-    granted: int = 0  # groups since the stream was opened
-    expired: int = 0  # of them: not delivered in time
+    num_granted: int = 0  # groups since the stream was opened
+    num_expired: int = 0  # of them: not delivered in time
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
     is_trial: bool = False  # the open grant is one
     is_closed: bool = False  # the stream ended, or the peer opened a newer one
 
     @property
     def num_outstanding(self) -> int:
-        """`granted - delivered - expired`."""
+        """`num_granted - num_delivered - num_expired`."""
         return len(self.outstanding_s)
 
     @property
-    def delivered(self) -> int:
+    def num_delivered(self) -> int:
         """Groups that arrived under this credit, admitted or refused."""
-        return self.granted - self.expired - self.num_outstanding
+        return self.num_granted - self.num_expired - self.num_outstanding
 
     @property
     def wants_more(self) -> bool:
@@ -89,7 +89,7 @@ class CreditLedger:
     Example:
         line = ledger.open(peer, window=8)
         ledger.grant(capacity=20)
-        ledger.delivered(peer, is_admitted=True)
+        ledger.record_delivery(peer, is_admitted=True)
         ledger.close(line)
     """
 
@@ -167,7 +167,7 @@ class CreditLedger:
             record.late_s.popleft()
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
-    def delivered(self, producer: NodeId, *, is_admitted: bool) -> None:
+    def record_delivery(self, producer: NodeId, *, is_admitted: bool) -> None:
         """Settles one grant with a group that arrived. A refused group proves nothing, and may be sent again."""
         record, line = self._record_of(producer), self._lines.get(producer)
         if line is not None and line.outstanding_s:
@@ -195,7 +195,7 @@ class CreditLedger:
             latest_s = now_s - (trial_s if line.is_trial else self._expiry_s)
             while line.outstanding_s and line.outstanding_s[0] < latest_s:
                 line.outstanding_s.popleft()
-                line.expired += 1
+                line.num_expired += 1
                 line.record.max_outstanding = 1
                 self._add_late(line.record, 1)
                 self._end_turn(line)
@@ -222,13 +222,13 @@ class CreditLedger:
     def status(self) -> JsonDict:
         """Groups granted, delivered and expired on the open stream of each follower."""
         return {
-            peer: {"granted": line.granted, "delivered": line.delivered, "expired": line.expired}
+            peer: {"granted": line.num_granted, "delivered": line.num_delivered, "expired": line.num_expired}
             for peer, line in sorted(self._lines.items())
         }
 
     def _grant(self, line: CreditLine, count: int) -> None:
         if count > 0:
-            line.granted += count
+            line.num_granted += count
             line.outstanding_s.extend([self._clock.monotonic_s()] * count)
             self._lines.move_to_end(line.peer)
 

@@ -140,7 +140,7 @@ class WeightServer:
         if not line.window or head_step is None:
             return None
         self._credit_ledger.grant(self._capacity())
-        return Credit(head_step=head_step, granted=line.granted)
+        return Credit(head_step=head_step, granted=line.num_granted)
 
     def _has_news(self, line: CreditLine, policy_id: str, number: int, sent: Credit | None) -> bool:
         if line.is_closed or not self._reputation.is_allowed(line.peer):

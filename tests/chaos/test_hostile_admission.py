@@ -566,7 +566,7 @@ async def test_a_relay_cannot_burn_an_honest_producer() -> None:
     for number in range(20):
         broken = replace(genuine, body=genuine.body + bytes([number]))
         await gate.admission.admit(broken, HOSTILE.node_id)
-    assert gate.reputation.is_low(HOSTILE.node_id) and gate.reputation.score(HONEST.node_id) == 0.0
+    assert not gate.reputation.is_allowed(HOSTILE.node_id) and gate.reputation.score(HONEST.node_id) == 0.0
     assert isinstance(await gate.admission.admit(genuine, HONEST.node_id), ScoredGroup)
 
 
@@ -576,7 +576,7 @@ async def test_a_sender_of_liars_with_fresh_identities_is_found_out() -> None:
         liar = make_identity(1000 + number)
         group = on_first_rollout(claimed_reward=0.3)(make_group(liar.node_id, task_id=number))
         await gate.admission.admit(make_sealed(group, liar), HOSTILE.node_id)
-    assert gate.reputation.is_low(HOSTILE.node_id)
+    assert not gate.reputation.is_allowed(HOSTILE.node_id)
     assert gate.verifier.num_scored < 15
     await gate.expect_good()
 

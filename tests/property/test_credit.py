@@ -62,14 +62,14 @@ class CreditMachine(RuleBasedStateMachine):
     def deliver(self, peer: str, is_admitted: bool) -> None:
         before = self.credit_ledger.num_outstanding
         is_expected = self.credit_ledger.is_expected(peer, 0)
-        self.credit_ledger.delivered(peer, is_admitted=is_admitted)
+        self.credit_ledger.record_delivery(peer, is_admitted=is_admitted)
         assert is_expected or self.credit_ledger.num_outstanding == before
 
     @rule(capacity=st.integers(0, 20))
     def grant(self, capacity: int) -> None:
-        before = {line: (line.granted, line.is_trial) for line in self.lines.values()}
+        before = {line: (line.num_granted, line.is_trial) for line in self.lines.values()}
         self.credit_ledger.grant(capacity)
-        served = [line for line, (before_total, _) in before.items() if line.granted > before_total]
+        served = [line for line, (before_total, _) in before.items() if line.num_granted > before_total]
         if any(not line.is_trial for line in served):
             assert self.credit_ledger.num_outstanding <= capacity
         proven = [line for line in before if line.record.is_proven]
@@ -89,9 +89,10 @@ class CreditMachine(RuleBasedStateMachine):
         for line in self.lines.values():
             assert 0 <= line.num_outstanding <= line.window <= MAX_WINDOW
             assert len(line.record.late_s) <= MAX_WINDOW
-            assert line.granted >= self.totals.get(line, 0)
-            assert line.granted - line.delivered - line.expired == line.num_outstanding and line.delivered >= 0
-            self.totals[line] = line.granted
+            assert line.num_granted >= self.totals.get(line, 0)
+            assert line.num_granted - line.num_delivered - line.num_expired == line.num_outstanding
+            assert line.num_delivered >= 0
+            self.totals[line] = line.num_granted
 
     @invariant()
     def the_sum_is_that_of_the_watches(self) -> None:
@@ -114,7 +115,7 @@ def test_credit_differs_by_at_most_one_among_followers_that_want_enough(
     outstanding = [line.num_outstanding for line in lines]
     assert sum(outstanding) == capacity and max(outstanding) - min(outstanding) <= 1
     for number in deliveries:
-        credit_ledger.delivered(PEERS[number % count], is_admitted=True)
+        credit_ledger.record_delivery(PEERS[number % count], is_admitted=True)
         credit_ledger.grant(capacity)
         assert credit_ledger.num_outstanding == capacity
 
@@ -127,10 +128,10 @@ def test_in_rounds_everybody_gets_the_same_whatever_its_window(count: int, capac
     for line in lines:
         line.record.max_outstanding = 60
     credit_ledger.grant(capacity)
-    shares = {line.granted for line in lines}
+    shares = {line.num_granted for line in lines}
     assert len(shares) == 1 and capacity <= credit_ledger.num_outstanding < capacity + count
     credit_ledger.grant(capacity)
-    assert {line.granted for line in lines} == shares
+    assert {line.num_granted for line in lines} == shares
 
 
 def test_in_rounds_a_newcomer_gets_one_however_often_credit_is_granted() -> None:
@@ -138,7 +139,7 @@ def test_in_rounds_a_newcomer_gets_one_however_often_credit_is_granted() -> None
     newcomer = credit_ledger.open("new", window=8)
     for _ in range(3):
         credit_ledger.grant(8)
-    assert newcomer.granted == 1
+    assert newcomer.num_granted == 1
 
 
 def test_a_slow_follower_does_not_starve_a_fast_one() -> None:
@@ -148,8 +149,8 @@ def test_a_slow_follower_does_not_starve_a_fast_one() -> None:
     fast = credit_ledger.open("fast", window=8)
     for _ in range(50):
         credit_ledger.grant(10)
-        credit_ledger.delivered("fast", is_admitted=True)
-    assert fast.granted >= 50 and slow.granted == 8
+        credit_ledger.record_delivery("fast", is_admitted=True)
+    assert fast.num_granted >= 50 and slow.num_granted == 8
 
 
 def test_a_fast_follower_does_not_starve_a_slow_one() -> None:
@@ -158,10 +159,10 @@ def test_a_fast_follower_does_not_starve_a_slow_one() -> None:
     slow = proven(credit_ledger, "slow", window=8)
     for turn in range(100):
         credit_ledger.grant(4)  # scarce
-        credit_ledger.delivered("fast", is_admitted=True)
+        credit_ledger.record_delivery("fast", is_admitted=True)
         if turn % 10 == 0:
-            credit_ledger.delivered("slow", is_admitted=True)
-    assert slow.delivered == 10
+            credit_ledger.record_delivery("slow", is_admitted=True)
+    assert slow.num_delivered == 10
 
 
 def test_who_delivers_at_once_does_not_take_all_capacity_while_its_groups_wait() -> None:
@@ -171,7 +172,7 @@ def test_who_delivers_at_once_does_not_take_all_capacity_while_its_groups_wait()
     for _ in range(8):
         credit_ledger.grant(credit_ledger.num_outstanding + 1)
         if flood.num_outstanding:
-            credit_ledger.delivered("flood", is_admitted=True)
+            credit_ledger.record_delivery("flood", is_admitted=True)
             waiting["flood"] += 1
     assert honest.num_outstanding == waiting["flood"] == 4
 
@@ -183,11 +184,11 @@ def test_followers_that_hang_get_one_at_a_time_and_leave_the_capacity_to_others(
     credit_ledger.grant(20)
     newcomer = proven(credit_ledger, "d", window=8)
     credit_ledger.grant(20)
-    assert newcomer.granted == 0  # no capacity: everything is outstanding
+    assert newcomer.num_granted == 0  # no capacity: everything is outstanding
     clock.advance(EXPIRY_S + 1)
     credit_ledger.grant(20)
-    assert newcomer.granted == 8 and [line.num_outstanding for line in hanging] == [1, 1, 1]
-    credit_ledger.delivered("a", is_admitted=True)
+    assert newcomer.num_granted == 8 and [line.num_outstanding for line in hanging] == [1, 1, 1]
+    credit_ledger.record_delivery("a", is_admitted=True)
     credit_ledger.grant(20)
     assert hanging[0].num_outstanding == 2  # it lives
 
@@ -201,9 +202,9 @@ def test_identities_that_bring_nothing_take_no_capacity_from_those_who_deliver()
         credit_ledger.grant(20)
         assert honest.num_outstanding == credit_ledger.num_outstanding == 8
         assert sum(line.num_outstanding for line in idle) == 20 // GROUPS_PER_TRIAL
-        credit_ledger.delivered("honest", is_admitted=True)
+        credit_ledger.record_delivery("honest", is_admitted=True)
         clock.advance(1.0)
-    assert honest.delivered == 100
+    assert honest.num_delivered == 100
 
 
 def test_a_newcomer_is_tried_in_turn_beside_idle_ones_however_small_the_capacity() -> None:
@@ -213,13 +214,13 @@ def test_a_newcomer_is_tried_in_turn_beside_idle_ones_however_small_the_capacity
         credit_ledger.open(f"idle {number}", window=8)
     newcomer = credit_ledger.open("new", window=8)
     num_turns = 0
-    while newcomer.granted == 0:
+    while newcomer.num_granted == 0:
         credit_ledger.grant(1)
         clock.advance(TRIAL_S + 1)
         credit_ledger.open(f"idle {40 + num_turns}", window=8)  # more of them come all the time
         num_turns += 1
     assert num_turns == 41
-    credit_ledger.delivered("new", is_admitted=True)
+    credit_ledger.record_delivery("new", is_admitted=True)
     for capacity in range(1, 8):
         credit_ledger.grant(capacity)
     assert newcomer.num_outstanding == 2, "one of those who deliver"
@@ -235,10 +236,10 @@ def test_a_trial_that_takes_longer_than_its_turn_proves_as_much_when_it_comes() 
     other = credit_ledger.open("other", window=8)
     assert credit_ledger.next_expiry_in_s <= TRIAL_S
     credit_ledger.grant(1)
-    assert other.granted == 1 and slow.num_outstanding == 0
+    assert other.num_granted == 1 and slow.num_outstanding == 0
     clock.advance(TRIAL_S / 2)
     assert credit_ledger.is_expected("slow", 0) and not credit_ledger.is_expected("slow", 1)
-    credit_ledger.delivered("slow", is_admitted=True)
+    credit_ledger.record_delivery("slow", is_admitted=True)
     credit_ledger.grant(2)
     assert slow.num_outstanding == 2
 
@@ -248,9 +249,9 @@ def test_who_brings_what_is_refused_waits_for_its_next_trial_behind_the_others()
     credit_ledger.open("bad", window=8)
     credit_ledger.grant(1)
     newcomer = credit_ledger.open("new", window=8)
-    credit_ledger.delivered("bad", is_admitted=False)
+    credit_ledger.record_delivery("bad", is_admitted=False)
     credit_ledger.grant(1)
-    assert newcomer.granted == 1
+    assert newcomer.num_granted == 1
 
 
 def test_a_group_now_and_then_does_not_hold_a_whole_window_for_good() -> None:
@@ -262,7 +263,7 @@ def test_a_group_now_and_then_does_not_hold_a_whole_window_for_good() -> None:
         credit_ledger.grant(20)
         held.append(line.num_outstanding)
         clock.advance(0.9 * EXPIRY_S)
-        credit_ledger.delivered("a", is_admitted=True)
+        credit_ledger.record_delivery("a", is_admitted=True)
     assert held.count(8) < len(held) / 2 and held.count(1) > 2
 
 
@@ -273,13 +274,13 @@ def test_a_newcomer_gets_one_group_and_twice_as_many_with_each_that_is_admitted(
     for _ in range(5):
         credit_ledger.grant(1000)
         outstanding.append(line.num_outstanding)
-        credit_ledger.delivered("a", is_admitted=True)
+        credit_ledger.record_delivery("a", is_admitted=True)
     assert outstanding == [1, 2, 4, 8, 8], "at most what the trainer allows anybody"
     refused = credit_ledger.open("b", window=8)
     for _ in range(5):
         credit_ledger.grant(1000)
-        credit_ledger.delivered("b", is_admitted=False)
-    assert refused.num_outstanding == 0 and refused.granted == 5
+        credit_ledger.record_delivery("b", is_admitted=False)
+    assert refused.num_outstanding == 0 and refused.num_granted == 5
 
 
 def test_who_hangs_is_not_trusted_again_because_it_opens_a_new_stream() -> None:
@@ -292,14 +293,14 @@ def test_who_hangs_is_not_trusted_again_because_it_opens_a_new_stream() -> None:
     credit_ledger.close(first)
     second = credit_ledger.open("a", window=8)
     credit_ledger.grant(8)
-    assert second.granted == 1
+    assert second.num_granted == 1
     for _ in range(3):
-        credit_ledger.delivered("a", is_admitted=True)
+        credit_ledger.record_delivery("a", is_admitted=True)
         credit_ledger.grant(8)
     credit_ledger.close(second)
     third = credit_ledger.open("a", window=8)
     credit_ledger.grant(8)
-    assert third.granted == 8, "nor is who delivers forgotten"
+    assert third.num_granted == 8, "nor is who delivers forgotten"
 
 
 def test_what_was_begun_under_an_earlier_stream_or_expired_may_still_come_for_a_while() -> None:
@@ -310,7 +311,7 @@ def test_what_was_begun_under_an_earlier_stream_or_expired_may_still_come_for_a_
     credit_ledger.grant(4)
     credit_ledger.close(first)
     assert credit_ledger.is_expected("a", 3) and not credit_ledger.is_expected("a", 4)
-    credit_ledger.delivered("a", is_admitted=True)
+    credit_ledger.record_delivery("a", is_admitted=True)
     assert credit_ledger.is_expected("a", 2) and not credit_ledger.is_expected("a", 3)
     clock.advance(MAX_AGE_S + 1)
     assert not credit_ledger.is_expected("a", 0), "it would be too old"
@@ -351,14 +352,14 @@ def test_a_peer_that_opens_a_new_stream_has_one_record() -> None:
     assert first.is_closed and credit_ledger.num_outstanding == 0
     credit_ledger.grant(10)
     credit_ledger.close(first)  # its stream ends late
-    assert second.granted == 2 and credit_ledger.num_outstanding == 2 and credit_ledger.followers == {"a"}
+    assert second.num_granted == 2 and credit_ledger.num_outstanding == 2 and credit_ledger.followers == {"a"}
 
 
 def test_who_asks_for_none_gets_none() -> None:
     credit_ledger = credit_ledger_of(ManualClock())
     line = credit_ledger.open("a", window=0)
     credit_ledger.grant(10)
-    assert line.granted == 0 and not credit_ledger.followers
+    assert line.num_granted == 0 and not credit_ledger.followers
 
 
 @settings(deadline=None)

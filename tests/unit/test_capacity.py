@@ -32,7 +32,7 @@ def allowance(
     credit_ledger = CreditLedger(clock, replay.max_age_s, max_window=4)
     for number in range(num_followers):
         credit_ledger.open(f"follower {number}", window=4)
-        credit_ledger.delivered(
+        credit_ledger.record_delivery(
             f"follower {number}", is_admitted=True
         )  # it delivers: what it has credit for takes up room
     credit_ledger.grant(num_given)

@@ -86,6 +86,15 @@ def test_a_table_forgets_the_entry_that_was_set_longest_ago() -> None:
     assert table == {"peer 3": 3, "peer 4": 4, "peer 0": 4} and list(table)[-1] == "peer 0"
 
 
+def test_no_way_of_setting_an_entry_escapes_the_bound_of_a_table() -> None:
+    table = BoundedTable[str, int](limit=2)
+    table.update(a=1, b=2, c=3)
+    assert table == {"b": 2, "c": 3}
+    assert (table.setdefault("b", 7), table.setdefault("d", 4)) == (2, 4) and table == {"c": 3, "d": 4}
+    table |= {"e": 5, "f": 6, "g": 7}
+    assert type(table) is BoundedTable and table == {"f": 6, "g": 7}
+
+
 def test_a_running_mean_begins_with_its_first_value() -> None:
     mean = RunningMean(memory=0.75)
     assert mean.value is None

@@ -192,7 +192,7 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_uses_no_credi
         for group, num_delivered in ((old, 0), (replace(by_follower(2, 0), created_at_s=bench.clock.now_s()), 1)):
             refused = await bench.agent.ingest.receive(make_sealed(group, FOLLOWER), via=FOLLOWER.node_id)
             assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_OLD
-            assert line.delivered == num_delivered
+            assert line.num_delivered == num_delivered
 
     run_virtual(run())
 
@@ -205,7 +205,7 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
         for peer in ("a", "b"):
             credit_ledger.open(peer, window=65536)
             for _ in range(3):
-                credit_ledger.delivered(peer, is_admitted=True)  # as an honest one, before it hangs
+                credit_ledger.record_delivery(peer, is_admitted=True)  # as an honest one, before it hangs
         credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and bench.agent.capacity() == 0
         loop = asyncio.create_task(credit_loop(bench.agent))

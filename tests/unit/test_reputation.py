@@ -24,18 +24,18 @@ def make_reputation(groups_per_minute: int = 60, max_peers: int = 100) -> tuple[
 
 def test_an_unknown_peer_is_neither_good_nor_bad() -> None:
     reputation, _ = make_reputation()
-    assert reputation.score("unknown") == 0.0 and not reputation.is_low("unknown") and len(reputation) == 0
+    assert reputation.score("unknown") == 0.0 and reputation.is_allowed("unknown") and len(reputation) == 0
 
 
 def test_three_false_rewards_make_a_producer_low_until_it_decays() -> None:
     reputation, clock = make_reputation()
     for _ in range(2):
         reputation.record_refused(RefusalReason.FALSE_REWARD, "liar", "liar")
-    assert not reputation.is_low("liar")
+    assert reputation.is_allowed("liar")
     reputation.record_refused(RefusalReason.FALSE_REWARD, "liar", "liar")
-    assert reputation.is_low("liar")
+    assert not reputation.is_allowed("liar")
     clock.advance(100.0)
-    assert not reputation.is_low("liar") and reputation.score("liar") == -6.0
+    assert reputation.is_allowed("liar") and reputation.score("liar") == -6.0
 
 
 def test_innocent_refusals_cost_nothing() -> None:
@@ -50,7 +50,7 @@ def test_a_bad_signature_is_charged_to_the_sender_and_never_to_the_name_on_it() 
     reputation, _ = make_reputation()
     for reason in (RefusalReason.WRONG_SIGNATURE, RefusalReason.WRONG_DIGEST, RefusalReason.FORGED_PRODUCER):
         reputation.record_refused(reason, "sender", "victim")
-    assert reputation.is_low("sender") and reputation.score("victim") == 0.0
+    assert not reputation.is_allowed("sender") and reputation.score("victim") == 0.0
 
 
 def test_a_relay_pays_a_share_of_provable_lies_and_none_of_what_honest_nodes_may_disagree_on() -> None:
@@ -74,7 +74,7 @@ def test_blame_is_bounded_so_that_recovery_is_too() -> None:
         reputation.record_refused(RefusalReason.MALFORMED, "flooder", None)
     assert reputation.score("flooder") == 2 * FLOOR
     clock.advance(101.0)
-    assert not reputation.is_low("flooder")
+    assert reputation.is_allowed("flooder")
 
 
 def test_a_quota_is_used_up_and_refills_with_time() -> None:
@@ -91,4 +91,4 @@ def test_the_table_is_bounded_and_fresh_identities_do_not_wash_a_guilty_one_clea
         reputation.record_refused(RefusalReason.FALSE_REWARD, "liar", "liar")
     for number in range(5000):
         reputation.try_take(f"sybil {number}")
-    assert len(reputation) == 100 and reputation.is_low("liar")
+    assert len(reputation) == 100 and not reputation.is_allowed("liar")
