@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -96,24 +96,25 @@ class CoordinatorCore:
                 await self.store.add_advice(changes)
         return self.advisor.advice(node_id, self.membership.lease_s)
 
-    async def record_version(self, node_id: NodeId, version: PolicyVersion) -> LedgerAnswer:
-        """Adds a version of the node's own lineage; it is durable when this returns.
+    async def record_versions(self, node_id: NodeId, versions: Sequence[PolicyVersion]) -> list[LedgerAnswer]:
+        """Adds versions of the node's own lineage, in their order; they are durable when this returns.
 
         Raises:
-            StorageFull: it could not be written and is not in the ledger.
+            StorageFull: they could not be written, and none of them is in the ledger.
         """
         async with self._writing:
-            answer = self.ledger.judge(node_id, version, self.clock.now_s())
-            if answer.entry is not None:
-                await self.store.add_version(answer.entry)  # durable before anybody can read it here
-            self.ledger.apply(version, answer)
-            if answer.entry is not None and not answer.entry.is_rewind:
-                self.num_versions += 1
-                self.watches.offer(version)
-        if not answer.accepted:
-            self.num_refused_versions += 1
-            logger.info("version refused", extra={"node": short(node_id), "reason": answer.reason})
-        return answer
+            judgement = self.ledger.judge(node_id, versions, self.clock.now_s())
+            await self.store.add_versions(judgement.entries)  # durable before anybody can read them here
+            self.ledger.apply(node_id, judgement)
+            for entry in judgement.entries:
+                if not entry.is_rewind:
+                    self.num_versions += 1
+                    self.watches.offer(entry.version)
+        for answer in judgement.answers:
+            if not answer.accepted:
+                self.num_refused_versions += 1
+                logger.info("version refused", extra={"node": short(node_id), "reason": answer.reason})
+        return judgement.answers
 
     async def watch_versions(self, node_id: NodeId, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
         """Head of a lineage, then each new one: only versions that are durable.

@@ -11,7 +11,8 @@ and what it replaces remains in the history under the old branch number. Another
 step without a rewind is a *fork* and is refused.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from swarm.types import NodeId, PolicyVersion, short
@@ -55,73 +56,112 @@ class LedgerLineage:
         head = self.versions.head
         return -1 if head is None else head.step
 
-
-@dataclass(slots=True)
-class Ledger:
-    """The lineages of one run.
-
-    A version is judged, stored by the caller, and only then applied, so that the ledger holds nothing that a crash
-    could undo.
-
-    Example:
-        answer = ledger.judge(node_id, version, now_s=clock.now_s())
-        if answer.entry is not None:
-            await store.add_version(answer.entry)
-        ledger.apply(version, answer)
-    """
-
-    max_lineages: int = MAX_LINEAGES
-    max_versions: int = MAX_VERSIONS  # newest steps of a lineage to which a node may still rewind
-    lineages: dict[str, LedgerLineage] = field(default_factory=dict[str, LedgerLineage])  # by policy id
-
     def judge(self, owner: NodeId, version: PolicyVersion, now_s: float) -> LedgerAnswer:
-        """What becomes of a version; changes nothing.
-
-        Args:
-            owner: the node that proved its identity.
-            version: what it says exists; the digest must be known.
-            now_s: wall clock.
-        """
+        """What becomes of a version; changes nothing."""
         if version.policy_id != owner:
             return _refuse(f"lineage {short(version.policy_id)} does not belong to node {short(owner)}")
         if len(version.digest) != 32:
             return _refuse(f"step {version.step}: digest of {len(version.digest)} bytes, expected 32")
         if version.step < 0:
             return _refuse(f"step {version.step} is negative")
-        lineage = self.lineages.get(owner)
-        if lineage is None:
-            if len(self.lineages) >= self.max_lineages:
-                return _refuse(f"the ledger holds {self.max_lineages} lineages; no room for another")
-            return LedgerAnswer(accepted=True, entry=LedgerEntry(version=version, branch=0, parent=-1, at_s=now_s))
-        parent = lineage.resumed_at
-        if lineage.versions.status(version) is VersionStatus.CURRENT:
+        parent = self.resumed_at
+        if self.versions.status(version) is VersionStatus.CURRENT:
             if version.step >= parent:  # a retry, or a step made again with the same result
                 return LedgerAnswer(accepted=True, reason="already recorded")
-            entry = LedgerEntry(version=version, branch=lineage.branch, parent=parent, at_s=now_s, is_rewind=True)
+            entry = LedgerEntry(version=version, branch=self.branch, parent=parent, at_s=now_s, is_rewind=True)
             return LedgerAnswer(accepted=True, reason=f"rewind from step {parent} to {version.step}", entry=entry)
         if version.step > parent:
-            branch = lineage.branch + (lineage.head_step > parent)
-            entry = LedgerEntry(version=version, branch=branch, parent=parent, at_s=now_s)
-            return LedgerAnswer(accepted=True, entry=entry)
-        known = lineage.versions.at(version.step)
+            branch = self.branch + (self.head_step > parent)
+            return LedgerAnswer(
+                accepted=True, entry=LedgerEntry(version=version, branch=branch, parent=parent, at_s=now_s)
+            )
+        known = self.versions.at(version.step)
         if known is None:
-            return _refuse(f"going back: step {version.step} was never recorded and the head is {lineage.head_step}")
+            return _refuse(f"going back: step {version.step} was never recorded and the head is {self.head_step}")
         return _refuse(
             f"fork: step {version.step} is recorded with digest {short(known.digest)}, not {short(version.digest)}; "
             "after a restart record the version resumed from first"
         )
 
     def apply(self, version: PolicyVersion, answer: LedgerAnswer) -> None:
-        """Takes a judged version, whose entry is durable; no other version of its lineage was applied meanwhile."""
+        """Takes a judged version."""
         if answer.entry is not None:
-            self._apply(answer.entry)
+            self.add(answer.entry)
         elif answer.accepted:
-            self.lineages[version.policy_id].resumed_at = version.step
+            self.resumed_at = version.step
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Takes a line of the history."""
+        self.resumed_at = entry.version.step
+        if entry.is_rewind:
+            self.num_rewinds += 1
+            return
+        self.versions.rewind(entry.parent)
+        self.versions.record(entry.version)
+        self.branch = entry.branch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """The answers to versions that were handed in together, and the lineage once they are in."""
+
+    answers: list[LedgerAnswer]  # one for each, in their order
+    lineage: LedgerLineage
+
+    @property
+    def entries(self) -> list[LedgerEntry]:
+        """What is to be stored, in this order."""
+        return [answer.entry for answer in self.answers if answer.entry is not None]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The lineages of one run.
+
+    Versions are judged, stored by the caller, and only then applied, so that the ledger holds nothing that a crash
+    could undo.
+
+    Example:
+        judgement = ledger.judge(node_id, versions, now_s=clock.now_s())
+        await store.add_versions(judgement.entries)
+        ledger.apply(node_id, judgement)
+    """
+
+    max_lineages: int = MAX_LINEAGES
+    max_versions: int = MAX_VERSIONS  # newest steps of a lineage to which a node may still rewind
+    lineages: dict[str, LedgerLineage] = field(default_factory=dict[str, LedgerLineage])  # by policy id
+
+    def judge(self, owner: NodeId, versions: Sequence[PolicyVersion], now_s: float) -> Judgement:
+        """What becomes of versions that are recorded in this order; changes nothing.
+
+        Args:
+            owner: the node that proved its identity.
+            versions: what it says exists; the digests must be known.
+            now_s: wall clock.
+        """
+        known = self.lineages.get(owner)
+        lineage = self._new_lineage() if known is None else replace(known, versions=known.versions.copy())
+        if known is None and len(self.lineages) >= self.max_lineages:
+            full = _refuse(f"the ledger holds {self.max_lineages} lineages; no room for another")
+            return Judgement(answers=[full] * len(versions), lineage=lineage)
+        answers: list[LedgerAnswer] = []
+        for version in versions:  # each as if those before it were already in
+            answers.append(lineage.judge(owner, version, now_s))
+            lineage.apply(version, answers[-1])
+        return Judgement(answers=answers, lineage=lineage)
+
+    def apply(self, owner: NodeId, judgement: Judgement) -> None:
+        """Takes what was judged and is durable; nothing else of this lineage was applied meanwhile."""
+        if len(judgement.lineage.versions):  # what is refused must not begin a lineage
+            self.lineages[owner] = judgement.lineage
 
     def restore(self, entries: list[LedgerEntry]) -> None:
         """Rebuilds the lineages from stored entries, in the order in which they were accepted."""
         for entry in entries:
-            self._apply(entry)
+            policy_id = entry.version.policy_id
+            if policy_id not in self.lineages:
+                self.lineages[policy_id] = self._new_lineage()
+            self.lineages[policy_id].add(entry)
 
     def head(self, policy_id: str) -> PolicyVersion | None:
         """Newest version of the present branch."""
@@ -133,19 +173,9 @@ class Ledger:
         lineage = self.lineages.get(policy_id)
         return [] if lineage is None else lineage.versions.after(after_step, limit)
 
-    def _apply(self, entry: LedgerEntry) -> None:
-        lineage = self.lineages.get(entry.version.policy_id)
-        if lineage is None:
-            # Abandoned branches are in the store, of as many lineages as there are: none are kept in memory.
-            versions = VersionHistory(self.max_versions, max_abandoned=0)
-            lineage = self.lineages[entry.version.policy_id] = LedgerLineage(versions)
-        lineage.resumed_at = entry.version.step
-        if entry.is_rewind:
-            lineage.num_rewinds += 1
-            return
-        lineage.versions.rewind(entry.parent)
-        lineage.versions.record(entry.version)
-        lineage.branch = entry.branch
+    def _new_lineage(self) -> LedgerLineage:
+        # Abandoned branches are in the store, of as many lineages as there are: none are kept in memory.
+        return LedgerLineage(VersionHistory(self.max_versions, max_abandoned=0))
 
 
 def _refuse(reason: str) -> LedgerAnswer:

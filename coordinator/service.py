@@ -15,6 +15,7 @@ from coordinator.head_watches import WATCHES_TOTAL
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
+from swarm.version_history import MAX_RECORDED
 from swarm.wire.grpc_errors import rpc
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
@@ -64,20 +65,20 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         add: Any = pb_grpc.add_CoordinatorServiceServicer_to_server
         add(self, server)
 
-    def _caller(self, context: Context) -> NodeId:
+    def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
         """Who calls, within its rate. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
-        self._count_call(node_id)
+        self._count_calls(node_id, num_calls)
         return node_id
 
-    def _count_call(self, client: str) -> None:
-        if not self._calls.spend(client, self._core.clock.monotonic_s()):
+    def _count_calls(self, client: str, num_calls: int = 1) -> None:
+        if not self._calls.spend(client, self._core.clock.monotonic_s(), num_calls):
             raise TooLarge(f"more than {CALLS_PER_S:.0f} calls a second; slow down")
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, for anybody who has the link."""
-        self._count_call(context.peer().rpartition(":")[0])
+        self._count_calls(context.peer().rpartition(":")[0])
         data, signature, public_key = self._manifest
         return pb.GetManifestResponse(
             public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
@@ -93,14 +94,19 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         return advice_to_message(await _complete(self._core.heartbeat(node_id, report)))
 
     @rpc
-    async def RecordVersion(self, request: pb.RecordVersionRequest, context: Context) -> Any:
-        """Adds a version of the caller's lineage."""
-        node_id = self._caller(context)
-        version = version_or_none(request.version)
-        if version is None:
+    async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:
+        """Adds versions of the caller's lineage; each counts as a call, so that no node fills the ledger faster."""
+        if not 0 < len(request.versions) <= MAX_RECORDED:
+            raise ConfigError(f"{len(request.versions)} versions, expected 1 to {MAX_RECORDED}")
+        node_id = self._caller(context, len(request.versions))
+        versions = [version_or_none(version) for version in request.versions]
+        whole = [version for version in versions if version is not None]
+        if len(whole) < len(versions):
             raise ConfigError("version out of bounds")
-        recorded = await _complete(self._core.record_version(node_id, version))
-        return pb.RecordVersionResponse(accepted=recorded.accepted, reason=recorded.reason)
+        answers = await _complete(self._core.record_versions(node_id, whole))
+        return pb.RecordVersionsResponse(
+            answers=[pb.RecordedVersion(accepted=answer.accepted, reason=answer.reason) for answer in answers]
+        )
 
     @rpc
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> Any:

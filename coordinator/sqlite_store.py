@@ -107,12 +107,16 @@ class SqliteCoordinatorStore:
             advice=[AdviceChange(**json.loads(row[0])) for row in advice],
         )
 
-    async def add_version(self, entry: LedgerEntry) -> None:
-        """Makes a line of the ledger durable before it returns. Raises StorageFull."""
-        v = entry.version
-        row = (v.policy_id, entry.branch, v.step, v.digest, entry.parent, entry.at_s, entry.is_rewind)
+    async def add_versions(self, entries: list[LedgerEntry]) -> None:
+        """Makes lines of the ledger durable in one transaction before it returns. Raises StorageFull."""
+        rows = [
+            (v.policy_id, entry.branch, v.step, v.digest, entry.parent, entry.at_s, entry.is_rewind)
+            for entry in entries
+            for v in (entry.version,)
+        ]
         columns = "policy_id, branch, step, digest, parent, at_s, is_rewind"
-        await self._write([(f"INSERT INTO versions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", [row])])
+        if rows:
+            await self._write([(f"INSERT INTO versions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)])
 
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]

@@ -47,8 +47,8 @@ class CoordinatorStore(Protocol):
         """What was stored."""
         ...
 
-    async def add_version(self, entry: LedgerEntry) -> None:
-        """Makes a line of the ledger durable before it returns. Raises StorageFull."""
+    async def add_versions(self, entries: list[LedgerEntry]) -> None:
+        """Makes lines of the ledger durable before it returns: all or none. Raises StorageFull."""
         ...
 
     async def put_member(
@@ -94,9 +94,9 @@ class MemoryCoordinatorStore:
             advice=list(self._advice),
         )
 
-    async def add_version(self, entry: LedgerEntry) -> None:
-        """Appends a line of the ledger."""
-        self._versions.append(entry)
+    async def add_versions(self, entries: list[LedgerEntry]) -> None:
+        """Appends lines of the ledger."""
+        self._versions.extend(entries)
 
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]

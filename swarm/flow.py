@@ -117,11 +117,11 @@ class TokenBucket:
         self.tokens -= 1.0
         return True
 
-    def spend(self, now_s: float) -> bool:
+    def spend(self, now_s: float, num_tokens: int = 1) -> bool:
         """As `try_take`, but a refused event costs what is left: calls that go on above the rate all fail."""
         self._refill(now_s)
-        is_enough = self.tokens >= 1.0
-        self.tokens = max(0.0, self.tokens - 1.0)
+        is_enough = self.tokens >= num_tokens
+        self.tokens = max(0.0, self.tokens - num_tokens)
         return is_enough
 
     def _refill(self, now_s: float) -> None:
@@ -175,9 +175,9 @@ class RateLimiter(Generic[Key]):
         """As `TokenBucket.try_take`."""
         return self._touch(key, now_s).try_take(now_s)
 
-    def spend(self, key: Key, now_s: float) -> bool:
+    def spend(self, key: Key, now_s: float, num_tokens: int = 1) -> bool:
         """As `TokenBucket.spend`."""
-        return self._touch(key, now_s).spend(now_s)
+        return self._touch(key, now_s).spend(now_s, num_tokens)
 
     def __len__(self) -> int:
         return len(self._buckets)

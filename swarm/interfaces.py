@@ -423,8 +423,11 @@ class CoordinatorClient(Protocol):
         """Renews the lease and reports figures."""
         ...
 
-    async def record_version(self, version: PolicyVersion) -> None:
-        """Adds a version to the ledger; refused (Unavailable is not raised) when it would fork or go back."""
+    async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
+        """Adds up to MAX_RECORDED versions, oldest first, to the ledger in one transaction.
+
+        One that would fork or go back is refused, which raises nothing.
+        """
         ...
 
     def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:

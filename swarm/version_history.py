@@ -12,6 +12,7 @@ from swarm.flow import BoundedTable
 from swarm.types import PolicyVersion
 
 MAX_VERSIONS: Final = 4096  # remembered of one lineage, and as many of its abandoned branches
+MAX_RECORDED: Final = 100  # versions handed to the ledger in one call
 
 
 class VersionStatus(StrEnum):
@@ -36,7 +37,7 @@ class VersionHistory:
 
     def __init__(self, max_versions: int = MAX_VERSIONS, max_abandoned: int = MAX_VERSIONS) -> None:
         assert max_versions > 0, max_versions
-        self._max_versions = max_versions
+        self._max_versions, self._max_abandoned = max_versions, max_abandoned
         self._current: dict[int, PolicyVersion] = {}  # by step
         self._steps: list[int] = []  # of `_current`, increasing
         self._abandoned = BoundedTable[PolicyVersion, None](max_abandoned)
@@ -45,6 +46,14 @@ class VersionHistory:
     def head(self) -> PolicyVersion | None:
         """Newest version of the branch in force."""
         return self._current[self._steps[-1]] if self._steps else None
+
+    def copy(self) -> "VersionHistory":
+        """Another history that knows the same."""
+        other = VersionHistory(self._max_versions, self._max_abandoned)
+        other._current, other._steps = dict(self._current), list(self._steps)
+        for version in self._abandoned:
+            other._abandoned[version] = None
+        return other
 
     def record(self, version: PolicyVersion, *, replaces: bool = True) -> bool:
         """Takes a version into the branch in force, in any order of steps; the oldest one makes room.

@@ -16,6 +16,7 @@ from swarm.interfaces import CoordinatorClient, Discovery, Transport
 from swarm.loops.fetch_weights import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
 from swarm.loops.supervise import supervise
+from swarm.version_history import MAX_RECORDED
 
 logger = logging.getLogger(__name__)
 
@@ -125,5 +126,6 @@ async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None
     """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
     pending = agent.coordinator_view.pending_versions
     while pending:
-        await coordinator.record_version(pending[0])
-        del pending[0]
+        oldest = pending[:MAX_RECORDED]
+        await coordinator.record_versions(oldest)
+        del pending[: len(oldest)]

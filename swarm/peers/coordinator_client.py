@@ -7,7 +7,7 @@ connect waits, with jitter, so that a swarm never storms a coordinator that has 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -87,14 +87,15 @@ class GrpcCoordinatorClient:
             raise Unavailable(f"coordinator {short(self._fingerprint)}: its advice is out of bounds")
         return advice
 
-    async def record_version(self, version: PolicyVersion) -> None:
-        """Adds a version to the ledger; a refusal is logged and not raised. Raises Unavailable."""
-        request = pb.RecordVersionRequest(version=version_to_message(version))
-        answer = await self._call("record_version", lambda stub: stub.RecordVersion, request)
-        if not answer.accepted:
-            logger.warning(
-                "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
-            )
+    async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
+        """Adds versions to the ledger, all or none; a refusal is logged and not raised. Raises Unavailable."""
+        request = pb.RecordVersionsRequest(versions=map(version_to_message, versions))
+        response = await self._call("record_versions", lambda stub: stub.RecordVersions, request)
+        for version, answer in zip(versions, response.answers, strict=False):
+            if not answer.accepted:
+                logger.warning(
+                    "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
+                )
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
         """Head of a lineage in the ledger, then each new one; a slow reader skips to the newest.

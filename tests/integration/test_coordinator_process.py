@@ -28,6 +28,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+from swarm.version_history import MAX_RECORDED
 from swarm.wire.join_link import JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.session import open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
@@ -108,16 +109,16 @@ async def test_a_fork_is_refused_a_rewind_is_not_and_all_of_it_survives_a_restar
         client = client_of(daemon, identity)
         await client.heartbeat(report_of(identity))
         for step in range(4):
-            await client.record_version(version(identity, step, 1))
-        await client.record_version(version(identity, 3, 9))
+            await client.record_versions([version(identity, step, 1)])
+        await client.record_versions([version(identity, 3, 9)])
         assert daemon.core.num_refused_versions == 1
-        await client.record_version(version(identity, 1, 1))
+        await client.record_versions([version(identity, 1, 1)])
         await client.close()
         link = daemon.link
     async with CoordinatorDaemon(config_in(tmp_path, listen=daemon.info["listen"])) as again:
         assert again.link == link
         client = client_of(again, identity)
-        await client.record_version(version(identity, 2, 2))
+        await client.record_versions([version(identity, 2, 2)])
         assert again.core.num_refused_versions == 0
         assert again.core.ledger.versions(identity.node_id, -1, 10) == [
             version(identity, 0, 1),
@@ -138,7 +139,7 @@ async def test_two_coordinators_never_share_a_directory(tmp_path: Path) -> None:
 async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, Identity.create())
-        await client.record_version(version(Identity.create(), 0, 1))
+        await client.record_versions([version(Identity.create(), 0, 1)])
         assert daemon.core.num_refused_versions == 1 and daemon.core.ledger.lineages == {}
         await client.close()
 
@@ -149,7 +150,7 @@ async def test_members_and_versions_are_listed_to_whoever_has_proven_itself(tmp_
         client = client_of(daemon, ada)
         await client.heartbeat(report_of(ada))
         for step in range(4):
-            await client.record_version(version(ada, step, step + 1))
+            await client.record_versions([version(ada, step, step + 1)])
         channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], bob, "test", 4.0)
         stub: Any = CoordinatorServiceStub(channel.channel)
         metadata = await channel.metadata(4.0)
@@ -205,7 +206,7 @@ async def test_a_client_over_its_rate_is_told_so_and_others_are_not_hurt(tmp_pat
         await second.heartbeat(report_of(calm))
         with pytest.raises(Unavailable, match="calls a second"):
             for _ in range(2000):
-                await first.record_version(version(calm, 0, 1))
+                await first.record_versions([version(calm, 0, 1)])
         await second.heartbeat(report_of(calm))
         await first.close()
         await second.close()
@@ -342,7 +343,7 @@ async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) 
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, identity)
         await client.heartbeat(report_of(identity, name=SCRIPT, edges=(edge,)))
-        await client.record_version(version(identity, 3, 1))
+        await client.record_versions([version(identity, 3, 1)])
         html = await page(daemon, "/")
         assert SCRIPT not in html and "&lt;script&gt;" in html and daemon.link in html.replace("&#39;", "'")
         status = json.loads(await page(daemon, "/status.json"))
@@ -351,6 +352,23 @@ async def test_pages_answer_and_escape_what_a_node_calls_itself(tmp_path: Path) 
         assert status["lineages"][0]["step"] == 3 and status["lineages"][0]["digest"] == "01" * 32
         assert (await page(daemon, "/healthz")).strip() == "ok"
         assert "coordinator" in await page(daemon, "/metrics")
+        await client.close()
+
+
+async def test_a_backlog_of_versions_takes_few_calls_and_each_version_counts_against_the_rate(tmp_path: Path) -> None:
+    identity = Identity.create()
+    versions = [version(identity, step, 1) for step in range(4 * MAX_RECORDED)]
+    async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        client = client_of(daemon, identity)
+        with pytest.raises(Unavailable, match=f"{MAX_RECORDED + 1} versions"):
+            await client.record_versions(versions[: MAX_RECORDED + 1])
+        assert daemon.core.ledger.head(identity.node_id) is None
+        await client.record_versions(versions[:MAX_RECORDED])
+        with pytest.raises(Unavailable, match="slow down"):
+            for number in range(1, 4):
+                await client.record_versions(versions[number * MAX_RECORDED :][:MAX_RECORDED])
+        head = daemon.core.ledger.head(identity.node_id)
+        assert head is not None and head.step % MAX_RECORDED == MAX_RECORDED - 1, "all of a call or none"
         await client.close()
 
 
@@ -372,17 +390,17 @@ async def test_after_kill_9_the_ledger_holds_what_was_acknowledged_and_the_clien
     client = GrpcCoordinatorClient(link, identity, "test", timeout_s=5.0)
     await client.heartbeat(report_of(identity))
     for step in range(5):
-        await client.record_version(version(identity, step, 1))
+        await client.record_versions([version(identity, step, 1)])
     process.send_signal(signal.SIGKILL)
     await process.wait()
     with pytest.raises(Unavailable):
-        await client.record_version(version(identity, 5, 1))
+        await client.record_versions([version(identity, 5, 1)])
     process = await start_process(tmp_path, info["listen"])
     assert json.loads((tmp_path / "coordinator.json").read_text())["link"] == info["link"]
     async with asyncio.timeout(15):
         while True:
             try:
-                await client.record_version(version(identity, 5, 1))
+                await client.record_versions([version(identity, 5, 1)])
                 break
             except Unavailable:
                 await asyncio.sleep(0.05)  # the client itself waits out its backoff

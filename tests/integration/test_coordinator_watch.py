@@ -92,18 +92,18 @@ async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it
     ada, bob = Identity.create(), Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         owner, watcher = client_of(daemon, ada), client_of(daemon, bob)
-        await owner.record_version(v(ada, 0))
+        await owner.record_versions([v(ada, 0)])
         heads = watcher.watch_versions(ada.node_id)
         assert await anext(heads) == v(ada, 0)
         coming = asyncio.ensure_future(anext(heads))
         for _ in range(3):
             await watcher.heartbeat(report_of(bob))  # an open watch holds no call back
         assert not coming.done() and watcher.is_connected
-        await owner.record_version(v(ada, 1))
+        await owner.record_versions([v(ada, 1)])
         assert await coming == v(ada, 1)
-        await owner.record_version(v(ada, 1, 9))  # a fork: refused
-        await owner.record_version(v(ada, 0))  # a rewind
-        await owner.record_version(v(ada, 1, 2))
+        await owner.record_versions([v(ada, 1, 9)])  # a fork: refused
+        await owner.record_versions([v(ada, 0)])  # a rewind
+        await owner.record_versions([v(ada, 1, 2)])
         assert await anext(heads) == v(ada, 1, 2)
         await heads.aclose()  # type: ignore[attr-defined]
         await until(lambda: daemon.core.watches.num_open == 0)
@@ -114,7 +114,7 @@ async def test_broken_calls_leave_a_watch_alone_and_a_broken_watch_the_calls(tmp
     ada, bob = Identity.create(), Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         owner, watcher = client_of(daemon, ada), client_of(daemon, bob)
-        await owner.record_version(v(ada, 0))
+        await owner.record_versions([v(ada, 0)])
         heads = watcher.watch_versions(ada.node_id)
         await anext(heads)
         await watcher.heartbeat(report_of(bob))
@@ -122,7 +122,7 @@ async def test_broken_calls_leave_a_watch_alone_and_a_broken_watch_the_calls(tmp
         await watcher._channel.close()  # what a broken connection of calls looks like
         with pytest.raises(Unavailable):
             await watcher.heartbeat(report_of(bob))
-        await owner.record_version(v(ada, 1))
+        await owner.record_versions([v(ada, 1)])
         assert await anext(heads) == v(ada, 1)
         await watcher.heartbeat(report_of(bob))
         (watched,) = watcher._watched
@@ -140,8 +140,8 @@ async def test_watch_ends_when_the_coordinator_stops_and_begins_again_with_what_
     ada, bob = Identity.create(), Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         owner, watcher = client_of(daemon, ada), client_of(daemon, bob)
-        await owner.record_version(v(ada, 0))
-        await owner.record_version(v(ada, 1))
+        await owner.record_versions([v(ada, 0)])
+        await owner.record_versions([v(ada, 1)])
         watching = asyncio.ensure_future(watch_until(watcher, ada.node_id, v(ada, 2)))
         await until(lambda: daemon.core.watches.num_open == 1)
         stopping_s = time.monotonic()
@@ -150,7 +150,7 @@ async def test_watch_ends_when_the_coordinator_stops_and_begins_again_with_what_
         await until(lambda: again.core.watches.num_open == 1)
         for _ in range(20):
             try:
-                await owner.record_version(v(ada, 2))
+                await owner.record_versions([v(ada, 2)])
                 break
             except Unavailable:
                 await asyncio.sleep(0.1)
@@ -191,7 +191,7 @@ async def test_a_failed_watch_makes_the_next_one_wait_and_one_that_was_ended_doe
     ada = Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         client = client_of(daemon, ada)
-        await client.record_version(v(ada, 0))
+        await client.record_versions([v(ada, 0)])
         for _ in range(3):
             async with aclosing(client.watch_versions(ada.node_id)) as heads:  # type: ignore[type-var]
                 await anext(heads)
@@ -243,7 +243,7 @@ async def test_slow_reader_is_cut_and_costs_one_version_meanwhile() -> None:
     step = 0
     async with asyncio.timeout(10):
         while core.watches.num_open:
-            await core.record_version(ada.node_id, v(ada, step))
+            await core.record_versions(ada.node_id, [v(ada, step)])
             step += 1
             await asyncio.sleep(0 if step < 3000 else 0.01)
     assert core.ledger.head(ada.node_id) == v(ada, step - 1)

@@ -17,9 +17,9 @@ def version(step: int, byte: int) -> PolicyVersion:
 
 
 def record(ledger: Ledger, step: int, byte: int, at_s: float = 1.0) -> LedgerAnswer:
-    answer = ledger.judge(ADA, version(step, byte), at_s)
-    ledger.apply(version(step, byte), answer)
-    return answer
+    judgement = ledger.judge(ADA, [version(step, byte)], at_s)
+    ledger.apply(ADA, judgement)
+    return judgement.answers[0]
 
 
 def play(ledger: Ledger, calls: list[tuple[int, int]]) -> list[LedgerEntry]:
@@ -64,3 +64,16 @@ def test_what_was_accepted_is_accepted_again_by_a_restored_ledger(
             assert record(again, step, byte).accepted
         else:
             break
+
+
+@given(CALLS, CALLS)
+def test_versions_recorded_together_are_judged_as_if_one_by_one(
+    before: list[tuple[int, int]], together: list[tuple[int, int]]
+) -> None:
+    ledger, one_by_one = Ledger(max_versions=4), Ledger(max_versions=4)
+    play(ledger, before)
+    play(one_by_one, before)
+    judgement = ledger.judge(ADA, [version(*call) for call in together], 1.0)
+    ledger.apply(ADA, judgement)
+    assert judgement.answers == [record(one_by_one, *call) for call in together]
+    assert ledger == one_by_one

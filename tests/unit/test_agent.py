@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -68,7 +68,7 @@ class FlakyCoordinator:
             raise Unavailable("nobody there")
         return Advice()
 
-    async def record_version(self, version: PolicyVersion) -> None: ...
+    async def record_versions(self, versions: Sequence[PolicyVersion]) -> None: ...
 
     async def leave(self) -> None: ...
 

@@ -79,7 +79,7 @@ async def test_a_restart_restores_members_ledger_advice_and_log(disk: Disk) -> N
     core = await core_on(disk, clock)
     advice = await core.heartbeat(ADA, report())
     for version in (v(0), v(1), v(2), v(1), v(2, 7)):
-        assert (await core.record_version(ADA, version)).accepted
+        assert (await core.record_versions(ADA, [version]))[0].accepted
     again = await core_on(disk, clock)
     assert again.membership.all() == core.membership.all() != []
     assert again.ledger.lineages == core.ledger.lineages != {}
@@ -134,22 +134,22 @@ class FullDisk(MemoryCoordinatorStore):
 
     is_full = False
 
-    async def add_version(self, entry: LedgerEntry) -> None:
+    async def add_versions(self, entries: list[LedgerEntry]) -> None:
         if self.is_full:
             raise StorageFull("no room")
-        await super().add_version(entry)
+        await super().add_versions(entries)
 
 
-async def test_a_version_that_could_not_be_written_is_not_in_the_ledger() -> None:
+async def test_versions_that_could_not_be_written_are_not_in_the_ledger() -> None:
     store = FullDisk()
     core = CoordinatorCore(ManualClock(), store)
-    await core.record_version(ADA, v(0))
+    await core.record_versions(ADA, [v(0)])
     store.is_full = True
     with pytest.raises(StorageFull):
-        await core.record_version(ADA, v(1, 7))
+        await core.record_versions(ADA, [v(1, 7), v(2, 7)])
     store.is_full = False
     assert core.ledger.head(ADA) == v(0)
-    assert (await core.record_version(ADA, v(1))).accepted
+    assert (await core.record_versions(ADA, [v(1)]))[0].accepted
 
 
 async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +159,14 @@ async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monk
     core = CoordinatorCore(ManualClock(), store)
     for number in range(6):
         await core.heartbeat(ADA, report(step=number, accuracy=number / 10))
-        await core.record_version(ADA, v(number))
+        await core.record_versions(ADA, [v(number)])
     await core.tidy()
     left = await store.load()
     assert [entry.version.step for entry in left.versions] == [2, 3, 4, 5]
     again = CoordinatorCore(ManualClock(), store)
     await again.restore()
     assert again.ledger.head(ADA) == v(5), "what is left is enough to go on"
-    assert (await again.record_version(ADA, v(6))).accepted
+    assert (await again.record_versions(ADA, [v(6)]))[0].accepted
     assert [len(left.edges), len(left.evaluations), len(left.advice)] == [3, 2, 1]
     assert [row.accuracy for row in left.evaluations] == [0.4, 0.5]
     await store.close()

@@ -31,7 +31,7 @@ def core_over(store: MemoryCoordinatorStore | None = None) -> CoordinatorCore:
 
 
 async def record(core: CoordinatorCore, *versions: PolicyVersion) -> list[bool]:
-    return [(await core.record_version(version.policy_id, version)).accepted for version in versions]
+    return [(await core.record_versions(version.policy_id, [version]))[0].accepted for version in versions]
 
 
 async def waiting_for(heads: Heads) -> "asyncio.Task[PolicyVersion]":
@@ -93,7 +93,7 @@ async def test_neither_a_fork_nor_another_owners_version_nor_a_repetition_is_sho
         assert await anext(heads) == v(1)
         coming = await waiting_for(heads)
         assert await record(core, v(1, 9)) == [False]
-        assert not (await core.record_version(EVE, v(2))).accepted
+        assert not (await core.record_versions(EVE, [v(2)]))[0].accepted
         assert await record(core, v(1)) == [True]
         await asyncio.sleep(0)
         assert not coming.done()
@@ -126,12 +126,12 @@ class SlowDisk(MemoryCoordinatorStore):
         self.may_write = asyncio.Event()
         self.is_writing = asyncio.Event()
 
-    async def add_version(self, entry: LedgerEntry) -> None:
+    async def add_versions(self, entries: list[LedgerEntry]) -> None:
         self.is_writing.set()
         await self.may_write.wait()
         if self.is_full:
             raise StorageFull("no room")
-        await super().add_version(entry)
+        await super().add_versions(entries)
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -145,7 +145,7 @@ async def test_version_is_shown_only_once_it_is_durable_also_to_a_watch_that_beg
     store.may_write.clear()
     store.is_writing.clear()
     store.is_full = is_full
-    writing = asyncio.ensure_future(core.record_version(ADA, v(1)))
+    writing = asyncio.ensure_future(core.record_versions(ADA, [v(1)]))
     await store.is_writing.wait()
     late = core.watch_versions(EVE, ADA)
     first, second = await waiting_for(early), await waiting_for(late)
@@ -228,7 +228,7 @@ async def test_coordinator_that_stops_ends_every_watch_at_once_and_takes_no_more
 async def test_watcher_of_a_virtual_coordinator_is_told_of_its_crash_and_begins_again_with_the_head() -> None:
     coordinator = VirtualCoordinator(ManualClock())
     ada, bob = CoreClient(coordinator, ADA), CoreClient(coordinator, BOB)
-    await ada.record_version(v(0))
+    await ada.record_versions([v(0)])
     heads = bob.watch_versions(ADA)
     assert await anext(heads) == v(0)
     coming = asyncio.ensure_future(anext(heads))
@@ -239,7 +239,7 @@ async def test_watcher_of_a_virtual_coordinator_is_told_of_its_crash_and_begins_
     with pytest.raises(Unavailable):
         await anext(bob.watch_versions(ADA))
     await coordinator.restart()
-    await ada.record_version(v(1))
+    await ada.record_versions([v(1)])
     again = bob.watch_versions(ADA)
     assert await anext(again) == v(1)
     await again.aclose()  # type: ignore[attr-defined]

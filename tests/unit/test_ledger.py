@@ -13,9 +13,9 @@ def v(step: int, byte: int = 1, owner: str = ADA) -> PolicyVersion:
 
 
 def record(ledger: Ledger, owner: str, version: PolicyVersion, now_s: float) -> LedgerAnswer:
-    answer = ledger.judge(owner, version, now_s)
-    ledger.apply(version, answer)
-    return answer
+    judgement = ledger.judge(owner, [version], now_s)
+    ledger.apply(owner, judgement)
+    return judgement.answers[0]
 
 
 def recorded(ledger: Ledger, *versions: PolicyVersion) -> list[LedgerAnswer]:
@@ -118,7 +118,7 @@ def test_judging_changes_nothing_so_a_version_that_could_not_be_stored_leaves_no
     ledger, same = Ledger(max_versions=4), Ledger(max_versions=4)
     for each in (ledger, same):
         recorded(each, v(0), v(1), v(2), v(3), v(1))  # went back to step 1
-    ledger.judge(version.policy_id, version, 1.0)
+    ledger.judge(version.policy_id, [version], 1.0)
     assert ledger == same and BOB not in ledger.lineages
     for later in (v(2, 5), v(3, 6), v(4), v(5), v(6)):
         assert record(ledger, ADA, later, 2.0) == record(same, ADA, later, 2.0)

@@ -3,7 +3,7 @@
 Invariant: what its store holds survives a crash, the rest does not; a client sees nothing but the calls of the seam.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from coordinator.core import CoordinatorCore
@@ -51,9 +51,9 @@ class CoreClient:
         """Renews the lease."""
         return await self._core.heartbeat(self._node_id, report)
 
-    async def record_version(self, version: PolicyVersion) -> None:
+    async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
         """Adds to the ledger."""
-        await self._core.record_version(self._node_id, version)
+        await self._core.record_versions(self._node_id, versions)
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
         """Heads of a lineage."""

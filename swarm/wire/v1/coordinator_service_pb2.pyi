@@ -92,19 +92,25 @@ class HeartbeatResponse(_message.Message):
     lease_s: float
     def __init__(self, max_age_steps: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., state: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
-class RecordVersionRequest(_message.Message):
-    __slots__ = ("version",)
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    version: _policy_pb2.PolicyVersion
-    def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+class RecordVersionsRequest(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[_policy_pb2.PolicyVersion]
+    def __init__(self, versions: _Optional[_Iterable[_Union[_policy_pb2.PolicyVersion, _Mapping]]] = ...) -> None: ...
 
-class RecordVersionResponse(_message.Message):
+class RecordedVersion(_message.Message):
     __slots__ = ("accepted", "reason")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RecordVersionsResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[RecordedVersion]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RecordedVersion, _Mapping]]] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
     __slots__ = ("policy_id", "after_step", "limit")

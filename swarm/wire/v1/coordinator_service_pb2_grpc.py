@@ -45,10 +45,10 @@ class CoordinatorServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
-        self.RecordVersion = channel.unary_unary(
-                '/swarm.wire.v1.CoordinatorService/RecordVersion',
-                request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionResponse.FromString,
+        self.RecordVersions = channel.unary_unary(
+                '/swarm.wire.v1.CoordinatorService/RecordVersions',
+                request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.FromString,
                 _registered_method=True)
         self.ListVersions = channel.unary_unary(
                 '/swarm.wire.v1.CoordinatorService/ListVersions',
@@ -89,8 +89,9 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RecordVersion(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def RecordVersions(self, request, context):
+        """Versions of the caller's lineage in the order in which they were made: all become durable at once, or none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -133,10 +134,10 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.HeartbeatRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.HeartbeatResponse.SerializeToString,
             ),
-            'RecordVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.RecordVersion,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionResponse.SerializeToString,
+            'RecordVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordVersions,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.SerializeToString,
             ),
             'ListVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVersions,
@@ -225,7 +226,7 @@ class CoordinatorService(object):
             _registered_method=True)
 
     @staticmethod
-    def RecordVersion(request,
+    def RecordVersions(request,
             target,
             options=(),
             channel_credentials=None,
@@ -238,9 +239,9 @@ class CoordinatorService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/swarm.wire.v1.CoordinatorService/RecordVersion',
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionResponse.FromString,
+            '/swarm.wire.v1.CoordinatorService/RecordVersions',
+            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
