@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import HostTensor, TensorSpec, Weights, specs_of
 from swarm.weights.unusable import malformed
@@ -41,7 +40,11 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
         raise ValueError(f"codec {codec} {'without' if base is None else 'with'} a base")
     if codec is Codec.LORA and not is_adapter(specs_of(target)):
         raise ValueError("codec lora carries adapter factors and nothing else")
-    return encode_full(target) if base is None else encode_delta(base, target)
+    if base is None:
+        return encode_full(target)
+    from swarm.weights.delta import encode_delta  # here, because every agent imports this module for its manifests
+
+    return encode_delta(base, target)
 
 
 def decode(
@@ -56,7 +59,11 @@ def decode(
     Raises:
         MalformedPayload: the payload does not fit these specs.
     """
-    return decode_full(specs, buffers) if base is None else decode_delta(base, buffers)
+    if base is None:
+        return decode_full(specs, buffers)
+    from swarm.weights.delta import decode_delta  # here, as in `encode`
+
+    return decode_delta(base, buffers)
 
 
 def is_adapter(specs: Sequence[TensorSpec]) -> bool:
