@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.part import Requirement, Scored
+from swarm.objectives.part import Requirement, Scored, on_mask
 from swarm.objectives.recipe import Recipe
 
 
@@ -106,14 +106,14 @@ def scored(
         batch = _within_ceiling(batch, logprobs, is_claimed)
     seen = Scored(
         batch=batch,
-        logprobs=_on(batch.mask, logprobs),
-        entropy=_on(batch.mask, entropy),
+        logprobs=on_mask(logprobs, batch.mask),
+        entropy=on_mask(entropy, batch.mask),
         advantages=batch.advantages.to(logprobs.dtype),
         log_ratio=torch.zeros_like(logprobs),
-        probes={name: _on(batch.mask, values.detach()) for name, values in (probes or {}).items()},
+        probes={name: on_mask(values.detach(), batch.mask) for name, values in (probes or {}).items()},
     )
     for part in recipe.shapers:
-        seen = replace(seen, advantages=_on(batch.mask, part(seen).detach()))
+        seen = replace(seen, advantages=on_mask(part(seen).detach(), batch.mask))
     log_ratio = recipe.ratio(seen)
     if is_claimed is not None:
         log_ratio = torch.where(is_claimed[:, None], log_ratio.clamp(max=log(batch.ratio_ceiling)), log_ratio)
@@ -148,10 +148,10 @@ def _masked(batch: Batch, mask: Tensor) -> Batch:
     return replace(
         batch,
         mask=mask,
-        advantages=_on(mask, batch.advantages),
-        behavior_logprobs=_on(mask, batch.behavior_logprobs),
-        proximal_logprobs=None if batch.proximal_logprobs is None else _on(mask, batch.proximal_logprobs),
-        reference_logprobs=None if batch.reference_logprobs is None else _on(mask, batch.reference_logprobs),
+        advantages=on_mask(batch.advantages, mask),
+        behavior_logprobs=on_mask(batch.behavior_logprobs, mask),
+        proximal_logprobs=None if batch.proximal_logprobs is None else on_mask(batch.proximal_logprobs, mask),
+        reference_logprobs=None if batch.reference_logprobs is None else on_mask(batch.reference_logprobs, mask),
     )
 
 
@@ -167,8 +167,8 @@ def coefficients(
         entropy: [N, L] nats.
         probes: name -> [N, L], where the recipe has some.
     """
-    leaf = _on(batch.mask, logprobs.detach()).requires_grad_()
-    entropy_leaf = _on(batch.mask, entropy.detach()).requires_grad_()
+    leaf = on_mask(logprobs.detach(), batch.mask).requires_grad_()
+    entropy_leaf = on_mask(entropy.detach(), batch.mask).requires_grad_()
     with torch.enable_grad():
         seen = scored(recipe, batch, leaf, entropy_leaf, probes)
         batch = seen.batch
@@ -176,7 +176,7 @@ def coefficients(
         factor = torch.ones_like(leaf, requires_grad=False)
         for part in recipe.corrections:
             factor = factor * part(seen).detach()
-        loss = recipe.aggregate(_on(batch.mask, tokens.losses * factor), seen)
+        loss = recipe.aggregate(on_mask(tokens.losses * factor, batch.mask), seen)
         for term in recipe.terms:
             loss = loss + term(seen)
         found = (
@@ -184,15 +184,10 @@ def coefficients(
         )
     by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
     return Coefficients(
-        logprobs=torch.zeros_like(logprobs) if by_logprob is None else _on(batch.mask, by_logprob),
-        entropy=None if by_entropy is None else _on(batch.mask, by_entropy),
+        logprobs=torch.zeros_like(logprobs) if by_logprob is None else on_mask(by_logprob, batch.mask),
+        entropy=None if by_entropy is None else on_mask(by_entropy, batch.mask),
         loss=float(loss.detach()),
         log_ratio=seen.log_ratio.detach(),
         bounded=tokens.bounded & batch.mask & (seen.advantages != 0),
-        factor=_on(batch.mask, factor),
+        factor=on_mask(factor, batch.mask),
     )
-
-
-def _on(mask: Tensor, values: Tensor) -> Tensor:
-    """`values` on the mask, 0 elsewhere, whatever stands there."""
-    return torch.where(mask, values, torch.zeros_like(values))

@@ -5,15 +5,17 @@ remember between steps is plain data in `Batch.memory`, so that checkpoint and d
 Shape letters: N rollouts, L longest response in tokens.
 """
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch as Batch  # parts import it from here
 
 Memory = Mapping[str, Any]
@@ -121,9 +123,65 @@ class TokenLosses:
     bounded: Tensor  # bool [N, L], tokens whose gradient the rule removed or capped
 
 
+def unbounded(losses: Tensor) -> TokenLosses:
+    """Losses [N, L] of a weight rule that bounds no token."""
+    return TokenLosses(losses=losses, bounded=torch.zeros_like(losses, dtype=torch.bool))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """Where a constant may lie, as part of its type: `width: Annotated[float, Bound(above=0)] = 0.2`."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    off: float | None = None  # also legal
+
+    def allows(self, value: float) -> bool:
+        """Whether a constant may have this value; NaN never."""
+        return value == self.off or (
+            value == value
+            and (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        limits = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        text = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+        return text if self.off is None else f"{text}, or {self.off:g} (off)"
+
+
+Positive = Annotated[float, Bound(above=0)]
+NotNegative = Annotated[float, Bound(at_least=0)]
+Share = Annotated[float, Bound(at_least=0, at_most=1)]
+PositiveShare = Annotated[float, Bound(above=0, at_most=1)]
+Decay = Annotated[float, Bound(at_least=0, below=1)]
+Count = Annotated[int, Bound(at_least=1)]
+
+
+@functools.cache
+def _limits(kind: type["Part"]) -> Mapping[str, Bound | tuple[Any, ...]]:
+    """Constant -> what its type says of its value: a bound, or the choices of a Literal."""
+
+    def of(hint: Any) -> Iterator[Bound | tuple[Any, ...]]:
+        if get_origin(hint) is Literal:
+            yield get_args(hint)
+        elif get_origin(hint) is Annotated:
+            yield from (each for each in get_args(hint) if isinstance(each, Bound))
+
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: limit for name, hint in hints.items() for limit in of(hint)}
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """A frozen dataclass without saying so; its fields are the constants that `learner.recipe_params` may override."""
+    """A frozen dataclass without saying so; its fields are the constants that `learner.recipe_params` may override.
+
+    What one constant may be stands in its type (`Positive`, `Share`, a Literal, any `Bound`); `check` is for several.
+    """
 
     equation: ClassVar[str]
     """One line of plain text, in these symbols: r ratio, A advantage, R reward, ..."""
@@ -134,6 +192,20 @@ class Part(ABC):
         super().__init_subclass__(**kwargs)
         if "__dataclass_fields__" not in vars(cls):  # a class with a decorator of its own is made a second time
             dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        for name, limit in _limits(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(limit, Bound):
+                if not limit.allows(value):
+                    raise ConfigError(f"{name}: {value} must be {limit}")
+            elif value not in limit:
+                among = " nor ".join(map(repr, limit)) if len(limit) == 2 else ", ".join(map(repr, limit))
+                raise ConfigError(f"{name}: {value!r} is {'neither' if len(limit) == 2 else 'none of'} {among}")
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  most parts have nothing to add
+        """Raises ConfigError for constants that do not go together."""
 
     @property
     def needs(self) -> frozenset[Requirement]:
@@ -251,7 +323,12 @@ class PromptPart(Part):
         return memory
 
 
+def on_mask(values: Tensor, mask: Tensor) -> Tensor:
+    """`values` [N, L] or [N, 1] on the mask: [N, L], 0 off it, whatever stands there."""
+    return torch.where(mask, values, torch.zeros_like(values))
+
+
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum of `values` [N, L] over `mask`, in at least float32; what is off the mask may be NaN."""
-    kept = torch.where(mask, values, torch.zeros_like(values))
+    kept = on_mask(values, mask)
     return kept.to(torch.promote_types(kept.dtype, torch.float32)).sum()

@@ -23,10 +23,7 @@ def staleness(batch: Batch) -> Tensor:
 
 
 class InterpolatedProximalRatio(RatioPart):
-    """The ratio to a proximal policy between mu and pi, log-linear in their versions.
-
-    Source: A-3PO, arXiv:2512.06547; AReaL `compute_prox_logp_approximations` (loglinear).
-    """
+    """The ratio to a proximal policy between mu and pi, log-linear in their versions."""
 
     equation = "log r_t = d_t - sg[alpha d_t], d_t = clamp(log pi_t - log mu_t, -20, 20), alpha = age/(age+1)"
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
@@ -37,10 +34,7 @@ class InterpolatedProximalRatio(RatioPart):
 
 
 class InterpolatedMismatch(CorrectionPart):
-    """The weight of decoupled PPO at that proximal policy.
-
-    Source: A-3PO, arXiv:2512.06547; AReaL `compute_prox_logp_approximations` (loglinear).
-    """
+    """The weight of decoupled PPO at that proximal policy."""
 
     equation = "L_t <- sg[exp(alpha d_t)] L_t, alpha = age/(age+1)"
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
@@ -55,7 +49,7 @@ RECIPE = Recipe(
     title="A-3PO: Accelerating Asynchronous LLM Training with Staleness-aware Proximal Policy Approximation",
     acronym="A-3PO",
     arxiv="2512.06547",
-    verification="code",
+    verification="code",  # AReaL `compute_prox_logp_approximations` (loglinear)
     advantage=GroupZScore(),
     ratio=InterpolatedProximalRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -10,14 +10,10 @@ the reference policy's own answers instead of a trained head.
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, Requirement, Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts import (
-    ReferenceRatio,
-    RolloutSum,
-    group_statistics,
-    reference_rewards,
-    weighted_likelihood,
-    whole_trajectory,
-)
+from swarm.objectives.parts import ReferenceRatio, RolloutSum
+from swarm.objectives.parts.advantage import reference_rewards
+from swarm.objectives.parts.group_statistics import group_statistics
+from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
 from swarm.objectives.recipe import Recipe
 
 

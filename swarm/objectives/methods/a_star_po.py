@@ -9,31 +9,19 @@ generator: rollouts of any origin can be used, which the paper, with one fresh a
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import (
-    ReferenceRatio,
-    RolloutMean,
-    TrajectoryRegression,
-    group_statistics,
-    reference_rewards,
-)
+from swarm.objectives.part import AdvantagePart, Batch, Positive, Requirement
+from swarm.objectives.parts import ReferenceRatio, RolloutMean, TrajectoryRegression
+from swarm.objectives.parts.advantage import reference_rewards
+from swarm.objectives.parts.group_statistics import group_statistics
 from swarm.objectives.recipe import Recipe
 
 
 class SoftValueLead(AdvantagePart):
-    """Reward minus the optimal value of the KL-regularised problem, from the reference policy's responses.
-
-    Source: A*-PO, arXiv:2505.20686; TRL experimental `a2po`.
-    """
+    """Reward minus the optimal value of the KL-regularised problem, from the reference policy's responses."""
 
     equation = "A_i = R_i - V, V = temperature log mean_G exp(R_ref / temperature)"
     always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature} must be positive")
+    temperature: Positive = 0.5
 
     def __call__(self, batch: Batch) -> Tensor:
         scaled = reference_rewards(batch).to(torch.float64) / self.temperature
@@ -48,7 +36,7 @@ RECIPE = Recipe(
     title="Accelerating RL for LLM Reasoning with Optimal Advantage Regression",
     acronym="A*-PO",
     arxiv="2505.20686",
-    verification="code",
+    verification="code",  # TRL experimental `a2po`
     advantage=SoftValueLead(),
     ratio=ReferenceRatio(),
     weight=TrajectoryRegression(scale=1e-3),

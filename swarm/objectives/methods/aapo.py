@@ -10,15 +10,12 @@ Mechanism: reference momentum.
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_statistics, where_signal
+from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_scores, reference_rewards
 from swarm.objectives.recipe import Recipe
 
 
 class ReferenceMomentum(AdvantagePart):
-    """Group z-score plus the bounded lead over the reference policy's response in the same place.
-
-    Source: AAPO, arXiv:2505.14264; JianxXiong/AAPO.
-    """
+    """Group z-score plus the bounded lead over the reference policy's response in the same place."""
 
     equation = "A_i = (R_i - mean_G) / (std_G + floor) + clip(R_i - Rref_i, -low, high)"
     always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
@@ -27,11 +24,9 @@ class ReferenceMomentum(AdvantagePart):
     floor: float = 1e-4
 
     def __call__(self, batch: Batch) -> Tensor:
-        assert batch.reference_rewards is not None, "the run does not supply reference_rewards"
-        group = group_statistics(batch.rewards, batch.group_index)
-        rewards = batch.rewards.to(group.mean.dtype)
-        scores = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
-        lead = rewards - batch.reference_rewards.to(rewards.dtype)
+        rewards = batch.rewards.double()
+        scores = group_scores(rewards, batch.group_index, self.floor)
+        lead = rewards - reference_rewards(batch).to(rewards.dtype)
         return (scores + lead.clamp(-self.low, self.high)).to(batch.rewards.dtype)
 
 
@@ -41,7 +36,7 @@ RECIPE = Recipe(
     acronym="AAPO",
     arxiv="2505.14264",
     row="S044",
-    verification="code",
+    verification="code",  # JianxXiong/AAPO
     advantage=ReferenceMomentum(),
     ratio=NoRatio(),
     weight=Likelihood(),

@@ -11,26 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Requirement, Scope, Scored, ShapePart
+from swarm.objectives.part import NotNegative, Requirement, Scope, Scored, ShapePart
 from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
 class ConfidentErrors(ShapePart):
-    """Negative advantages grow with how much likelier than the reference policy their rollout is.
-
-    Source: ACE, arXiv:2602.21420.
-    """
+    """Negative advantages grow with how much likelier than the reference policy their rollout is."""
 
     equation = "A *= 1 + alpha log(1 + exp(c)) where A < 0, c = clamp(sum_t log pi_t/ref_t, -20, 20)"
     scope = Scope.ROLLOUT
     always_needs = frozenset({Requirement.REFERENCE_LOGPROBS})
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ConfigError(f"alpha {self.alpha} must not be negative: confident errors would be spared")
+    alpha: NotNegative = 1.0
 
     def __call__(self, scored: Scored) -> Tensor:
         gap = torch.where(scored.mask, scored.logprobs.detach() - scored.reference, 0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics, group_sum
 from swarm.objectives.recipe import Recipe
 
 
@@ -20,8 +20,6 @@ class UsefulGroups(AdvantagePart):
 
     Failures longer than `share` of what they were allowed count as cut off and not as failures. A group of
     one gets 0.
-
-    Source: ADORA, arXiv:2602.10019; ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens).
     """
 
     equation = "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
@@ -31,7 +29,6 @@ class UsefulGroups(AdvantagePart):
     floor: float = 1e-6
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
         rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
         is_success = rewards > self.correct
         fails = ~is_success & (length < self.share * batch.max_new_tokens)
@@ -40,8 +37,8 @@ class UsefulGroups(AdvantagePart):
         count = group_sum(fails.to(length.dtype), batch.group_index)
         usual = group_sum(torch.where(fails, length, 0.0), batch.group_index) / count.clamp(min=1)
         usual = torch.where(count > 0, usual, torch.full_like(usual, -torch.inf))
-        scores = (rewards - group.mean) / (group.std + self.floor)
-        return where_signal(torch.where(longest > usual, scores, self.damp * scores), group, batch.rewards)
+        scores = group_scores(rewards, batch.group_index, self.floor)
+        return torch.where(longest > usual, scores, self.damp * scores).to(batch.rewards.dtype)
 
 
 RECIPE = Recipe(
@@ -50,7 +47,7 @@ RECIPE = Recipe(
     acronym="ADORA",
     arxiv="2602.10019",
     row="S147",
-    verification="code",
+    verification="code",  # ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens)
     advantage=UsefulGroups(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

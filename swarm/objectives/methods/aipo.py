@@ -11,24 +11,16 @@ Mechanism: one sided truncation.
 
 import torch
 
-from swarm.errors import ConfigError
 from swarm.objectives.part import Scored, TokenLosses, WeightPart
-from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio
+from swarm.objectives.parts import GroupZScore, RatioAtMost, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
 class OneSidedTruncation(WeightPart):
-    """The surrogate with the ratio cut from above, whatever the sign of the advantage; no gradient over the cap.
-
-    Source: AIPO, arXiv:2505.24034.
-    """
+    """The surrogate with the ratio cut from above, whatever the sign of the advantage; no gradient over the cap."""
 
     equation = "L_t = -min(r, cap) A"
-    cap: float = 4.0
-
-    def __post_init__(self) -> None:
-        if self.cap < 1:
-            raise ConfigError(f"cap: {self.cap} is below the ratio 1")
+    cap: RatioAtMost = 4.0
 
     def __call__(self, scored: Scored) -> TokenLosses:
         ratio = torch.exp(scored.log_ratio)

@@ -11,8 +11,7 @@ of .001. Ours: noise follows the packing of rows, so responses that share a prom
 
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Noise, RatioPart, Requirement, Scope, Scored
+from swarm.objectives.part import Noise, NotNegative, Positive, RatioPart, Requirement, Scope, Scored
 from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, TokenMean, log_ratio, on_tokens, rollout_sum
 from swarm.objectives.recipe import Recipe
 
@@ -29,12 +28,8 @@ class PerturbedRatio(RatioPart):
     )
     scope = Scope.ROLLOUT
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PERTURBED_LOGPROBS})
-    std: float = 0.02  # of each layer's noise before the first update
-    rate: float = 5e-4  # of Adam on log(std)
-
-    def __post_init__(self) -> None:
-        if self.std <= 0 or self.rate < 0:
-            raise ConfigError(f"std {self.std} must be above 0 (its logarithm is learned), rate {self.rate} not below")
+    std: Positive = 0.02  # of each layer's noise before the first update
+    rate: NotNegative = 5e-4  # of Adam on log(std)
 
     @property
     def noise(self) -> Noise:

@@ -8,11 +8,11 @@ advantages by tool calls.
 """
 
 import math
+from typing import Annotated
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Bound, Scope, Scored, Share, TokenLosses, WeightPart
 from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -22,8 +22,6 @@ class FlippedClip(WeightPart):
 
     Tokens whose entropy is in the upper part of their response have wider bounds. Positives stop above their
     upper bound, negatives below their lower one; beyond `cap` a weight is held there and keeps its gradient.
-
-    Source: ASPO, arXiv:2510.06062; zyh1999/ASPO `compute_policy_loss_archer`.
     """
 
     equation = (
@@ -35,14 +33,8 @@ class FlippedClip(WeightPart):
     high: float = 0.2
     wide_low: float = 0.4  # of tokens of high entropy
     wide_high: float = 0.4
-    quantile: float = 0.8  # of a response's entropies, above which they are high
-    cap: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.quantile <= 1:
-            raise ConfigError(f"quantile {self.quantile} must be in [0, 1]")
-        if self.cap <= 1:
-            raise ConfigError(f"cap {self.cap} must exceed 1")
+    quantile: Share = 0.8  # of a response's entropies, above which they are high
+    cap: Annotated[float, Bound(above=1)] = 3.0
 
     def __call__(self, scored: Scored) -> TokenLosses:
         ratio, advantages = torch.exp(scored.log_ratio), scored.advantages
@@ -64,7 +56,7 @@ RECIPE = Recipe(
     title="ASPO: Asymmetric Importance Sampling Policy Optimization",
     acronym="ASPO",
     arxiv="2510.06062",
-    verification="code",
+    verification="code",  # zyh1999/ASPO `compute_policy_loss_archer`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=FlippedClip(),

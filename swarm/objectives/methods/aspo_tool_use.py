@@ -9,9 +9,8 @@ sign. Ours: the call stands at the end of the first turn; clip and token mean ar
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics, group_sum
 from swarm.objectives.recipe import Recipe
 
 
@@ -21,25 +20,18 @@ class EarlyCall(AdvantagePart):
     The call stands at the end of the first turn. The bonus is added to the advantage and not to the reward,
     where the group's deviation would swallow it. Ours: the usual place is that of the group's successes
     that called.
-
-    Source: ASPO (tool use), arXiv:2508.19201.
     """
 
     equation = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
     always_needs = frozenset({Requirement.TURNS})
     strength: float = 2.0
-    bound: float = 0.7
+    bound: NotNegative = 0.7
     correct: float = 0.5  # a success has a higher reward
     floor: float = 1e-6
 
-    def __post_init__(self) -> None:
-        if self.bound < 0:
-            raise ConfigError("bound must not be negative")
-
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
         rewards = batch.rewards.to(torch.float64)
-        scores = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
+        scores = group_scores(rewards, batch.group_index, self.floor)
         first_turn = torch.where(batch.mask, batch.turn_ids, batch.turn_ids.max() + 1).min(dim=1, keepdim=True).values
         in_first = batch.mask & (batch.turn_ids == first_turn)
         place = in_first.sum(dim=1).to(torch.float64)

@@ -10,24 +10,19 @@ Mechanism: shifted baseline.
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_statistics, where_signal
+from swarm.objectives.parts import Likelihood, NoRatio, TokenMean, group_centred
 from swarm.objectives.recipe import Recipe
 
 
 class ShiftedMean(AdvantagePart):
-    """Reward minus a shifted group mean; below the mean, successes weigh more than failures.
-
-    Source: AsymRE, arXiv:2506.20520; Trinity-RFT `asymre`.
-    """
+    """Reward minus a shifted group mean; below the mean, successes weigh more than failures."""
 
     equation = "A_i = R_i - (mean_G + shift)"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     shift: float = -0.1
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
-        centred = where_signal(batch.rewards.to(group.mean.dtype) - group.mean, group, group.mean)
-        return (centred - self.shift).to(batch.rewards.dtype)
+        return (group_centred(batch.rewards.double(), batch.group_index) - self.shift).to(batch.rewards.dtype)
 
 
 RECIPE = Recipe(
@@ -36,7 +31,7 @@ RECIPE = Recipe(
     acronym="AsymRE",
     arxiv="2506.20520",
     row="S159",
-    verification="code",
+    verification="code",  # Trinity-RFT `asymre`
     advantage=ShiftedMean(shift=-0.1),
     ratio=NoRatio(),
     weight=Likelihood(),

@@ -19,8 +19,6 @@ class BalancedMean(AggregatePart):
     """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has.
 
     Rollouts without an advantage are in neither, and in the group size G.
-
-    Source: BA, arXiv:2605.04077.
     """
 
     equation = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"

@@ -6,13 +6,13 @@ The paper's own order, measure and numbers are the recipe `bapo_paper`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Requirement, Scope, Scored, TokenLosses, WeightPart, masked_sum
-from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, check_dual, clip_surrogate
+from swarm.objectives.part import Positive, Requirement, Scope, Scored, TokenLosses, WeightPart, masked_sum
+from swarm.objectives.parts import Dual, GroupZScore, TokenMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
@@ -21,8 +21,6 @@ class BalancedClip(WeightPart):
 
     The released code raises the lower bound first and compares unweighted sums of positives and negatives;
     the paper raises the upper bound first and compares a share, weighted by the sampling probability.
-
-    Source: BAPO, arXiv:2510.18927. "code": WooooDyy/BAPO `recipe/bapo/policy_loss.py`; "paper": Algorithm 1.
     """
 
     equation = "L_t = -min(r A, clip(r, c_low, c_high) A), bounds raised until positives reach target"
@@ -31,18 +29,11 @@ class BalancedClip(WeightPart):
     target: float = 1.0  # code: sum of positives / sum of negatives; paper: share of positives, in [0, 1]
     low_start: float = 0.6
     low_max: float = 0.8
-    low_step: float = 0.05
+    low_step: Positive = 0.05
     high_start: float = 1.2
     high_max: float = 2.0
-    high_step: float = 0.05
-    dual: float = 3.0  # 0 = off
-
-    def __post_init__(self) -> None:
-        if self.form not in ("code", "paper"):
-            raise ConfigError(f"form: {self.form!r} is neither 'code' nor 'paper'")
-        if min(self.low_step, self.high_step) <= 0:
-            raise ConfigError("low_step and high_step must be positive")
-        check_dual(self.dual)
+    high_step: Positive = 0.05
+    dual: Dual = 3.0  # 0 = off
 
     @property
     def needs(self) -> frozenset[Requirement]:
@@ -94,27 +85,20 @@ RECIPE = Recipe(
     acronym="BAPO",
     arxiv="2510.18927",
     row="S075",
-    verification="code",
+    verification="code",  # "code": WooooDyy/BAPO `recipe/bapo/policy_loss.py`; "paper": Algorithm 1
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BalancedClip(form="code"),
     aggregate=TokenMean(),
 )
 
-
-BAPO_PAPER = Recipe(
+BAPO_PAPER = replace(
+    RECIPE,
     name="bapo_paper",
-    title="BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via "
-    "Balanced Policy Optimization with Adaptive Clipping",
-    acronym="BAPO",
-    arxiv="2510.18927",
-    row="S075",
     verification="paper",
     about="Balanced clip paper (BAPO, as its paper has it): the upper bound first, shares weighted by the sampling "
     "probability. Formula: upper bound first, share weighted by the sampling probability, target .4, token "
     "mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
     weight=BalancedClip(
         form="paper",
         target=0.4,
@@ -126,5 +110,4 @@ BAPO_PAPER = Recipe(
         high_step=0.05,
         dual=0.0,
     ),
-    aggregate=TokenMean(),
 )

@@ -25,8 +25,6 @@ class BetaNormalised(AdvantagePart):
 
     Rewards are mapped from [lowest, highest] to [0, 1]. Prompts whose rate is common in the step weigh less.
     Where all prompts have the same rate there is nothing to fit and the weight is 1 (ours).
-
-    Source: BNPO, arXiv:2506.02864; changyi7231/BNPO `bnpo_ray_trainer.py`.
     """
 
     equation = "A_i = (R_i - p) / Beta(p; 1 + a/3, 1 + b/3), (a, b) of mean and variance of p over prompts"
@@ -34,7 +32,7 @@ class BetaNormalised(AdvantagePart):
     lowest: float = 0.0
     highest: float = 1.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.lowest < self.highest:
             raise ConfigError("lowest must be below highest")
 
@@ -64,7 +62,7 @@ RECIPE = Recipe(
     acronym="BNPO",
     arxiv="2506.02864",
     row="S161",
-    verification="code",
+    verification="code",  # changyi7231/BNPO `bnpo_ray_trainer.py`
     advantage=BetaNormalised(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Batch, RewardPart
+from swarm.objectives.part import Batch, NotNegative, RewardPart
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -38,16 +37,10 @@ class RepeatedTail(RewardPart):
     """A fixed penalty for responses that ran into their limit in a loop.
 
     Only cut-off responses are looked at: one that ended by itself may end in a repetition.
-
-    Source: CAMPO, arXiv:2507.14683; MiroMindAsia/MiroMind-M1 `compute_campo_outcome_advantage`.
     """
 
     equation = "R <- R - penalty where the response was cut off and ends in a stretch repeated at once"
-    penalty: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.penalty < 0:
-            raise ConfigError(f"penalty {self.penalty} must not be negative")
+    penalty: NotNegative = 0.1
 
     def __call__(self, batch: Batch) -> Tensor:
         loops = [
@@ -65,7 +58,7 @@ RECIPE = Recipe(
     acronym="CAMPO",
     arxiv="2507.14683",
     row="S117",
-    verification="code",
+    verification="code",  # MiroMindAsia/MiroMind-M1 `compute_campo_outcome_advantage`
     rewards=(RepeatedTail(penalty=0.1),),
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import CorrectionPart, Prediction, Probe, Scored
+from swarm.objectives.part import CorrectionPart, Positive, Prediction, Probe, Scored
 from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -39,21 +38,14 @@ class CurvatureMask(CorrectionPart):
 
     The step moves the token's logit by a = rate |h|_1 / T and every other one by -a (times the sign of A), so that
     g.d = 2 a |A| (1 - p) and the variance of the logits' moves is 4 a^2 p (1 - p). At a rate of 0 nothing is masked.
-
-    Source: CAPO (curvature-aware), arXiv:2510.00819; luckeciano/stable-pg-llm `grpo_entropy_trainer.py`,
-    `sparse_adam_model.py`.
     """
 
     equation = (
         "w = 1[m_F < shift, |m_H| < gain], m_F = 2 a^2 p (1-p), m_H = 2 a |A| (1-p) + 2 A a^2 (1-p) (1-2p), "
         "a = learning rate * |h|_1 / T"
     )
-    shift: float = 1e-4  # nats
-    gain: float = 0.01  # of the objective
-
-    def __post_init__(self) -> None:
-        if min(self.shift, self.gain) <= 0:
-            raise ConfigError(f"shift {self.shift} and gain {self.gain} must be positive")
+    shift: Positive = 1e-4  # nats
+    gain: Positive = 0.01  # of the objective
 
     @property
     def probes(self) -> Mapping[str, Probe]:
@@ -73,7 +65,7 @@ RECIPE = Recipe(
     acronym="CAPO",
     arxiv="2510.00819",
     row="S114",
-    verification="code",
+    verification="code",  # luckeciano/stable-pg-llm `grpo_entropy_trainer.py`, `sparse_adam_model.py`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -11,8 +11,7 @@ the group z-score, a mean over tokens.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TermPart, masked_sum
+from swarm.objectives.part import NotNegative, Scope, Scored, TermPart, masked_sum
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -28,12 +27,8 @@ class CorrectLikelihood(TermPart):
         "share of the step's tokens (1 but for mixed kinds)"
     )
     scope = Scope.STEP
-    strength: float = 0.1
+    strength: NotNegative = 0.1
     correct: float = 1.0  # least reward that counts
-
-    def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise ConfigError(f"strength: {self.strength} is negative")
 
     def __call__(self, scored: Scored) -> Tensor:
         chosen = scored.mask & (scored.batch.rewards >= self.correct)[:, None]
@@ -44,8 +39,6 @@ class CorrectLikelihood(TermPart):
 RECIPE = Recipe(
     name="correct_likelihood",
     title="Clip-higher with the likelihood of correct rollouts",
-    acronym="",
-    arxiv="",
     url="https://arxiv.org/abs/2504.05118",
     verification="ours",
     advantage=GroupZScore(),

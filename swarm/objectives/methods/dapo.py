@@ -6,11 +6,12 @@ The objective and the reward of the method; its dynamic sampling (groups without
 sampler's work. The overlong buffer is 4096 of 20480 tokens; ours: the same share of each generator's limit.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Batch, CorrectionPart, RewardPart, Scored
+from swarm.objectives.part import Batch, CorrectionPart, PositiveShare, RewardPart, Scored
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -40,12 +41,8 @@ class Overlong(RewardPart):
     """
 
     equation = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
-    share: float = 0.2
+    share: PositiveShare = 0.2
     factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError("share must be in (0, 1]")
 
     def __call__(self, batch: Batch) -> Tensor:
         limit = torch.maximum(batch.max_new_tokens, batch.length).to(torch.float64).clamp(min=1)
@@ -67,19 +64,13 @@ RECIPE = Recipe(
     aggregate=TokenMean(),
 )
 
-
-DAPO_OVERLONG_FILTER = Recipe(
+DAPO_OVERLONG_FILTER = replace(
+    RECIPE,
     name="dapo_overlong_filter",
-    title="DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
     acronym="DAPO (overlong filtering)",
-    arxiv="2503.14476",
-    verification="code",
     about="DAPO with overlong filtering in place of its soft punishment: responses cut off by the limit are not "
     "learned from. Ours: they stay in the denominator of the mean. Formula: token mean of -min(r A, clip(r, "
     ".8, 1.28) A) over responses that ended before their limit.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.28),
     corrections=(FinishedOnly(),),
-    aggregate=TokenMean(),
+    rewards=(),
 )

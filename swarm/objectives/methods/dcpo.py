@@ -11,16 +11,18 @@ Mechanism: probability clip.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
 from swarm.objectives.part import (
     AdvantagePart,
     AggregatePart,
     Batch,
+    Bound,
     Memory,
+    NotNegative,
     Requirement,
     Scope,
     Scored,
@@ -121,13 +123,9 @@ class ProbabilityClip(WeightPart):
         "lo = (1 + sqrt(max(1 - 4 low/mu, 0)))/2, hi = min((1 + sqrt(1 + 4 high/mu))/2, ceiling)"
     )
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS})
-    low: float = 0.16
-    high: float = 0.2
-    ceiling: float = 10.0  # of the ratio; also the dual clip
-
-    def __post_init__(self) -> None:
-        if min(self.low, self.high) < 0 or self.ceiling <= 1:
-            raise ConfigError("low and high must not be negative and ceiling must exceed 1")
+    low: NotNegative = 0.16
+    high: NotNegative = 0.2
+    ceiling: Annotated[float, Bound(above=1)] = 10.0  # of the ratio; also the dual clip
 
     def __call__(self, scored: Scored) -> TokenLosses:
         rarity = torch.exp(-scored.behavior)

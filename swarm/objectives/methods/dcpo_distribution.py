@@ -7,12 +7,24 @@ Another method called DCPO clips by token probability. Groups whose rewards are 
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart, masked_sum
+from swarm.objectives.part import (
+    Bound,
+    Memory,
+    NotNegative,
+    PositiveShare,
+    Prediction,
+    Probe,
+    Requirement,
+    Scope,
+    Scored,
+    ShapePart,
+    masked_sum,
+)
 from swarm.objectives.parts import LOG_RATIO_BOUND, Clip, GroupZScore, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -42,17 +54,11 @@ class TemperedPull(ShapePart):
     )
     scope = Scope.STEP
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    target: float = 0.5  # nats per token
-    flat: float = 1.2  # temperature
-    sharp: float = 0.8
-    most: float = 0.1  # nats
+    target: NotNegative = 0.5  # nats per token
+    flat: Annotated[float, Bound(at_least=1)] = 1.2  # temperature
+    sharp: PositiveShare = 0.8
+    most: NotNegative = 0.1  # nats
     correct: float = 0.05  # a reward above it counts
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sharp <= 1 <= self.flat:
-            raise ConfigError(f"sharp and flat: temperatures {self.sharp} and {self.flat} are not on both sides of 1")
-        if self.most < 0 or self.target < 0:
-            raise ConfigError("target and most must not be negative")
 
     @property
     def probes(self) -> Mapping[str, Probe]:
@@ -85,7 +91,6 @@ RECIPE = Recipe(
     name="dcpo_distribution",
     title="Distribution-Centric Policy Optimization Dominates Exploration-Exploitation Trade-off",
     acronym="DCPO (distribution-centric)",
-    arxiv="",
     url="https://github.com/597358816/DCPO",
     row="S148",
     verification="code",

@@ -8,10 +8,11 @@ rather than ratios; share 1 is GRPO and share 0 is GSPO exactly.
 Mechanism: token sequence mix.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scope, Scored, Share, TokenLosses, WeightPart
 from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio, clip_surrogate, on_tokens, rollout_mean
 from swarm.objectives.recipe import Recipe
 
@@ -43,11 +44,7 @@ class BranchClip(_Branches):
     """
 
     equation = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"share: {self.share} must lie in [0, 1]")
+    share: Share = 0.5
 
     def __call__(self, scored: Scored) -> TokenLosses:
         return self.mixed(scored, self.share)
@@ -60,11 +57,7 @@ class EntropyBranchClip(_Branches):
     """
 
     equation = "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
-    half: float = 1.0  # nats at which both branches count the same
-
-    def __post_init__(self) -> None:
-        if self.half <= 0:
-            raise ConfigError(f"half: {self.half} must be positive")
+    half: Positive = 1.0  # nats at which both branches count the same
 
     def __call__(self, scored: Scored) -> TokenLosses:
         entropy = scored.entropy.detach().clamp(min=0)
@@ -84,20 +77,13 @@ RECIPE = Recipe(
     aggregate=RolloutMean(),
 )
 
-
-DHPO_ENTROPY = Recipe(
+DHPO_ENTROPY = replace(
+    RECIPE,
     name="dhpo_entropy",
-    title="Orchestrating Tokens and Sequences: Dynamic Hybrid Policy Optimization for RLVR",
     acronym="DHPO-entropy",
-    arxiv="2601.05607",
-    row="S177",
-    verification="secondary",
     about="DHPO with entropy-guided mixing: uncertain tokens count by their own ratio, certain ones by the "
     "response's. The text is not at hand. Ours: the share H/(H + 1 nat) of the token branch, its direction "
     "included, the intervals of GRPO and GSPO, and that surrogate terms are mixed rather than ratios. "
     "Formula: share H/(H+1) of GRPO's clipped term (.2), the rest of GSPO's (3e-4 / 4e-4).",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
     weight=EntropyBranchClip(),
-    aggregate=RolloutMean(),
 )

@@ -14,10 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class FourBounds(WeightPart):
-    """The clipped ratio as a constant weight, with bounds of their own for each sign of the advantage.
-
-    Source: DISPO, arXiv:2602.00983 (two secondary sources agree).
-    """
+    """The clipped ratio as a constant weight, with bounds of their own for each sign of the advantage."""
 
     equation = "L_t = -sg[clip(r, 1-low, 1+high)] A log pi_t, (low, high) by the sign of A"
     positive_low: float = 0.2  # half-widths
@@ -42,7 +39,7 @@ RECIPE = Recipe(
     acronym="DISPO",
     arxiv="2602.00983",
     row="S183",
-    verification="secondary",
+    verification="secondary",  # two secondary sources agree
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=FourBounds(),

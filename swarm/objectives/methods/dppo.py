@@ -1,5 +1,7 @@
 """DPPO: a trust region on how far a token's probability itself moved; rare tokens may change by any factor."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,10 +22,7 @@ PROBABILITY_FLOOR = 1e-8
 
 
 class BernoulliDivergenceMask(DivergenceMask):
-    """Drops tokens by KL(mu || pi) of "this token or another", in the direction its advantage pushes to.
-
-    Source: DPPO-Binary-KL, arXiv:2602.04879; sail-sg/Stable-RL; verl `dppo_kl`.
-    """
+    """Drops tokens by KL(mu || pi) of "this token or another", in the direction its advantage pushes to."""
 
     equation = (
         "L_t <- M L_t, M = 0 if KL > high, A > 0, p > p_mu or KL > low, A <= 0, p < p_mu; "
@@ -44,7 +43,7 @@ DPPO_TV = Recipe(
     title="Rethinking the Trust Region in LLM Reinforcement Learning",
     acronym="DPPO-TV",
     arxiv="2602.04879",
-    verification="code",
+    verification="code",  # sail-sg/Stable-RL; verl `dppo_kl`
     about="Probability difference mask (DPPO-Binary-TV): tokens whose probability itself moved too far are dropped; "
     "rare tokens may change by any factor. The anchor is the policy that sampled, also with several updates a "
     "batch. Bounds 0.15 and the cap 20 on the constant weight are those of the authors' version in verl; "
@@ -57,19 +56,12 @@ DPPO_TV = Recipe(
     aggregate=TokenMean(),
 )
 
-
-DPPO_KL = Recipe(
+DPPO_KL = replace(
+    DPPO_TV,
     name="dppo_kl",
-    title="Rethinking the Trust Region in LLM Reinforcement Learning",
     acronym="DPPO-KL",
-    arxiv="2602.04879",
-    verification="code",
     about='Bernoulli divergence mask (DPPO-Binary-KL): as `dppo_tv`, by the KL divergence of "this token or '
     "another\". Bounds 0.05 and the cap 20 on the constant weight are those of the authors' version in verl. "
     "Formula: -M sg[min(r, 20)] A log pi, M by KL(mu || pi) of the token against the rest, bound .05.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
-    weight=DetachedClip(low=1.0, high=19.0),
     corrections=(BernoulliDivergenceMask(low=0.05, high=0.05),),
-    aggregate=TokenMean(),
 )

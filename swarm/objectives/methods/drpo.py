@@ -11,9 +11,19 @@ import math
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AggregatePart, Requirement, Scope, Scored, TermPart, TokenLosses, WeightPart
-from swarm.objectives.parts import GroupCentred, NoRatio, check_not_negative, difference, need_of, step_mean
+from swarm.objectives.part import (
+    AggregatePart,
+    NotNegative,
+    Positive,
+    Requirement,
+    Scope,
+    Scored,
+    TermPart,
+    TokenLosses,
+    WeightPart,
+    unbounded,
+)
+from swarm.objectives.parts import GroupCentred, NoRatio, difference, step_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -37,15 +47,9 @@ class KlConstraint(TermPart):
 
     equation = "L += sg[max(steepness (KL - bound), 0)] KL, KL = mean_t (log pi_old - log pi)"
     scope = Scope.STEP
-    steepness: float = 1000.0
+    always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS})
+    steepness: NotNegative = 1000.0
     bound: float = 1e-4  # nats per token
-
-    def __post_init__(self) -> None:
-        check_not_negative(steepness=self.steepness)
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return need_of("proximal")
 
     def __call__(self, scored: Scored) -> Tensor:
         divergence = step_mean(-difference(scored, "proximal"), scored, "token")
@@ -67,13 +71,9 @@ class DecoupledReward(WeightPart):
         "L_G = -sum_+ w s / sum_+ w + tau log mean_- exp(s / tau), w = exp((1 - |o|/Lmax) / scale), s mean log pi"
     )
     scope = Scope.GROUP
-    tau: float = 10.0
-    scale: float = 0.1
+    tau: Positive = 10.0
+    scale: Positive = 0.1
     correct: float = 0.5  # a success has a higher reward
-
-    def __post_init__(self) -> None:
-        if min(self.tau, self.scale) <= 0:
-            raise ConfigError("tau and scale must be positive")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         batch, count = scored.batch, scored.mask.sum(dim=1)
@@ -97,7 +97,7 @@ class DecoupledReward(WeightPart):
             soft_maximum = self.tau * (torch.logsumexp(likelihood[fails] / self.tau, 0) - math.log(fails.numel()))
             spread = (soft_maximum / count[fails].sum()).expand(fails.numel(), losses.shape[1])
             losses = losses.index_add(0, fails, spread)
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(losses)
 
 
 RECIPE = Recipe(

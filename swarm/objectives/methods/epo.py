@@ -12,11 +12,13 @@ both sides, of which our notes on the code have 0.05 and 0.1.
 """
 
 import math
+from dataclasses import replace
+from typing import Annotated
 
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Scored, TermPart, masked_sum
+from swarm.objectives.part import Bound, Memory, NotNegative, Scored, TermPart, masked_sum
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy
 from swarm.objectives.recipe import Recipe
 
@@ -27,24 +29,20 @@ class EntropyBand(TermPart):
     The history is the mean over past steps of their mean entropy; before the first step there is no band. As in
     the released code the penalty is a constant of the token, so it moves the loss and not the gradient. Its weight
     falls slowly to about 0.83 in the first half of `horizon` steps, then fast.
-
-    Source: EPO, arXiv:2509.22576; WujiangXu/EPO `verl/workers/actor/dp_actor.py`, every token a single turn.
     """
 
     equation = "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
-    strength: float = 0.001
-    penalty: float = 0.1
-    low: float = 0.8  # times the past mean entropy
+    strength: NotNegative = 0.001
+    penalty: NotNegative = 0.1
+    low: NotNegative = 0.8  # times the past mean entropy
     high: float = 1.2
-    horizon: int = 150  # optimizer updates until the weight's schedule ends (the code: epochs)
-    slow: float = 2.0  # decay rate in the first half
-    fast: float = 3.0  # in the second
+    horizon: Annotated[int, Bound(at_least=2)] = 150  # updates until the weight's schedule ends (the code: epochs)
+    slow: NotNegative = 2.0  # decay rate in the first half
+    fast: NotNegative = 3.0  # in the second
 
-    def __post_init__(self) -> None:
-        if min(self.strength, self.penalty, self.low, self.slow, self.fast) < 0 or self.high < self.low:
-            raise ConfigError("constants must not be negative, and low not above high")
-        if self.horizon < 2:
-            raise ConfigError(f"horizon: {self.horizon} steps have no two halves")
+    def check(self) -> None:
+        if self.high < self.low:
+            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
     def initial(self) -> Memory:
         return {"steps": 0, "entropy_sum": 0.0}
@@ -83,7 +81,7 @@ class PullingBand(EntropyBand):
     equation = (
         "L -= strength * mean_t (H_t - weight(step) * penalty * (max(low past H - H_t, 0) + max(H_t - high past H, 0)))"
     )
-    penalty: float = 3.0
+    penalty: NotNegative = 3.0
 
     def __call__(self, scored: Scored) -> Tensor:
         memory = self.remembered(scored.batch)
@@ -102,7 +100,7 @@ RECIPE = Recipe(
     acronym="EPO",
     arxiv="2509.22576",
     row="S081",
-    verification="code",
+    verification="code",  # WujiangXu/EPO `verl/workers/actor/dp_actor.py`, every token a single turn
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2, dual=3.0),
@@ -110,21 +108,13 @@ RECIPE = Recipe(
     terms=(EntropyBand(),),
 )
 
-
-EPO_BAND = Recipe(
+EPO_BAND = replace(
+    RECIPE,
     name="epo_band",
-    title="EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
-    acronym="EPO",
-    arxiv="2509.22576",
-    row="S081",
     verification="ours",
     about="EPO with a band that pulls: outside it the penalty is the distance in nats, with gradient, and strong "
     "enough to turn the bonus around above it. The released band has no gradient, so its claim of a steadier "
     "entropy cannot come from it. Ours: the distance, and its strength of 3. Formula: EPO, a band that pulls: "
     "PG (token mean, dual clip 3) - .001 (mean H - weight 3 mean distance to (.8, 1.2) past H).",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.2, dual=3.0),
-    aggregate=TokenMean(),
     terms=(PullingBand(),),
 )

@@ -13,22 +13,22 @@ from typing import cast
 
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, PromptPart, Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts import (
-    Clip,
-    GroupZScore,
-    Mean,
-    RolloutMean,
-    TokenRatio,
-    check_choice,
-    check_not_negative,
-    difference,
-    estimate,
-    need_of,
-    renewed,
-    step_mean,
+from swarm.objectives.part import (
+    Count,
+    Memory,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    PromptPart,
+    Requirement,
+    Scope,
+    Scored,
+    Share,
+    TermPart,
 )
+from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TokenRatio
+from swarm.objectives.parts.kl import Mean, difference, estimate, step_mean
+from swarm.objectives.parts.prompts import renewed
 from swarm.objectives.recipe import Recipe
 
 
@@ -42,18 +42,10 @@ class GaussianAccuracy(PromptPart):
     equation = "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS})
     center: float = 0.5
-    width: float = 0.35
-    pace: float = 0.1
-    start: float = 0.5
-    remembers: int = 4096  # prompts
-
-    def __post_init__(self) -> None:
-        if self.remembers < 1:
-            raise ConfigError(f"remembers: {self.remembers} prompts are none")
-        if self.width <= 0:
-            raise ConfigError(f"width: {self.width} is not positive")
-        if not (0 < self.pace <= 1 and 0 <= self.start <= 1):
-            raise ConfigError("pace and start must lie in [0, 1], and pace not be 0")
+    width: Positive = 0.35
+    pace: PositiveShare = 0.1
+    start: Share = 0.5
+    remembers: Count = 4096  # prompts
 
     def initial(self) -> Memory:
         return {"accuracy": {}}
@@ -81,16 +73,9 @@ class AccuracyKl(TermPart):
 
     equation = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
     scope = Scope.STEP
-    strength: float = 0.02
+    always_needs = frozenset({Requirement.REFERENCE_LOGPROBS})
+    strength: NotNegative = 0.02
     mean: Mean = "rollout"
-
-    def __post_init__(self) -> None:
-        check_not_negative(strength=self.strength)
-        check_choice("mean", self.mean, ("token", "rollout"))
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return need_of("reference")
 
     def __call__(self, scored: Scored) -> Tensor:
         accuracy = float(scored.batch.rewards.double().mean())

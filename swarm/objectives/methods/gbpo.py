@@ -10,8 +10,7 @@ half-widths 0.2 of the published 0.2 to 0.3.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Batch, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Batch, Positive, Scope, Scored, TokenLosses, WeightPart, unbounded
 from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, group_median, group_statistics
 from swarm.objectives.recipe import Recipe
 
@@ -21,20 +20,14 @@ class BoundedRatio(WeightPart):
 
     The target looks at the group's median, the weight at whatever advantage the recipe has. Of an even
     group the median is the mean of the middle two, as the released quantile has it.
-
-    Source: GBPO, arXiv:2604.18578; `bounded_ratio_rl` `core_algos.py`.
     """
 
     equation = "L_t = |(r - tgt) A|, tgt = 1-low + (low+high) sigmoid((R - median_G) / (std_G + floor) / temperature)"
     scope = Scope.GROUP
     low: float = 0.2  # half-widths
     high: float = 0.2
-    temperature: float = 1e-4
-    floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0 or self.floor <= 0:
-            raise ConfigError("temperature and floor must be positive")
+    temperature: Positive = 1e-4
+    floor: Positive = 1e-6
 
     def targets(self, batch: Batch) -> Tensor:
         """Ratio [N] that each rollout's tokens are pulled to, float64."""
@@ -45,8 +38,7 @@ class BoundedRatio(WeightPart):
 
     def __call__(self, scored: Scored) -> TokenLosses:
         targets = self.targets(scored.batch).to(scored.logprobs.dtype)[:, None]
-        losses = ((torch.exp(scored.log_ratio) - targets) * scored.advantages).abs()
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(((torch.exp(scored.log_ratio) - targets) * scored.advantages).abs())
 
 
 RECIPE = Recipe(
@@ -55,7 +47,7 @@ RECIPE = Recipe(
     acronym="GBPO",
     arxiv="2604.18578",
     row="S129",
-    verification="code",
+    verification="code",  # `bounded_ratio_rl` `core_algos.py`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BoundedRatio(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal, whitened
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, whitened
 from swarm.objectives.recipe import Recipe
 
 
@@ -21,8 +21,6 @@ class PerRewardScore(AdvantagePart):
     """Z-scores of every named reward, added up with weights, whitened over the tokens of the step.
 
     Added before scoring, different mixtures of rewards often give the same sum and cannot be told apart.
-
-    Source: GDPO, arXiv:2601.05242; CrazyMint/LEAD `compute_advantage` (gdpo).
     """
 
     equation = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
@@ -31,7 +29,7 @@ class PerRewardScore(AdvantagePart):
     floor: float = 1e-6
     whitening_floor: float = 1e-8
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         self.weight_of("")
 
     def weight_of(self, name: str) -> float:
@@ -47,9 +45,7 @@ class PerRewardScore(AdvantagePart):
         total = torch.zeros(batch.num_rollouts, dtype=torch.float64, device=batch.mask.device)
         for name in sorted(batch.reward_parts):
             values = batch.reward_parts[name].to(torch.float64)
-            group = group_statistics(values, batch.group_index)
-            scores = where_signal((values - group.mean) / (group.std + self.floor), group, values)
-            total = total + self.weight_of(name) * scores
+            total = total + self.weight_of(name) * group_scores(values, batch.group_index, self.floor)
         tokens = total[:, None].expand(batch.mask.shape)
         return whitened(tokens, batch.mask, self.whitening_floor).to(batch.rewards.dtype)
 
@@ -59,7 +55,7 @@ RECIPE = Recipe(
     title="GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
     acronym="GDPO",
     arxiv="2601.05242",
-    verification="code",
+    verification="code",  # CrazyMint/LEAD `compute_advantage` (gdpo)
     advantage=PerRewardScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

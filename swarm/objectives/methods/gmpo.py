@@ -7,8 +7,7 @@ Each log-ratio is clipped on the side that the advantage pushes to before it ent
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import NotNegative, Scope, Scored, TokenLosses, WeightPart, on_mask
 from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -17,23 +16,17 @@ class GeometricMean(WeightPart):
     """Token log-ratios, each clipped on the side its advantage pushes to, averaged before exp.
 
     Wants a token ratio, advantages equal over a rollout, and the mean over rollouts.
-
-    Source: GMPO, arXiv:2507.20673; callsys/GMPO; verl `geo_mean`.
     """
 
     equation = "L_i = -A exp(mean_t sgn(A) min(sgn(A) d_t, sgn(A) clip(d_t, -low, high)))"
     scope = Scope.ROLLOUT
-    low: float = 0.4  # of the log-ratio
-    high: float = 0.4
-
-    def __post_init__(self) -> None:
-        if min(self.low, self.high) < 0:
-            raise ConfigError("low and high must not be negative")
+    low: NotNegative = 0.4  # of the log-ratio
+    high: NotNegative = 0.4
 
     def __call__(self, scored: Scored) -> TokenLosses:
         plain, advantages, mask = scored.log_ratio, scored.advantages, scored.mask
         held = torch.where(advantages >= 0, plain.clamp(max=self.high), plain.clamp(min=-self.low))
-        total = torch.where(mask, held, torch.zeros_like(held)).sum(dim=1, keepdim=True)
+        total = on_mask(held, mask).sum(dim=1, keepdim=True)
         mean = total / mask.sum(dim=1, keepdim=True).clamp(min=1)
         return TokenLosses(losses=-advantages * torch.exp(mean), bounded=held != plain)
 
@@ -43,7 +36,7 @@ RECIPE = Recipe(
     title="Geometric-Mean Policy Optimization",
     acronym="GMPO",
     arxiv="2507.20673",
-    verification="code",
+    verification="code",  # callsys/GMPO; verl `geo_mean`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=GeometricMean(),

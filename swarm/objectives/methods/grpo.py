@@ -7,6 +7,8 @@ verl adds 1e-6 to the standard deviation and TRL 1e-4; both use the unbiased one
 term to a reference policy, which both frameworks leave off by default, and so do we.
 """
 
+from dataclasses import replace
+
 from swarm.objectives.parts import Clip, GroupZScore, KlPenalty, RolloutMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -22,19 +24,11 @@ RECIPE = Recipe(
     aggregate=RolloutMean(),
 )
 
-
-GRPO_KL = Recipe(
+GRPO_KL = replace(
+    RECIPE,
     name="grpo_kl",
-    title="DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
-    acronym="GRPO",
-    arxiv="2402.03300",
-    verification="code",
     about="Grpo reference (GRPO as first published): the clipped surrogate with a k3 penalty to the frozen "
     "reference in the same mean. Most later work sets the strength to 0 (recipe `grpo`). The R1 report uses "
     "0.001. Formula: rollout mean of -min(r A, clip(r, .8, 1.2) A) + .04 k3, k3 = exp(-D) + D - 1.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.2),
-    aggregate=RolloutMean(),
     terms=(KlPenalty(strength=0.04, estimator="k3", to="reference", mean="rollout"),),
 )

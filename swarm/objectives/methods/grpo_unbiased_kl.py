@@ -11,22 +11,9 @@ Mechanism: unbiased reference.
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts import (
-    Clip,
-    GroupZScore,
-    Mean,
-    RolloutMean,
-    Sampler,
-    Target,
-    TokenRatio,
-    check_choice,
-    check_not_negative,
-    difference,
-    estimate,
-    need_of,
-    step_mean,
-)
+from swarm.objectives.part import NotNegative, Requirement, Scope, Scored, TermPart
+from swarm.objectives.parts import Clip, GroupZScore, RolloutMean, TokenRatio
+from swarm.objectives.parts.kl import Mean, Sampler, Target, difference, estimate, need_of, step_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -34,22 +21,14 @@ class ImportanceKl(TermPart):
     """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too.
 
     The gradient is r D grad log pi: r k3 + r (1 - exp(-D)) = r D.
-
-    Source: DeepSeek-V3.2 report, arXiv:2512.02556.
     """
 
     equation = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
     scope = Scope.ROLLOUT
-    strength: float = 0.001
+    strength: NotNegative = 0.001
     sampler: Sampler = "behavior"
     to: Target = "reference"
     mean: Mean = "token"
-
-    def __post_init__(self) -> None:
-        check_not_negative(strength=self.strength)
-        check_choice("sampler", self.sampler, ("behavior", "proximal"))
-        check_choice("to", self.to, ("reference", "proximal"))
-        check_choice("mean", self.mean, ("token", "rollout"))
 
     @property
     def needs(self) -> frozenset[Requirement]:

@@ -5,20 +5,13 @@
 The clip acts on responses, so its half-widths are a thousandth of those of token methods.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from swarm.objectives.part import RatioPart, Scope, Scored
-from swarm.objectives.parts import (
-    LOG_RATIO_BOUND,
-    AgainstPolicy,
-    Clip,
-    GroupZScore,
-    RolloutMean,
-    SequenceRatio,
-    check_ceiling,
-    on_tokens,
-    rollout_mean,
-)
+from swarm.objectives.parts import AgainstPolicy, Clip, GroupZScore, RolloutMean, SequenceRatio
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, Ceiling, on_tokens, rollout_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -26,17 +19,11 @@ class SequenceTokenRatio(AgainstPolicy, RatioPart):
     """The value of the length-normalised ratio with the gradient of the token alone.
 
     Token advantages may differ inside a response. A rollout above the ceiling has no gradient.
-
-    Source: GSPO-token, arXiv:2507.18071; verl `compute_policy_loss_gspo`.
     """
 
     equation = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
     scope = Scope.ROLLOUT
-    ceiling: float = 10.0  # of log s
-
-    def __post_init__(self) -> None:
-        AgainstPolicy.__post_init__(self)
-        check_ceiling(self.ceiling)
+    ceiling: Ceiling = 10.0  # of log s
 
     def __call__(self, scored: Scored) -> Tensor:
         denominator = self.denominator(scored)
@@ -49,26 +36,20 @@ RECIPE = Recipe(
     title="Group Sequence Policy Optimization",
     acronym="GSPO",
     arxiv="2507.18071",
-    verification="code",
+    verification="code",  # verl `compute_policy_loss_gspo`
     advantage=GroupZScore(),
     ratio=SequenceRatio(),
     weight=Clip(low=3e-4, high=4e-4),
     aggregate=RolloutMean(),
 )
 
-
-GSPO_TOKEN = Recipe(
+GSPO_TOKEN = replace(
+    RECIPE,
     name="gspo_token",
-    title="Group Sequence Policy Optimization",
     acronym="GSPO-token",
-    arxiv="2507.18071",
-    verification="code",
     about="Sequence ratio token (GSPO-token): the response's ratio as the value, the token's own log-probability as "
     "the gradient. Equals GSPO in value and gradient while all tokens of a response share one advantage; with "
     "token advantages (shapers) it is the form to use. verl's `gspo` is this one. Formula: (1/N) sum_i "
     "(1/|o_i|) sum_t -min(s_t A, clip(s_t) A), s_t = sg[s_i] pi / sg[pi], its log at most 10.",
-    advantage=GroupZScore(),
     ratio=SequenceTokenRatio(),
-    weight=Clip(low=3e-4, high=4e-4),
-    aggregate=RolloutMean(),
 )

@@ -13,17 +13,10 @@ Mechanism: entropy clip.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts import (
-    TokenMean,
-    TokenRatio,
-    check_dual,
-    clip_surrogate,
-    group_statistics,
-    group_sum,
-    where_signal,
-)
+from swarm.objectives.part import AdvantagePart, Batch, Scope, Scored, Share, TokenLosses, WeightPart
+from swarm.objectives.parts import TokenMean, TokenRatio
+from swarm.objectives.parts.clip import Dual, clip_surrogate
+from swarm.objectives.parts.group_statistics import group_scores, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
@@ -48,8 +41,8 @@ class TokenGroupScore(AdvantagePart):
         spread = (group_sum(length * centred**2, batch.group_index) / tokens).sqrt()
         scores = where_signal(centred / (spread + self.floor), group, rewards)
         is_far = group_sum((scores.abs() >= self.limit).to(rewards.dtype), batch.group_index) > 0
-        plain = (rewards - group.mean) / (group.std + self.floor)
-        return where_signal(torch.where(is_far, plain, scores), group, batch.rewards)
+        plain = group_scores(rewards, batch.group_index, self.floor)
+        return torch.where(is_far, plain, scores).to(batch.rewards.dtype)
 
 
 class EntropyClip(WeightPart):
@@ -69,13 +62,8 @@ class EntropyClip(WeightPart):
     scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-    pivot: float = 0.8  # quantile of the entropies that counts as 0
-    dual: float = 10.0  # 0 = off
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.pivot <= 1:
-            raise ConfigError(f"pivot {self.pivot} must be in [0, 1]")
-        check_dual(self.dual)
+    pivot: Share = 0.8  # quantile of the entropies that counts as 0
+    dual: Dual = 10.0  # 0 = off
 
     def __call__(self, scored: Scored) -> TokenLosses:
         place = self.places(scored.entropy.detach(), scored.mask)

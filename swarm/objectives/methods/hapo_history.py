@@ -24,8 +24,6 @@ class HistoryLength(RewardPart):
     As long as the record: 0. Half as long: +0.71. Twice as long or more: -1, but no less than `worst` for a
     success, so that it stays above every failure; a short failure gets no bonus. A prompt without a success
     so far adds nothing. Only successes of our own set the record: another node chooses which answers it sends.
-
-    Source: HAPO (history-aware), arXiv:2505.11225; HCY123902/HAPO `utils.py` (cosine, shortest).
     """
 
     equation = (
@@ -71,7 +69,7 @@ RECIPE = Recipe(
     acronym="HAPO (history-aware)",
     arxiv="2505.11225",
     row="S122",
-    verification="code",
+    verification="code",  # HCY123902/HAPO `utils.py` (cosine, shortest)
     rewards=(HistoryLength(weight=1.0, worst=-0.7),),
     advantage=GroupZScore(),
     ratio=TokenRatio(),

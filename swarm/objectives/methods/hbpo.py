@@ -11,9 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, Requirement
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
@@ -22,8 +21,6 @@ class BudgetGroups(AdvantagePart):
 
     A small budget earns more than a large one, so that going short pays wherever it still succeeds. Inside a
     budget a member is measured by what full success there would earn.
-
-    Source: HBPO, arXiv:2507.15844 section 3; constants of ZJU-REAL/HBPO `math_reward.py` (4, and 1/4096 a token).
     """
 
     equation = (
@@ -31,14 +28,10 @@ class BudgetGroups(AdvantagePart):
         "R = h(max(|o|, b)) - cost max(|o| - b, 0) / Lmax for a success, else 0"
     )
     always_needs = frozenset({Requirement.BUDGETS, Requirement.ZERO_VARIANCE_GROUPS})
-    height: float = 4.0
-    cost: float = 1.0  # of overrunning by the whole limit
+    height: NotNegative = 4.0
+    cost: NotNegative = 1.0  # of overrunning by the whole limit
     correct: float = 0.5  # a success has a higher reward
     floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if min(self.height, self.cost) < 0:
-            raise ConfigError("height and cost must not be negative")
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.budgets is not None, "the run does not supply budgets"
@@ -47,8 +40,7 @@ class BudgetGroups(AdvantagePart):
         budget = torch.minimum(budget, limit)
         earned = self._worth(torch.maximum(length, budget) / limit) - self.cost * (length - budget).clamp(min=0) / limit
         rewards = torch.where(batch.rewards > self.correct, earned, torch.zeros_like(earned))
-        group = group_statistics(rewards, batch.group_index)
-        across = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
+        across = group_scores(rewards, batch.group_index, self.floor)
         _, own = torch.unique(torch.stack([batch.group_index, batch.budgets]), dim=1, return_inverse=True)
         inside = group_statistics(rewards - self._worth(budget / limit), own).mean
         return (inside + across).to(batch.rewards.dtype)
@@ -63,7 +55,7 @@ RECIPE = Recipe(
     acronym="HBPO",
     arxiv="2507.15844",
     row="S142",
-    verification="paper",
+    verification="paper",  # section 3; constants of ZJU-REAL/HBPO `math_reward.py` (4, and 1/4096 a token)
     advantage=BudgetGroups(height=4.0, cost=1.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

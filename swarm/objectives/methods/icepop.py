@@ -9,32 +9,18 @@ Mechanism: masked mismatch.
 
 from torch import Tensor
 
-from swarm.objectives.part import Scored
-from swarm.objectives.parts import (
-    Clip,
-    GroupZScore,
-    MismatchPart,
-    TokenMean,
-    TokenRatio,
-    check_band,
-    inside,
-    log_mismatch,
-)
+from swarm.objectives.part import Scored, Share
+from swarm.objectives.parts import Clip, GroupZScore, MismatchPart, TokenMean, TokenRatio
+from swarm.objectives.parts.mismatch_correction import RatioAtMost, inside, log_mismatch
 from swarm.objectives.recipe import Recipe
 
 
 class MaskedMismatch(MismatchPart):
-    """The ratio of each token inside a band; outside it the token is dropped.
-
-    Source: IcePop, arXiv:2510.18855; TRL `token_mask`. AReaL's cap is the band [0, cap].
-    """
+    """The ratio of each token inside a band; outside it the token is dropped."""
 
     equation = "L_t <- sg[rho_t 1[low <= rho_t <= high]] L_t"
-    low: float = 0.5
-    high: float = 5.0
-
-    def __post_init__(self) -> None:
-        check_band(self.low, self.high)
+    low: Share = 0.5
+    high: RatioAtMost = 5.0
 
     def __call__(self, scored: Scored) -> Tensor:
         return inside(log_mismatch(scored).exp(), self.low, self.high)
@@ -45,7 +31,7 @@ RECIPE = Recipe(
     title="Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model",
     acronym="IcePop",
     arxiv="2510.18855",
-    verification="code",
+    verification="code",  # TRL `token_mask`. AReaL's cap is the band [0, cap]
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Clip(low=0.2, high=0.2),

@@ -9,26 +9,18 @@ Mechanism: covariance penalty.
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import PositiveShare, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, covariances, largest
 from swarm.objectives.recipe import Recipe
 
 
 class CovariancePenalty(WeightPart):
-    """The plain surrogate, and the few tokens of highest covariance pay for leaving the old policy.
-
-    Source: KL-Cov, arXiv:2505.22617; verl `kl_cov`.
-    """
+    """The plain surrogate, and the few tokens of highest covariance pay for leaving the old policy."""
 
     equation = "L_t = -r A + strength |log r| on the largest `share` of cov_t, else -r A"
     scope = Scope.STEP
-    share: float = 2e-4  # of the step's tokens, at least one
+    share: PositiveShare = 2e-4  # of the step's tokens, at least one
     strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError("share must be in (0, 1]")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         losses = -torch.exp(scored.log_ratio) * scored.advantages
@@ -42,7 +34,7 @@ RECIPE = Recipe(
     title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
     acronym="KL-Cov",
     arxiv="2505.22617",
-    verification="code",
+    verification="code",  # verl `kl_cov`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=CovariancePenalty(),

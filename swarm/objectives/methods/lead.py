@@ -12,9 +12,10 @@ Mechanism: length balance.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal, whitened
+from swarm.objectives.part import AdvantagePart, Batch, Decay, Memory, PositiveShare, Requirement, Scored, Share
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio
+from swarm.objectives.parts.advantage import whitened
+from swarm.objectives.parts.group_statistics import group_scores, group_statistics, group_sum
 from swarm.objectives.recipe import Recipe
 
 _TINY = 1e-8
@@ -26,8 +27,6 @@ class LengthBalance(AdvantagePart):
     The target is the mean length of the prompt's successes, at least a share of what was allowed and all of
     it where nothing succeeded; being off it costs the same on both sides. The proportion moves towards the
     reward that varies more and has more room left.
-
-    Source: LEAD, arXiv:2605.09806; CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's).
     """
 
     equation = (
@@ -36,14 +35,10 @@ class LengthBalance(AdvantagePart):
     )
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
     correct: float = 0.5  # a success has a higher reward
-    least: float = 0.125  # share of the allowed length; 1000 of 8000 tokens as released
-    least_weight: float = 0.3
-    decay: float = 0.95
+    least: PositiveShare = 0.125  # share of the allowed length; 1000 of 8000 tokens as released
+    least_weight: Share = 0.3
+    decay: Decay = 0.95
     floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least <= 1 or not 0 <= self.decay < 1 or not 0 <= self.least_weight <= 1:
-            raise ConfigError("least must be in (0, 1], decay in [0, 1) and least_weight in [0, 1]")
 
     def initial(self) -> Memory:
         return {"weight": 0.5}
@@ -51,16 +46,12 @@ class LengthBalance(AdvantagePart):
     def __call__(self, batch: Batch) -> Tensor:
         weight = max(self._next_weight(batch), self.least_weight)
         rewards, brevity = batch.rewards.to(torch.float64), self._brevity(batch)
-        total = weight * self._scores(rewards, batch) + (1 - weight) * self._scores(brevity, batch)
-        tokens = total[:, None].expand(batch.mask.shape)
-        return whitened(tokens, batch.mask, _TINY).to(batch.rewards.dtype)
+        correctness, closeness = (group_scores(each, batch.group_index, self.floor) for each in (rewards, brevity))
+        total = weight * correctness + (1 - weight) * closeness
+        return whitened(total[:, None].expand(batch.mask.shape), batch.mask, _TINY).to(batch.rewards.dtype)
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:
         return {"weight": self._next_weight(scored.batch)}
-
-    def _scores(self, values: Tensor, batch: Batch) -> Tensor:
-        group = group_statistics(values, batch.group_index)
-        return where_signal((values - group.mean) / (group.std + self.floor), group, values)
 
     def _brevity(self, batch: Batch) -> Tensor:
         length = batch.length.to(torch.float64)
@@ -99,7 +90,7 @@ RECIPE = Recipe(
     acronym="LEAD",
     arxiv="2605.09806",
     row="S144",
-    verification="code",
+    verification="code",  # CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's)
     advantage=LengthBalance(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.28),

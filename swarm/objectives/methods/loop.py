@@ -8,24 +8,16 @@ setting is an agent with many turns; the ratio by token is the one its authors f
 Mechanism: symmetric clip.
 """
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts import LeaveOneOut, RolloutMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
 
 class SymmetricClip(WeightPart):
-    """PPO's clip with bounds that are each other's inverse, symmetric in the log-ratio.
-
-    Source: LOOP, arXiv:2502.01600; apple/ml-loop.
-    """
+    """PPO's clip with bounds that are each other's inverse, symmetric in the log-ratio."""
 
     equation = "L_t = -min(r A, clip(r, 1/(1+width), 1+width) A)"
-    width: float = 0.1  # half-width of the upper side
-
-    def __post_init__(self) -> None:
-        if self.width <= 0:
-            raise ConfigError(f"width: {self.width} must be positive")
+    width: Positive = 0.1  # half-width of the upper side
 
     def __call__(self, scored: Scored) -> TokenLosses:
         return clip_surrogate(scored.log_ratio, scored.advantages, 1 / (1 + self.width), 1 + self.width)
@@ -37,7 +29,7 @@ RECIPE = Recipe(
     acronym="LOOP",
     arxiv="2502.01600",
     row="S099",
-    verification="code",
+    verification="code",  # apple/ml-loop
     advantage=LeaveOneOut(),
     ratio=TokenRatio(),
     weight=SymmetricClip(width=0.1),

@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
@@ -42,22 +41,15 @@ class SecondMomentClip(WeightPart):
 
     Harmful tokens are those that PPO's clip would act on: A > 0 with r > 1, A < 0 with r < 1. Within the budget
     nothing is clipped.
-
-    Source: M2PO, arXiv:2510.01161; Infini-AI-Lab/M2PO `compute_m2po_policy_loss` (tau is one of the data's own
-    log-ratios).
     """
 
     equation = (
         "L_t = -min(r A, clip(r, min(e^-tau, 1-low), max(e^tau, 1+high)) A), mean_harmful(min(d^2, tau^2)) <= budget"
     )
     scope = Scope.STEP
-    budget: float = 0.04
+    budget: Positive = 0.04
     low: float = 0.3  # least half-width
     high: float = 0.5  # least half-width
-
-    def __post_init__(self) -> None:
-        if self.budget <= 0:
-            raise ConfigError(f"budget: {self.budget} must be positive")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         low, high = self.bounds(scored)
@@ -76,7 +68,7 @@ RECIPE = Recipe(
     title="Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?",
     acronym="M2PO",
     arxiv="2510.01161",
-    verification="code",
+    verification="code",  # Infini-AI-Lab/M2PO `compute_m2po_policy_loss` (tau is one of the data's own log-ratios)
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=SecondMomentClip(budget=0.04, low=0.3, high=0.5),

@@ -12,8 +12,7 @@ Mechanism: second moment mask.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored
+from swarm.objectives.part import Positive, Scope, Scored
 from swarm.objectives.parts import GroupZScore, MismatchPart, Surrogate, TokenMean, TokenRatio, log_mismatch
 from swarm.objectives.recipe import Recipe
 
@@ -22,17 +21,11 @@ class SecondMomentMask(MismatchPart):
     """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget.
 
     Equal squares are dropped together; the smallest one is always kept.
-
-    Source: M2PO as in AReaL `_apply_m2po_masking`; arXiv:2510.01161.
     """
 
     equation = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
     scope = Scope.STEP
-    budget: float = 0.04
-
-    def __post_init__(self) -> None:
-        if self.budget <= 0:
-            raise ConfigError(f"budget: {self.budget} must be positive")
+    budget: Positive = 0.04
 
     def __call__(self, scored: Scored) -> Tensor:
         squares = log_mismatch(scored).to(torch.float64) ** 2
@@ -50,7 +43,7 @@ RECIPE = Recipe(
     title="Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?",
     acronym="M2PO-mask",
     arxiv="2510.01161",
-    verification="code",
+    verification="code",  # M2PO as in AReaL `_apply_m2po_masking`
     advantage=GroupZScore(),
     ratio=TokenRatio(against="proximal"),
     weight=Surrogate(),

@@ -8,8 +8,7 @@ entropy that is compared is that of the step's own tokens, external ones include
 
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Scope, Scored, TermPart
+from swarm.objectives.part import Memory, NotNegative, Scope, Scored, TermPart
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy
 from swarm.objectives.recipe import Recipe
 
@@ -19,19 +18,13 @@ class AdaptiveEntropy(TermPart):
 
     After each step its strength rises by `pace` where the entropy was at or under the target, and falls by as
     much where it was over. Ours: it never falls under 0.
-
-    Source: Skywork-OR1, arXiv:2505.22312 section 4.
     """
 
     equation = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
     scope = Scope.STEP
-    start: float = 0.01
-    pace: float = 0.005
-    target: float = 0.2  # nats per token
-
-    def __post_init__(self) -> None:
-        if min(self.start, self.pace, self.target) < 0:
-            raise ConfigError("start, pace and target must not be negative")
+    start: NotNegative = 0.01
+    pace: NotNegative = 0.005
+    target: NotNegative = 0.2  # nats per token
 
     def initial(self) -> Memory:
         return {"strength": self.start}
@@ -53,7 +46,7 @@ RECIPE = Recipe(
     title="Skywork Open Reasoner 1 Technical Report",
     acronym="MAGIC",
     arxiv="2505.22312",
-    verification="code",
+    verification="code",  # section 4
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

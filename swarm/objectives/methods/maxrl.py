@@ -15,10 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MeanNormalised(AdvantagePart):
-    """Distance from the group's mean in units of that mean: of a binary reward, weight 1 / success rate.
-
-    Source: MaxRL, arXiv:2602.02710, as in prime-rl `max_rl`. Rewards are meant to be non-negative; the floor is ours.
-    """
+    """Distance from the group's mean in units of that mean: of a binary reward, weight 1 / success rate."""
 
     equation = "A_i = (R_i - mean_G) / (mean_G + floor)"
     floor: float = 1e-6
@@ -34,7 +31,7 @@ RECIPE = Recipe(
     title="Maximum Likelihood Reinforcement Learning",
     acronym="MaxRL",
     arxiv="2602.02710",
-    verification="code",
+    verification="code",  # as in prime-rl `max_rl`. Rewards are meant to be non-negative; the floor is ours
     advantage=MeanNormalised(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch
-from swarm.objectives.parts import (
-    Clip,
-    RolloutMean,
-    TokenRatio,
-    group_lower_median,
-    group_statistics,
-    group_sum,
-    where_signal,
-)
+from swarm.objectives.parts import Clip, RolloutMean, TokenRatio
+from swarm.objectives.parts.group_statistics import group_lower_median, group_statistics, group_sum, where_signal
 from swarm.objectives.recipe import Recipe
 
 
@@ -33,8 +26,6 @@ class MedianDeviation(AdvantagePart):
     The median is that of a member, the lower one of an even number, so that the median rollout gets 0 and an
     unlucky outlier moves nobody's sign. Where more than half of a group agree, the median deviation is 0 and says
     nothing about the scale; the standard deviation then stands in (ours: the released code divides by the floor).
-
-    Source: MC-GRPO, arXiv:2601.22582; lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`.
     """
 
     equation = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
@@ -55,7 +46,7 @@ RECIPE = Recipe(
     acronym="MC-GRPO",
     arxiv="2601.22582",
     row="S160",
-    verification="code",
+    verification="code",  # lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`
     advantage=MedianDeviation(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -8,22 +8,9 @@ divergence estimated on the sampled tokens with the gradient of the reverse KL.
 
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Requirement, Scope, Scored, TermPart
-from swarm.objectives.parts import (
-    ESTIMATORS,
-    Estimator,
-    GroupZScore,
-    Mean,
-    Surrogate,
-    TokenMean,
-    TokenRatio,
-    check_choice,
-    difference,
-    estimate,
-    need_of,
-    step_mean,
-)
+from swarm.objectives.part import Count, Memory, Requirement, Scope, Scored, TermPart
+from swarm.objectives.parts import GroupZScore, Surrogate, TokenMean, TokenRatio
+from swarm.objectives.parts.kl import Estimator, Mean, difference, estimate, step_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -32,25 +19,14 @@ class MirrorKl(TermPart):
 
     Its strength 1/t_k grows from 1 without bound as t_k = 1 - k/horizon falls; ours: it stays where step
     `horizon - 1` left it. Estimated by `k3+`, whose gradient is that of the reverse KL.
-
-    Source: Mirror Descent Policy Optimization, arXiv:2005.09814 section 4.1.
     """
 
     equation = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
     scope = Scope.ROLLOUT
-    horizon: int = 1000  # optimizer updates of the run
+    always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS, Requirement.SEVERAL_UPDATES})
+    horizon: Count = 1000  # optimizer updates of the run
     estimator: Estimator = "k3+"
     mean: Mean = "token"
-
-    def __post_init__(self) -> None:
-        check_choice("estimator", self.estimator, ESTIMATORS)
-        check_choice("mean", self.mean, ("token", "rollout"))
-        if self.horizon < 1:
-            raise ConfigError(f"horizon: {self.horizon} is not positive")
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return need_of("proximal") | {Requirement.SEVERAL_UPDATES}
 
     def initial(self) -> Memory:
         return {"steps": 0}
@@ -70,7 +46,7 @@ RECIPE = Recipe(
     acronym="MDPO",
     arxiv="2005.09814",
     row="S084",
-    verification="code",
+    verification="code",  # section 4.1
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Surrogate(),

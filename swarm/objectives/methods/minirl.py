@@ -13,17 +13,10 @@ Mechanism: sign gated decoupled.
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import CorrectionPart, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts import (
-    Against,
-    AgainstPolicy,
-    GroupCentred,
-    RolloutSum,
-    TokenRatio,
-    TruncatedMismatch,
-    log_ratio,
-    pushed,
-)
+from swarm.objectives.part import CorrectionPart, Scored, TokenLosses, WeightPart, unbounded
+from swarm.objectives.parts import AgainstPolicy, GroupCentred, RolloutSum, TokenRatio, TruncatedMismatch
+from swarm.objectives.parts.mismatch_correction import pushed
+from swarm.objectives.parts.ratio import Against, log_ratio
 from swarm.objectives.recipe import Recipe
 
 
@@ -32,8 +25,6 @@ class SignGate(AgainstPolicy, CorrectionPart):
 
     The ratio may be another one than the recipe's: here against the policy at the start of the update, so that
     nothing is dropped at the only update a batch gets.
-
-    Source: MiniRL, arXiv:2512.01374; `ppo_recompute` of sail-sg/Stable-RL.
     """
 
     equation = "L_t <- M L_t, M = 0 if (A > 0, pi/pi_old > 1+high) or (A < 0, pi/pi_old < 1-low)"
@@ -47,16 +38,12 @@ class SignGate(AgainstPolicy, CorrectionPart):
 
 
 class DetachedRatio(WeightPart):
-    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another value.
-
-    Source: MiniRL, arXiv:2512.01374.
-    """
+    """The whole ratio as a constant weight of the log-likelihood: the gradient of `Surrogate`, another value."""
 
     equation = "L_t = -sg[r] A log pi_t"
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        losses = -torch.exp(scored.log_ratio.detach()) * scored.advantages * scored.logprobs
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-torch.exp(scored.log_ratio.detach()) * scored.advantages * scored.logprobs)
 
 
 RECIPE = Recipe(
@@ -65,7 +52,7 @@ RECIPE = Recipe(
     acronym="MiniRL",
     arxiv="2512.01374",
     row="S088",
-    verification="secondary",
+    verification="secondary",  # `ppo_recompute` of sail-sg/Stable-RL
     advantage=GroupCentred(),
     ratio=TokenRatio(against="proximal"),
     weight=DetachedRatio(),

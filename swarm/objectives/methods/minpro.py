@@ -6,10 +6,12 @@ No token loses its gradient to the clip; only its weight is bounded. The paper's
 known to us. Ours: no lower bound, cap 2.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import RatioPart, Scope, Scored
+from swarm.objectives.part import RatioPart, Scope, Scored, on_mask
 from swarm.objectives.parts import LOG_RATIO_BOUND, AgainstPolicy, DetachedClip, GroupZScore, TokenMean, log_ratio
 from swarm.objectives.recipe import Recipe
 
@@ -32,25 +34,20 @@ def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
 
 
 class PrefixMinimumRatio(AgainstPolicy, RatioPart):
-    """A token's ratio times the smallest ratio of its strict prefix.
-
-    Source: arXiv:2601.22718; the value at the first token is the natural convention, not quoted.
-    """
+    """A token's ratio times the smallest ratio of its strict prefix."""
 
     equation = "r_t <- r_t * sg[min_{j<t} r_j], 1 for an empty prefix"
     scope = Scope.ROLLOUT
 
     def __call__(self, scored: Scored) -> Tensor:
         ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
-        return ratios + torch.where(scored.mask, prefix_minimum(ratios, scored.mask), torch.zeros_like(ratios))
+        return ratios + on_mask(prefix_minimum(ratios, scored.mask), scored.mask)
 
 
 class FullPrefixRatio(AgainstPolicy, RatioPart):
     """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
 
     Unbiased for a token's own reward; its variance grows with the place in the response.
-
-    Source: per-decision importance sampling, Precup et al. 2000; as a baseline in arXiv:2601.22718.
     """
 
     equation = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
@@ -60,7 +57,7 @@ class FullPrefixRatio(AgainstPolicy, RatioPart):
         ratios = log_ratio(scored.logprobs, self.denominator(scored), scored.mask)
         before = ratios.detach().cumsum(dim=1) - ratios.detach()
         whole = (ratios + before).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        return torch.where(scored.mask, whole, torch.zeros_like(whole))
+        return on_mask(whole, scored.mask)
 
 
 RECIPE = Recipe(
@@ -69,26 +66,21 @@ RECIPE = Recipe(
     acronym="MinPRO",
     arxiv="2601.22718",
     row="S182",
-    verification="secondary",
+    verification="secondary",  # the value at the first token is the natural convention, not quoted
     advantage=GroupZScore(),
     ratio=PrefixMinimumRatio(),
     weight=DetachedClip(low=1.0, high=1.0),
     aggregate=TokenMean(),
 )
 
-
-PREFIX_IS = Recipe(
+PREFIX_IS = replace(
+    RECIPE,
     name="prefix_is",
-    title="A Step Back: Prefix Importance Ratio Stabilizes Policy Optimization",
     acronym="prefix IS",
-    arxiv="2601.22718",
-    verification="secondary",
     about="Full prefix ratio (Exact prefix weights): every token counts by the ratio of all tokens up to it, as a "
     "capped constant weight. What MinPRO approximates, and its negative result: the product drifts to 0 or to "
     "the cap along a long response. Ours: no lower bound, cap 2, as in `minpro`, to compare the two. Formula: "
     "token mean of -sg[clip(prod_{j<=t} r_j, 0, 2)] A log pi.",
-    advantage=GroupZScore(),
     ratio=FullPrefixRatio(),
-    weight=DetachedClip(low=1.0, high=1.0),
-    aggregate=TokenMean(),
+    row="",
 )

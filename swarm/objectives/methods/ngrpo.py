@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, where_signal
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores
 from swarm.objectives.recipe import Recipe
 
 
@@ -20,8 +20,6 @@ class VirtualMaximum(AdvantagePart):
     """Z-score in the group together with one imagined member of full reward: groups that all fail go down.
 
     A group that has full reward throughout gets exactly 0.
-
-    Source: NGRPO, arXiv:2509.18851; nangongrui-ngr/NGRPO.
     """
 
     equation = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
@@ -34,9 +32,8 @@ class VirtualMaximum(AdvantagePart):
         rewards = batch.rewards.to(torch.float64)
         imagined = torch.full((num_groups,), self.maximum, dtype=rewards.dtype, device=rewards.device)
         places = torch.arange(num_groups, device=rewards.device)
-        group = group_statistics(torch.cat([rewards, imagined]), torch.cat([batch.group_index, places]))
-        scores = where_signal((torch.cat([rewards, imagined]) - group.mean) / (group.std + self.floor), group, rewards)
-        return scores[: rewards.shape[0]].to(batch.rewards.dtype)
+        every, groups = torch.cat([rewards, imagined]), torch.cat([batch.group_index, places])
+        return group_scores(every, groups, self.floor)[: rewards.shape[0]].to(batch.rewards.dtype)
 
 
 RECIPE = Recipe(
@@ -45,7 +42,7 @@ RECIPE = Recipe(
     acronym="NGRPO",
     arxiv="2509.18851",
     row="S195",
-    verification="code",
+    verification="code",  # nangongrui-ngr/NGRPO
     advantage=VirtualMaximum(maximum=1.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.16, high=0.24),

@@ -6,30 +6,24 @@ The rest leaves the batch, as in the released code: the token mean is over what 
 0.5 is correct.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, Requirement
 from swarm.objectives.parts import Clip, KeptTokenMean, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
 class SignWeights(AdvantagePart):
-    """A fixed advantage for correct rollouts and another, negative, for the rest; those whose size is 0 drop out.
-
-    Source: PSR, NSR and W-REINFORCE, arXiv:2506.01347; TianHongZXY/RLVR-Decomposed. The threshold is ours.
-    """
+    """A fixed advantage for correct rollouts and another, negative, for the rest; those whose size is 0 drop out."""
 
     equation = "A_i = positive if R_i > threshold else -negative; A_i = 0 drops out"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    positive: float = 1.0
-    negative: float = 1.0
+    positive: NotNegative = 1.0
+    negative: NotNegative = 1.0
     threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        if min(self.positive, self.negative) < 0:
-            raise ConfigError("positive and negative are sizes and must not be negative")
 
     def __call__(self, batch: Batch) -> Tensor:
         right = torch.full_like(batch.rewards, self.positive or torch.nan)
@@ -43,43 +37,30 @@ RECIPE = Recipe(
     acronym="NSR",
     arxiv="2506.01347",
     row="S164",
-    verification="code",
+    verification="code",  # TianHongZXY/RLVR-Decomposed. The threshold is ours
     advantage=SignWeights(positive=0.0, negative=1.0),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),
     aggregate=KeptTokenMean(),
 )
 
-
-PSR = Recipe(
+PSR = replace(
+    RECIPE,
     name="psr",
-    title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
     acronym="PSR",
-    arxiv="2506.01347",
-    row="S164",
-    verification="code",
     about="Positive only (PSR): only correct rollouts are learned from, each with advantage 1; the rest leaves the "
     "batch. Ours: a reward above 0.5 is correct. Formula: mean of -min(r A, clip(r, .8, 1.2) A), A = 1, over "
     "the tokens of responses with R > .5.",
     advantage=SignWeights(positive=1.0, negative=0.0),
-    ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.2),
-    aggregate=KeptTokenMean(),
 )
 
-
-W_REINFORCE = Recipe(
+W_REINFORCE = replace(
+    RECIPE,
     name="w_reinforce",
-    title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
     acronym="W-REINFORCE",
-    arxiv="2506.01347",
-    row="S164",
-    verification="code",
     about="Weighted reinforce (W-REINFORCE): correct rollouts with advantage 0.1, incorrect ones with -1. Ours: a "
     "reward above 0.5 is correct. Formula: token mean of -min(r A, clip(r, .8, 1.2) A); A = 0.1 if R > .5 "
     "else -1.0.",
     advantage=SignWeights(positive=0.1, negative=1.0),
-    ratio=TokenRatio(),
-    weight=Clip(low=0.2, high=0.2),
     aggregate=TokenMean(),
 )

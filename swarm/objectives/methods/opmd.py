@@ -6,30 +6,21 @@ No ratio and no clip: the pull is folded into the step size, 1 / (1 + tau). The 
 baseline is left out.
 """
 
-import torch
+from typing import Annotated
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Bound, Scored, TokenLosses, WeightPart, unbounded
 from swarm.objectives.parts import GroupCentred, NoRatio, TokenMean
 from swarm.objectives.recipe import Recipe
 
 
 class TemperedLikelihood(WeightPart):
-    """The log-likelihood times the advantage, damped by the strength of a pull to the previous policy.
-
-    Source: OPMD, Trinity-RFT `opmd`; arXiv:2509.24203.
-    """
+    """The log-likelihood times the advantage, damped by the strength of a pull to the previous policy."""
 
     equation = "L_t = -A log pi_t / (1 + tau)"
-    tau: float = 1.0  # > -1
-
-    def __post_init__(self) -> None:
-        if self.tau <= -1:
-            raise ConfigError(f"tau {self.tau} must exceed -1")
+    tau: Annotated[float, Bound(above=-1)] = 1.0  # > -1
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        losses = -scored.advantages * scored.logprobs / (1 + self.tau)
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-scored.advantages * scored.logprobs / (1 + self.tau))
 
 
 RECIPE = Recipe(
@@ -39,7 +30,7 @@ RECIPE = Recipe(
     acronym="OPMD",
     arxiv="2509.24203",
     row="S159",
-    verification="code",
+    verification="code",  # OPMD, Trinity-RFT `opmd`
     advantage=GroupCentred(),
     ratio=NoRatio(),
     weight=TemperedLikelihood(tau=1.0),

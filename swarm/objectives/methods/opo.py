@@ -14,10 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class LengthWeightedBaseline(AdvantagePart):
-    """Reward minus the group's mean weighted by response length, near the baseline of least variance.
-
-    Source: OPO, arXiv:2505.23585; verl `compute_opo_outcome_advantage`.
-    """
+    """Reward minus the group's mean weighted by response length, near the baseline of least variance."""
 
     equation = "A_i = R_i - sum_j |o_j| R_j / sum_j |o_j|"
 
@@ -34,7 +31,7 @@ RECIPE = Recipe(
     title="On-Policy RL with Optimal Reward Baseline",
     acronym="OPO",
     arxiv="2505.23585",
-    verification="code",
+    verification="code",  # verl `compute_opo_outcome_advantage`
     advantage=LengthWeightedBaseline(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

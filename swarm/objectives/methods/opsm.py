@@ -16,10 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OffPolicySequenceMask(AgainstPolicy, CorrectionPart):
-    """Drops responses that the policy has left behind, where their advantage would push it further away.
-
-    Source: OPSM, DeepSeek-V3.2, arXiv:2512.02556; TRL `off_policy_mask_threshold`.
-    """
+    """Drops responses that the policy has left behind, where their advantage would push it further away."""
 
     equation = "L_t <- M L_t, M = 0 if A < 0 and mean_t(log mu_t - log pi_t) > limit"
     scope = Scope.ROLLOUT
@@ -36,7 +33,7 @@ RECIPE = Recipe(
     title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",
     acronym="OPSM",
     arxiv="2512.02556",
-    verification="code",
+    verification="code",  # TRL `off_policy_mask_threshold`
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

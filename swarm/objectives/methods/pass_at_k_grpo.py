@@ -18,8 +18,6 @@ class BestOfGroup(AdvantagePart):
     """Only the best member has an advantage: its lead over the second best, in standard deviations.
 
     Of several equally good members none leads, so all get 0.
-
-    Source: arXiv:2503.19595; verl `compute_grpo_passk_outcome_advantage`.
     """
 
     equation = "A_best = (R_best - R_second) / (std_G + floor), 0 for all others"
@@ -41,7 +39,7 @@ RECIPE = Recipe(
     title="Optimizing Language Models for Inference Time Objectives using Reinforcement Learning",
     acronym="pass@k GRPO",
     arxiv="2503.19595",
-    verification="code",
+    verification="code",  # verl `compute_grpo_passk_outcome_advantage`
     advantage=BestOfGroup(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

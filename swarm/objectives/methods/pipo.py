@@ -9,12 +9,13 @@ gain, and the token mean.
 Mechanism: improvement feedback.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, group_sum, where_signal
+from swarm.objectives.part import AdvantagePart, Batch, Bound, Memory, NotNegative, Positive, Requirement, Scored
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_sum
 from swarm.objectives.recipe import Recipe
 
 
@@ -26,8 +27,6 @@ class ImprovementFeedback(AdvantagePart):
     strongly. Wants the previous draw to be updated on before the new one.
 
     Ours: the gain is held at +-`most`; with fewer than two draws of history it is 0.
-
-    Source: PIPO (policy improvement), arXiv:2604.00860.
     """
 
     equation = (
@@ -35,24 +34,20 @@ class ImprovementFeedback(AdvantagePart):
         "phi(x) = x if x >= 0 else negative x"
     )
     always_needs = frozenset({Requirement.PREVIOUS_DRAW, Requirement.ZERO_VARIANCE_GROUPS})
-    history: int = 8  # draws
-    negative: float = 0.1
-    most: float = 3.0  # standard deviations
+    history: Annotated[int, Bound(at_least=2)] = 8  # draws
+    negative: NotNegative = 0.1
+    most: Positive = 3.0  # standard deviations
     floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.history < 2 or self.negative < 0 or self.most <= 0:
-            raise ConfigError("history must be at least 2, negative not negative and most positive")
 
     def initial(self) -> Memory:
         return {"means": []}
 
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.replayed is not None, "the run does not supply the previous draw"
-        group = group_statistics(batch.rewards, batch.group_index)
         rewards = batch.rewards.to(torch.float64)
-        scores = where_signal((rewards - group.mean) / (group.std + self.floor), group, rewards)
-        share = group.count * scores / (group_sum(scores.abs(), batch.group_index) + self.floor)
+        scores = group_scores(rewards, batch.group_index, self.floor)
+        size = group_sum(torch.ones_like(rewards), batch.group_index)
+        share = size * scores / (group_sum(scores.abs(), batch.group_index) + self.floor)
         return torch.where(batch.replayed, share * self._gain(batch), scores).to(batch.rewards.dtype)
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:

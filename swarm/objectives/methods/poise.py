@@ -17,8 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, ShapePart
+from swarm.objectives.part import (
+    Count,
+    Decay,
+    Memory,
+    Positive,
+    Prediction,
+    Probe,
+    Requirement,
+    Scope,
+    Scored,
+    ShapePart,
+    on_mask,
+)
 from swarm.objectives.parts import Clip, LeaveOneOut, RolloutMean, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
@@ -42,21 +53,15 @@ class CrossBaseline(ShapePart):
     `decay` instead of leaving a buffer; the ridge (relative to the mean square of a feature); predictions are
     held within the rewards seen; groups of more than two average over the others; before the first fit the
     baseline is the others' mean reward.
-
-    Source: POISE, arXiv:2605.07579.
     """
 
     equation = "A_i = R_i - mean_{j != i} g(phi_j), g = ridge regression of mean_{k != j} R_k on phi_j"
     scope = Scope.GROUP
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    directions: int = 8
-    ending: int = 4  # tokens
-    ridge: float = 1e-2
-    decay: float = 0.95  # of what earlier steps weigh, each step
-
-    def __post_init__(self) -> None:
-        if min(self.directions, self.ending) < 1 or self.ridge <= 0 or not 0 <= self.decay < 1:
-            raise ConfigError("directions and ending must be at least 1, ridge positive and decay in [0, 1)")
+    directions: Count = 8
+    ending: Count = 4  # tokens
+    ridge: Positive = 1e-2
+    decay: Decay = 0.95  # of what earlier steps weigh, each step
 
     @property
     def probes(self) -> Mapping[str, Probe]:
@@ -121,7 +126,7 @@ class CrossBaseline(ShapePart):
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
     """By rollout, over `mask`: [N]."""
-    return torch.where(mask, values, torch.zeros_like(values)).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    return on_mask(values, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def _others(scored: Scored) -> tuple[Tensor, Tensor]:

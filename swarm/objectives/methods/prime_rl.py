@@ -7,10 +7,11 @@ The squared log-ratio acts on dropped tokens too, so that they come back.
 Mechanism: probability difference penalty.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import CorrectionPart, Scored, TermPart, masked_sum
+from swarm.objectives.part import CorrectionPart, NotNegative, Scored, TermPart, masked_sum
 from swarm.objectives.parts import (
     AgainstPolicy,
     GroupZScore,
@@ -30,12 +31,7 @@ class ProbabilityBand(AgainstPolicy, CorrectionPart):
     """
 
     equation = "L_t <- 1[|p - p_mu| <= width] L_t"
-    width: float = 0.1
-
-    def __post_init__(self) -> None:
-        AgainstPolicy.__post_init__(self)
-        if self.width < 0:
-            raise ConfigError(f"width: {self.width} must not be negative")
+    width: NotNegative = 0.1
 
     def __call__(self, scored: Scored) -> Tensor:
         moved = probability(scored.logprobs) - probability(self.denominator(scored))
@@ -49,11 +45,7 @@ class SquaredLogRatio(TermPart):
     """
 
     equation = "L += strength * sum_i sum_t (log r_t)^2 / sum_i |o_i|"
-    strength: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise ConfigError(f"strength: {self.strength} must not be negative")
+    strength: NotNegative = 1e-3
 
     def __call__(self, scored: Scored) -> Tensor:
         return self.strength * masked_sum(scored.log_ratio**2, scored.mask) / max(1, scored.batch.step_tokens)
@@ -63,7 +55,6 @@ RECIPE = Recipe(
     name="prime_rl",
     title="prime-rl: Async RL Training at Scale",
     acronym="DPPO+KL",
-    arxiv="",
     url="https://github.com/PrimeIntellect-ai/prime-rl",
     verification="code",
     advantage=GroupZScore(),
@@ -74,21 +65,12 @@ RECIPE = Recipe(
     terms=(SquaredLogRatio(strength=1e-3),),
 )
 
-
-PRIME_RL_IPO = Recipe(
+PRIME_RL_IPO = replace(
+    RECIPE,
     name="prime_rl_ipo",
-    title="prime-rl: Async RL Training at Scale",
     acronym="prime-rl IPO",
-    arxiv="",
-    url="https://github.com/PrimeIntellect-ai/prime-rl",
-    verification="code",
     about='Probability band (prime-rl\'s "ipo" loss): tokens whose probability moved by more than 0.1 in either '
     "direction are dropped. Otherwise as its default loss, `prime_rl`. Unrelated to the preference method "
     "IPO. Formula: token mean of -r A where |p - p_mu| <= .1, + 1e-3 (log r)^2 on every token.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(),
-    weight=Surrogate(),
     corrections=(ProbabilityBand(width=0.1),),
-    aggregate=TokenMean(),
-    terms=(SquaredLogRatio(strength=1e-3),),
 )

@@ -12,19 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Requirement, Scored, ShapePart
-from swarm.objectives.parts import (
-    Bins,
-    Clip,
-    GroupZScore,
-    KlPenalty,
-    Prompts,
-    RolloutMean,
-    TokenRatio,
-    group_statistics,
-    place_of,
-)
+from swarm.objectives.part import Count, Memory, NotNegative, Positive, PositiveShare, Requirement, Scored, ShapePart
+from swarm.objectives.parts import Bins, Clip, GroupZScore, KlPenalty, RolloutMean, TokenRatio
+from swarm.objectives.parts.group_statistics import group_statistics
+from swarm.objectives.parts.prompts import Prompts, place_of
 from swarm.objectives.recipe import Recipe
 
 
@@ -35,26 +26,19 @@ class RobustWeights(ShapePart):
     average of the mean loss of its prompts, so that a bin with many prompts counts no more than one with few.
     Ours: a prompt's loss is 1 - its mean reward (the surrogate itself is about 0 for every prompt), and every
     constant but k and the number of bins.
-
-    Source: arXiv:2601.19280 (Prompt-GDRO).
     """
 
     equation = "A <- A min(exp(rate clip(S_b, -bound, bound)), most), S_b <- EMA of mean loss"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
-    rate: float = 1.0
-    bound: float = 1.0
-    most: float = 2.0
-    pace: float = 0.1
-    num_bins: int = 10
-    k: int = 8
-    window: int = 4  # groups of a prompt that count
-    margin: float = 0.02  # hysteresis
-    remembers: int = 4096  # prompts
-
-    def __post_init__(self) -> None:
-        self._bins()
-        if min(self.rate, self.bound) < 0 or self.most <= 0 or not 0 < self.pace <= 1:
-            raise ConfigError("rate and bound must not be negative, most positive, pace in (0, 1]")
+    rate: NotNegative = 1.0
+    bound: NotNegative = 1.0
+    most: Positive = 2.0
+    pace: PositiveShare = 0.1
+    num_bins: Count = 10
+    k: Count = 8
+    window: Count = 4  # groups of a prompt that count
+    margin: NotNegative = 0.02  # hysteresis
+    remembers: Count = 4096  # prompts
 
     def initial(self) -> Memory:
         return {"prompts": {}, "scores": [0.0] * self.num_bins}
@@ -95,7 +79,7 @@ RECIPE = Recipe(
     acronym="Prompt-GDRO",
     arxiv="2601.19280",
     row="S190",
-    verification="ours",
+    verification="ours",  # Prompt-GDRO
     advantage=GroupZScore(),
     shapers=(RobustWeights(),),
     ratio=TokenRatio(),

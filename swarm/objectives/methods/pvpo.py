@@ -12,22 +12,18 @@ Mechanism: reference anchor.
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_statistics, reference_rewards
 from swarm.objectives.recipe import Recipe
 
 
 class ReferenceAnchor(AdvantagePart):
-    """Reward minus the mean reward of the reference policy's own responses to the prompt, taken beforehand.
-
-    Source: PVPO, arXiv:2508.21104.
-    """
+    """Reward minus the mean reward of the reference policy's own responses to the prompt, taken beforehand."""
 
     equation = "A_i = R_i - mean_G(R_ref)"
     always_needs = frozenset({Requirement.REFERENCE_REWARDS, Requirement.ZERO_VARIANCE_GROUPS})
 
     def __call__(self, batch: Batch) -> Tensor:
-        assert batch.reference_rewards is not None, "the run does not supply reference_rewards"
-        anchor = group_statistics(batch.reference_rewards, batch.group_index).mean
+        anchor = group_statistics(reference_rewards(batch), batch.group_index).mean
         return (batch.rewards.to(anchor.dtype) - anchor).to(batch.rewards.dtype)
 
 

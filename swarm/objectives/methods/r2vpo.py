@@ -8,11 +8,12 @@ update of the price after every step (see the part), no reweighting, token mean.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, Scored, TokenLosses, WeightPart, masked_sum
+from swarm.objectives.part import Memory, NotNegative, Positive, Scored, TokenLosses, WeightPart, masked_sum, unbounded
 from swarm.objectives.parts import GroupZScore, RolloutMean, SequenceRatio, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -23,22 +24,18 @@ class RatioVariance(WeightPart):
     The paper's update of the price and its bound on the variance are not known to us. Ours: after each step
     the price is multiplied by exp(rate * clip(measured / bound - 1, -1, 1)) and held in [least, most], so
     that it settles where the variance meets the bound. `rate` 0 keeps the price at `start`.
-
-    Source: arXiv:2601.03320 (unclipped primal; two third-party implementations agree, both at 0.04).
     """
 
     equation = "L_t = -(r A - price (r - 1)^2); after a step price <- price exp(rate clip(var/bound-1))"
     start: float = 0.04  # price before the first step
-    bound: float = 0.04  # on mean (r - 1)^2: the square of the usual clip half-width; ours
-    rate: float = 0.1  # ours
-    least: float = 1e-3  # ours
+    bound: Positive = 0.04  # on mean (r - 1)^2: the square of the usual clip half-width; ours
+    rate: NotNegative = 0.1  # ours
+    least: Positive = 1e-3  # ours
     most: float = 10.0  # ours
 
-    def __post_init__(self) -> None:
-        if not 0 < self.least <= self.start <= self.most:
-            raise ConfigError(f"start {self.start} must lie in [least {self.least}, most {self.most}], least > 0")
-        if self.bound <= 0 or self.rate < 0:
-            raise ConfigError(f"bound {self.bound} must be positive and rate {self.rate} not negative")
+    def check(self) -> None:
+        if not self.least <= self.start <= self.most:
+            raise ConfigError(f"start: {self.start} does not lie in [least {self.least}, most {self.most}]")
 
     def initial(self) -> Memory:
         return {"price": self.start}
@@ -53,8 +50,7 @@ class RatioVariance(WeightPart):
     def __call__(self, scored: Scored) -> TokenLosses:
         price = float(self.remembered(scored.batch)["price"])
         ratio = torch.exp(scored.log_ratio)
-        losses = -(ratio * scored.advantages - price * (ratio - 1) ** 2)
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-(ratio * scored.advantages - price * (ratio - 1) ** 2))
 
 
 RECIPE = Recipe(
@@ -63,27 +59,20 @@ RECIPE = Recipe(
     acronym="R2VPO",
     arxiv="2601.03320",
     row="S135",
-    verification="secondary",
+    verification="secondary",  # unclipped primal; two third-party implementations agree, both at 0.04
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=RatioVariance(),
     aggregate=TokenMean(),
 )
 
-
-R2VPO_SEQUENCE = Recipe(
+R2VPO_SEQUENCE = replace(
+    RECIPE,
     name="r2vpo_sequence",
-    title="Ratio-Variance Regularized Policy Optimization for Efficient LLM Fine-tuning",
-    acronym="R2VPO",
-    arxiv="2601.03320",
-    row="S135",
-    verification="secondary",
     about="Ratio variance sequence (R2VPO, sequence level): the variance of the length-normalised ratio of a "
     "response is priced instead of clipped. As `r2vpo`, for one ratio a response; a second reproduction has "
     "it so. Ours: the length normalisation, the bound and the update of the price. Formula: (1/N) sum_i of "
     "-(s A - lambda (s-1)^2), s the length-normalised ratio, at a remembered lambda.",
-    advantage=GroupZScore(),
     ratio=SequenceRatio(),
-    weight=RatioVariance(),
     aggregate=RolloutMean(),
 )

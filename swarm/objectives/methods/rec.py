@@ -6,6 +6,8 @@ No importance weight: the ratio only decides which tokens count. The paper holds
 what keeps learning from stale rollouts stable.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class OneSidedGate(WeightPart):
-    """REINFORCE of tokens that have not moved beyond a bound on the side their advantage pushes to.
-
-    Source: REC-OneSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
-    """
+    """REINFORCE of tokens that have not moved beyond a bound on the side their advantage pushes to."""
 
     equation = "L_t = -M A log pi_t, M = 1[A >= 0, r <= 1+high] or 1[A <= 0, r >= 1-low]"
     low: float = 0.2  # half-width
@@ -33,10 +32,7 @@ class OneSidedGate(WeightPart):
 
 
 class TwoSidedGate(WeightPart):
-    """REINFORCE of tokens whose ratio lies within two bounds.
-
-    Source: REC-TwoSide-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
-    """
+    """REINFORCE of tokens whose ratio lies within two bounds."""
 
     equation = "L_t = -1[1-low <= r <= 1+high] A log pi_t"
     low: float = 0.2  # half-width
@@ -48,10 +44,7 @@ class TwoSidedGate(WeightPart):
 
 
 class RingGate(WeightPart):
-    """REINFORCE of tokens within two bounds, or far beyond the bound their advantage pushes away from.
-
-    Source: REC-Ring-NoIS, arXiv:2509.24203; Trinity-RFT `rec`.
-    """
+    """REINFORCE of tokens within two bounds, or far beyond the bound their advantage pushes away from."""
 
     equation = (
         "L_t = -M A log pi_t, M = 1[1-low <= r <= 1+high] or 1[A >= 0, r <= 1-far_low] or 1[A <= 0, r >= 1+far_high]"
@@ -61,7 +54,7 @@ class RingGate(WeightPart):
     far_low: float = 0.6
     far_high: float = 2.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.far_low < self.low or self.far_high < self.high:
             raise ConfigError("far_low and far_high must not be inside low and high")
 
@@ -85,47 +78,29 @@ RECIPE = Recipe(
     acronym="REC",
     arxiv="2509.24203",
     row="S159",
-    verification="code",
+    verification="code",  # Trinity-RFT `rec`
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=OneSidedGate(),
     aggregate=TokenMean(),
 )
 
-
-REC_TWO_SIDED = Recipe(
+REC_TWO_SIDED = replace(
+    RECIPE,
     name="rec_two_sided",
-    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
-    "About GRPO and Its Friends",
-    acronym="REC",
-    arxiv="2509.24203",
-    row="S159",
-    verification="code",
     about="Two sided gate (REC, two-sided): REINFORCE of tokens whose ratio lies within bounds, whatever the sign "
     "of the advantage. No importance weight: the ratio only decides which tokens count. Formula: token mean "
     "of -M A log pi, M = .8 <= r <= 1.2; A the reward minus the group's mean.",
-    advantage=GroupCentred(),
-    ratio=TokenRatio(),
     weight=TwoSidedGate(),
-    aggregate=TokenMean(),
 )
 
-
-REC_RING = Recipe(
+REC_RING = replace(
+    RECIPE,
     name="rec_ring",
-    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths "
-    "About GRPO and Its Friends",
-    acronym="REC",
-    arxiv="2509.24203",
-    row="S159",
-    verification="code",
     about="Ring gate (REC, ring): the two-sided gate; tokens far off on the side that the advantage pushes away "
     "from count as well. No importance weight: the ratio only decides which tokens count. A summary of the "
     'code that we worked from says "one-sided or far"; far tokens are inside the one-sided gate, so that '
     "reading has no ring. Two-sided or far is here. Formula: token mean of -M A log pi, M = .8 <= r <= 1.2, "
     "or r <= .4 and A >= 0, or r >= 3 and A <= 0; A centred.",
-    advantage=GroupCentred(),
-    ratio=TokenRatio(),
     weight=RingGate(),
-    aggregate=TokenMean(),
 )

@@ -10,29 +10,20 @@ Mechanism: exponential weight.
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scored, TokenLosses, WeightPart, unbounded
 from swarm.objectives.parts import GroupCentred, NoRatio, TokenMean
 from swarm.objectives.recipe import Recipe
 
 
 class ExponentialWeight(WeightPart):
-    """REINFORCE with an exponential of the advantage as a further weight: the best rollouts count most.
-
-    Source: RED-Weight, arXiv:2509.24203; Trinity-RFT `rec` with weight "advantage".
-    """
+    """REINFORCE with an exponential of the advantage as a further weight: the best rollouts count most."""
 
     equation = "L_t = -exp(A / temperature) A log pi_t"
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature} must be positive")
+    temperature: Positive = 1.0
 
     def __call__(self, scored: Scored) -> TokenLosses:
         exponent = (scored.advantages / self.temperature).clamp(max=20.0)
-        losses = -torch.exp(exponent) * scored.advantages * scored.logprobs
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-torch.exp(exponent) * scored.advantages * scored.logprobs)
 
 
 RECIPE = Recipe(
@@ -42,7 +33,7 @@ RECIPE = Recipe(
     acronym="RED-Weight",
     arxiv="2509.24203",
     row="S159",
-    verification="code",
+    verification="code",  # Trinity-RFT `rec` with weight "advantage"
     advantage=GroupCentred(),
     ratio=NoRatio(),
     weight=ExponentialWeight(),

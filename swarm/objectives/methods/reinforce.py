@@ -16,7 +16,6 @@ RECIPE = Recipe(
     name="reinforce",
     title="Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning",
     acronym="REINFORCE",
-    arxiv="",
     url="https://doi.org/10.1007/BF00992696",
     verification="ours",
     advantage=GroupZScore(),

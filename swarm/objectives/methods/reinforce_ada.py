@@ -9,14 +9,13 @@ Mechanism: successive elimination.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, PromptPart, Requirement
-from swarm.objectives.parts import Clip, KeptTokenMean, TokenRatio, group_statistics, where_signal
+from swarm.objectives.part import AdvantagePart, Batch, Bound, Count, PromptPart, Requirement
+from swarm.objectives.parts import Clip, KeptTokenMean, TokenRatio, group_centred
 from swarm.objectives.recipe import Recipe
 
 
@@ -40,16 +39,11 @@ class KeptOfPool(AdvantagePart):
     """
 
     equation = "A_i = R_i - mean of the pool, on keep/2 right and keep/2 wrong responses; the rest drop"
-    keep: int = 4
+    keep: Annotated[int, Bound(at_least=2)] = 4
     right: float = 0.7  # a reward above it counts as right
 
-    def __post_init__(self) -> None:
-        if self.keep < 2:
-            raise ConfigError(f"keep: {self.keep} responses have nothing to compare with")
-
     def __call__(self, batch: Batch) -> Tensor:
-        pool = group_statistics(batch.rewards, batch.group_index)
-        centred = where_signal(batch.rewards.to(pool.mean.dtype) - pool.mean, pool, batch.rewards)
+        centred = group_centred(batch.rewards, batch.group_index)
         is_kept = torch.zeros_like(batch.rewards, dtype=torch.bool)
         for group in batch.group_index.unique().tolist():
             members = torch.nonzero(batch.group_index == group).flatten()
@@ -70,16 +64,10 @@ class SuccessiveElimination(PromptPart):
 
     equation = "again while rounds < 4 and not (#right >= keep/2 and #wrong >= keep - keep/2)"
     always_needs = frozenset({Requirement.VARIED_GROUPS})
-    rounds: int = 4
-    keep: int = 4  # responses learned from
+    rounds: Count = 4
+    keep: Annotated[int, Bound(at_least=2)] = 4  # responses learned from
     right: float = 0.7  # a reward above it counts as right
     rule: Literal["balanced", "positive"] = "balanced"
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.keep < 2:
-            raise ConfigError("rounds must be at least 1 and keep at least 2")
-        if self.rule not in ("balanced", "positive"):
-            raise ConfigError(f"rule: {self.rule!r} is neither 'balanced' nor 'positive'")
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
         num_right = sum(reward > self.right for reward in rewards)

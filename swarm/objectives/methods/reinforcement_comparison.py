@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.part import AdvantagePart, Batch, Memory, PositiveShare, Requirement, Scored
 from swarm.objectives.parts import Clip, TokenMean, TokenRatio, own_rewards, renewed
 from swarm.objectives.recipe import Recipe
 
@@ -31,11 +30,7 @@ class PromptTracker(AdvantagePart):
 
     equation = "A_i = R_i - b(prompt), then b += rate (mean_G - b); b = mean of the step at first"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.ZERO_VARIANCE_GROUPS})
-    rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"rate {self.rate} must be in (0, 1]")
+    rate: PositiveShare = 0.2
 
     def initial(self) -> Memory:
         return {"prompts": {}}
@@ -63,7 +58,6 @@ RECIPE = Recipe(
     name="reinforcement_comparison",
     title="Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning",
     acronym="reinforcement comparison",
-    arxiv="",
     url="https://doi.org/10.1007/BF00992696",
     verification="ours",
     advantage=PromptTracker(rate=0.2),

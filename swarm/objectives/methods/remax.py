@@ -14,10 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class GreedyBaseline(AdvantagePart):
-    """Reward minus the reward of the greedy response to the same prompt.
-
-    Source: ReMax, arXiv:2310.10505; verl `compute_remax_outcome_advantage`.
-    """
+    """Reward minus the reward of the greedy response to the same prompt."""
 
     equation = "A_i = R_i - R(greedy response)"
     always_needs = frozenset({Requirement.BASELINE_ROLLOUT, Requirement.ZERO_VARIANCE_GROUPS})
@@ -33,7 +30,7 @@ RECIPE = Recipe(
     acronym="ReMax",
     arxiv="2310.10505",
     row="S107",
-    verification="code",
+    verification="code",  # verl `compute_remax_outcome_advantage`
     advantage=GreedyBaseline(),
     ratio=NoRatio(),
     weight=Likelihood(),

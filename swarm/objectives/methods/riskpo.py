@@ -10,12 +10,13 @@ Mechanism: bundle risk.
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Memory, Requirement, Scored
+from swarm.objectives.part import AdvantagePart, Batch, Bound, Count, Memory, Requirement, Scored
 from swarm.objectives.parts import Clip, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
@@ -34,23 +35,21 @@ class BundleRisk(AdvantagePart):
     Ours: groups that are left over at the end of a step make a smaller bundle; before the first step the
     quantiles are those of its own scores; a bundle whose papers all score the same is divided by 1 instead of the
     released 1e-6, as the released code does with a question whose deviation is at most 1e-3.
-
-    Source: RiskPO, arXiv:2510.00911; RTkenny/RiskPO `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking`.
     """
 
     equation = (
         "A = (w CVaR + RVaR) / (w+1) / std_bundle, RVaR = ((S-ql)+ - (S-qh)+) / (high - low), CVaR = -(ql - S)+ / low"
     )
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    bundle: int = 5
-    low: float = 0.2  # levels
-    high: float = 0.8
+    bundle: Count = 5
+    low: Annotated[float, Bound(above=0)] = 0.2  # levels
+    high: Annotated[float, Bound(below=1)] = 0.8
     tail_weight: float = 1.5
     rate: float = 0.1  # of the tracked quantiles
 
-    def __post_init__(self) -> None:
-        if self.bundle < 1 or not 0 < self.low < self.high < 1:
-            raise ConfigError("bundle must be at least 1, and 0 < low < high < 1")
+    def check(self) -> None:
+        if self.low >= self.high:
+            raise ConfigError(f"low: {self.low} is not below high: {self.high}")
 
     def initial(self) -> Memory:
         return {"quantiles": []}
@@ -112,7 +111,7 @@ RECIPE = Recipe(
     acronym="RiskPO",
     arxiv="2510.00911",
     row="S141",
-    verification="code",
+    verification="code",  # RTkenny/RiskPO `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking`
     advantage=BundleRisk(bundle=5, low=0.2, high=0.8, tail_weight=1.5, rate=0.1),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -11,12 +11,12 @@ Mechanism: mixture denominator.
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import RatioPart, Requirement, Scored, ShapePart
+from swarm.objectives.part import Bound, Positive, RatioPart, Requirement, Scored, ShapePart, on_mask
 from swarm.objectives.parts import LOG_RATIO_BOUND, ConstantLength, EntropyBonus, GroupCentred, Surrogate, log_ratio
 from swarm.objectives.recipe import Recipe
 
@@ -26,38 +26,25 @@ class MixtureRatio(RatioPart):
 
     The guess is a mixture of pi_old and certainty: the token was in fact produced. Own tokens have the ratio to
     pi_old.
-
-    Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
     """
 
     equation = "external: r_t = 2 pi / (pi_old + share pi_old + (1 - share)); own: r_t = pi / pi_old"
     always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS})
-    share: float = 0.5  # of pi_old in the guess
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ConfigError(f"share: {self.share} must lie in [0, 1), or nothing bounds the ratio")
+    share: Annotated[float, Bound(at_least=0, below=1)] = 0.5  # of pi_old in the guess
 
     def __call__(self, scored: Scored) -> Tensor:
         own = log_ratio(scored.logprobs, scored.proximal, scored.mask)
         old = scored.proximal.clamp(max=0).exp()
         mixture = math.log(2) + scored.logprobs - torch.log(old + self.share * old + (1 - self.share))
-        mixture = torch.where(scored.mask, mixture, torch.zeros_like(mixture)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        mixture = on_mask(mixture, scored.mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return torch.where(scored.batch.is_external[:, None], mixture, own)
 
 
 class ExternalNovelty(ShapePart):
-    """Scales advantages of external tokens by how unlikely the policy finds them: what it knows is not learnt again.
-
-    Source: RL-PLUS, arXiv:2508.00222; YihongDong/RL-PLUS `rlplus_core_alg.py`.
-    """
+    """Scales advantages of external tokens by how unlikely the policy finds them: what it knows is not learnt again."""
 
     equation = "A_t <- A_t (1 - sg[pi_t])^power on external tokens"
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.power <= 0:
-            raise ConfigError(f"power: {self.power} must be positive")
+    power: Positive = 0.5
 
     def __call__(self, scored: Scored) -> Tensor:
         unlikely = -torch.expm1(scored.logprobs.detach().clamp(max=0))
@@ -72,7 +59,7 @@ RECIPE = Recipe(
     acronym="RL-PLUS",
     arxiv="2508.00222",
     row="S017",
-    verification="code",
+    verification="code",  # YihongDong/RL-PLUS `rlplus_core_alg.py`
     advantage=GroupCentred(),
     shapers=(ExternalNovelty(),),
     ratio=MixtureRatio(),

@@ -4,6 +4,8 @@ rho_t = pi_old(token) / mu(token) is what the generator's kernels and age make o
 stands before PPO's loss around pi_old; the last two rows leave pi_old out and weigh REINFORCE.
 """
 
+from dataclasses import replace
+
 from swarm.objectives.parts import (
     Clip,
     DetachedClip,
@@ -26,7 +28,6 @@ SEQ_TIS = Recipe(
     name="seq_tis",
     title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="Seq-TIS",
-    arxiv="",
     url="https://richardli.xyz/rl-collapse",
     verification="code",
     about="Truncated sequence mismatch (TIS by response): the generator's gap as a product over the response, cut "
@@ -40,137 +41,96 @@ SEQ_TIS = Recipe(
     aggregate=TokenMean(),
 )
 
-
-SEQ_MIS = Recipe(
+SEQ_MIS = replace(
+    SEQ_TIS,
     name="seq_mis",
-    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="Seq-MIS",
-    arxiv="",
-    url="https://richardli.xyz/rl-collapse",
-    verification="code",
     about="Masked sequence mismatch (MIS by response): responses whose probability at generator and learner differs "
     "too much are dropped as a whole. Dropped responses stay in the denominator. Ours: GRPO's clip with a "
     "token mean as the host, the lower bound 0.5 (TRL has none by default); its upper bound is 3. Formula: "
     "the product where it is in [.5, 3], else 0, on PPO's clip, token mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(against="proximal"),
-    weight=Clip(low=0.2, high=0.2),
     corrections=(MaskedSequenceMismatch(low=0.5, high=3.0),),
-    aggregate=TokenMean(),
 )
 
-
-TIS_VETO = Recipe(
+TIS_VETO = replace(
+    SEQ_TIS,
     name="tis_veto",
-    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="TIS-veto",
-    arxiv="",
-    url="https://richardli.xyz/rl-collapse",
-    verification="code",
     about="Vetoed mismatch (TIS by token with a veto): a response with one token that the policy would never give "
     "is dropped as a whole. Such a token marks a broken record or a broken kernel rather than a stale policy. "
     "Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: min(rho, 2) on "
     "PPO's clip around pi_old, no response with a rho under 1e-4, token mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(against="proximal"),
-    weight=Clip(low=0.2, high=0.2),
     corrections=(
         TruncatedMismatch(cap=2.0),
         Veto(least=1e-4),
     ),
-    aggregate=TokenMean(),
 )
 
-
-GEO_RS = Recipe(
+GEO_RS = replace(
+    SEQ_TIS,
     name="geo_rs",
-    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="Geo-RS",
-    arxiv="",
-    url="https://richardli.xyz/rl-collapse",
-    verification="code",
     about="Geometric rejection (Geo-RS): responses whose length-normalised mismatch leaves a narrow band are "
     "dropped, the others not weighted. The band of 0.1 % is meant for engine noise; data of another policy "
     "version is refused almost wholly, so widen it for stale rollouts. Ours: GRPO's clip around the start of "
     "the update and a token mean as the host. Formula: PPO's clip around pi_old on responses with exp(mean "
     "log rho) in [.999, 1.001], token mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(against="proximal"),
-    weight=Clip(low=0.2, high=0.2),
     corrections=(GeometricRejection(low=0.999, high=1.001),),
-    aggregate=TokenMean(),
 )
 
-
-K3_RS = Recipe(
+K3_RS = replace(
+    SEQ_TIS,
     name="k3_rs",
-    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="K3-RS",
-    arxiv="",
-    url="https://richardli.xyz/rl-collapse",
-    verification="code",
     about="K3 rejection (K3-RS): responses whose mean k3 divergence from the generator exceeds 0.01 are dropped, "
     "the others not weighted. Tokens that became likelier and tokens that became rarer do not cancel, as they "
     "do in `geo_rs`. Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: "
     "PPO's clip around pi_old on responses with mean(rho - log rho - 1) at most .01, token mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(against="proximal"),
-    weight=Clip(low=0.2, high=0.2),
     corrections=(K3Rejection(limit=0.01),),
-    aggregate=TokenMean(),
 )
 
-
-SEQ_MASK_TIS = Recipe(
+SEQ_MASK_TIS = replace(
+    SEQ_TIS,
     name="seq_mask_tis",
     title="OpenRLHF: An Easy-to-use, Scalable and High-performance RLHF Framework",
     acronym="seq-mask-tis",
     arxiv="2405.11143",
-    verification="code",
     about="Geometric masked mismatch (seq-mask-tis of OpenRLHF): the whole response is kept or dropped by its "
     "length-normalised mismatch, tokens weighted. Ours: GRPO's clip around the start of the update and a "
     "token mean as the host. Formula: rho on PPO's clip around pi_old, exp(mean log rho) in [.5, 5], token "
     "mean.",
-    advantage=GroupZScore(),
-    ratio=TokenRatio(against="proximal"),
-    weight=Clip(low=0.2, high=0.2),
     corrections=(
         GeometricRejection(low=0.5, high=5.0),
         Mismatch(),
     ),
-    aggregate=TokenMean(),
+    url="",
 )
 
-
-TIS_REINFORCE = Recipe(
+TIS_REINFORCE = replace(
+    SEQ_TIS,
     name="tis_reinforce",
     title="Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and "
     "User-Friendly Scaling Library",
     acronym="TIS-REINFORCE",
     arxiv="2506.06122",
-    verification="code",
     about="Truncated reinforce: REINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in "
     "ROLL. Of CISPO's kind; here no token ever counts more than it would on policy. Ours: group z-score, "
     "token mean. Formula: token mean of -sg[min(r, 1)] A log pi, group z-score.",
-    advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=0.0),
-    aggregate=TokenMean(),
+    url="",
+    corrections=(),
 )
 
-
-BYPASS_PG_SEQ_TIS = Recipe(
+BYPASS_PG_SEQ_TIS = replace(
+    SEQ_TIS,
     name="bypass_pg_seq_tis",
-    title="When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch",
     acronym="Bypass-PG-Seq-TIS",
-    arxiv="",
-    url="https://richardli.xyz/rl-collapse",
-    verification="code",
     about="Truncated sequence reinforce (Bypass mode): the proximal policy is left out, REINFORCE is weighted by "
     "the whole response's ratio, cut at 2. No clip and no extra forward pass: pi_old is taken to be the "
     "generator. Ours: the group z-score. Formula: (1/N) sum of -sg[min(prod_t pi/mu, 2)] A log pi.",
-    advantage=GroupZScore(),
     ratio=FullSequenceRatio(),
     weight=DetachedClip(low=1.0, high=1.0),
     aggregate=RolloutSum(),
+    corrections=(),
 )

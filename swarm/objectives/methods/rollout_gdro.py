@@ -10,10 +10,10 @@ the KL penalty.
 import heapq
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, cast
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Memory, PromptPart, Requirement
+from swarm.objectives.part import Bound, Count, Memory, NotNegative, PositiveShare, PromptPart, Requirement
 from swarm.objectives.parts import Bins, Clip, GroupZScore, KlPenalty, Prompts, RolloutMean, TokenRatio, place_of
 from swarm.objectives.recipe import Recipe
 
@@ -56,30 +56,23 @@ class RobustCounts(PromptPart):
     than `pool` prompts is solved together with those asked last, and what it takes beyond its share is made up
     for later. Every constant but k and the number of bins is ours. A prompt not seen before counts as the most
     uncertain, 1/4.
-
-    Source: arXiv:2601.19280 (Rollout-GDRO).
     """
 
     equation = "min sum_q v_b(q) / n_q, sum_q n_q = n Q, least <= n_q <= most; v_b <- EMA of p (1 - p)"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS, Requirement.VARIED_GROUPS})
-    num_bins: int = 10
-    k: int = 8
-    window: int = 4  # groups of a prompt that count
-    margin: float = 0.02  # hysteresis
-    pace: float = 0.1
-    least: int = 2
+    num_bins: Count = 10
+    k: Count = 8
+    window: Count = 4  # groups of a prompt that count
+    margin: NotNegative = 0.02  # hysteresis
+    pace: PositiveShare = 0.1
+    least: Annotated[int, Bound(at_least=2)] = 2
     most: int = 16
-    pool: int = 8  # prompts among which responses are shared out
-    remembers: int = 4096  # prompts
+    pool: Count = 8  # prompts among which responses are shared out
+    remembers: Count = 4096  # prompts
 
-    def __post_init__(self) -> None:
-        self._bins()
-        if self.pool < 1:
-            raise ConfigError(f"pool: {self.pool} prompts are none")
-        if not 2 <= self.least <= self.most:
-            raise ConfigError(f"least: {self.least} responses, most: {self.most}; a group needs two")
-        if not 0 < self.pace <= 1:
-            raise ConfigError(f"pace: {self.pace} is not in (0, 1]")
+    def check(self) -> None:
+        if self.least > self.most:
+            raise ConfigError(f"least: {self.least} responses, most: {self.most}")
 
     def initial(self) -> Memory:
         return {"prompts": {}, "variances": [0.25] * self.num_bins, "asked": [0, 0]}
@@ -117,7 +110,7 @@ RECIPE = Recipe(
     acronym="Rollout-GDRO",
     arxiv="2601.19280",
     row="S190",
-    verification="ours",
+    verification="ours",  # Rollout-GDRO
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -16,10 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class GroupMean(AggregatePart):
-    """Every prompt counts the same; inside its group every token does.
-
-    Source: prompt-level averaging of ScaleRL, arXiv:2510.13786; the group's own mean is that of arXiv:2506.13585.
-    """
+    """Every prompt counts the same; inside its group every token does."""
 
     equation = "L = (1/M) sum_g sum_{i in g} sum_t L_t / sum_{i in g} |o_i|"
     scope = Scope.GROUP
@@ -35,7 +32,7 @@ RECIPE = Recipe(
     title="The Art of Scaling Reinforcement Learning Compute for LLMs",
     acronym="ScaleRL",
     arxiv="2510.13786",
-    verification="code",
+    verification="code",  # the group's own mean is that of arXiv:2506.13585
     advantage=BatchDeviation(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=4.0),

@@ -9,22 +9,14 @@ docs/recipes.md for its bias and `learner.recipe_text_only` for its use.
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import RatioPart, Requirement, Scope, Scored
-from swarm.objectives.parts import (
-    LOG_RATIO_BOUND,
-    GroupZScore,
-    Surrogate,
-    TokenMean,
-    log_ratio,
-    on_tokens,
-    rollout_sum,
-    spread,
-)
+from swarm.objectives.part import Bound, RatioPart, Requirement, Scope, Scored, on_mask
+from swarm.objectives.parts import GroupZScore, Surrogate, TokenMean
+from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, log_ratio, on_tokens, rollout_sum
 from swarm.objectives.recipe import Recipe
 
 
@@ -60,17 +52,13 @@ class SegmentRatio(RatioPart):
     )
     scope = Scope.ROLLOUT
     always_needs = frozenset({Requirement.SEGMENT_LOGPROBS})
-    cap: float = 2.0  # of w
+    cap: Annotated[float, Bound(at_least=1, at_most=math.exp(LOG_RATIO_BOUND))] = 2.0  # of w
     by_response: bool = False  # one segment, the whole response: the coarsest
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.cap <= math.exp(LOG_RATIO_BOUND):
-            raise ConfigError(f"cap: {self.cap} must lie in [1, e^20], or a policy is weighed down against itself")
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = self._drift(scored)
         if self.by_response:
-            drift = spread(rollout_sum(drift, scored.mask), scored.mask)
+            drift = on_mask(rollout_sum(drift, scored.mask), scored.mask)
         bounded = drift.clamp(-LOG_RATIO_BOUND, math.log(self.cap))
         return on_tokens(bounded, scored.logprobs, scored.mask)
 
@@ -94,8 +82,6 @@ class SegmentRatio(RatioPart):
 RECIPE = Recipe(
     name="segment_ratio",
     title="Correction across tokenizers",
-    acronym="",
-    arxiv="",
     verification="ours",
     advantage=GroupZScore(),
     ratio=SegmentRatio(cap=2.0),

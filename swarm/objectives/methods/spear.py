@@ -22,14 +22,18 @@ from swarm.objectives.part import (
     AggregatePart,
     Batch,
     CorrectionPart,
+    Count,
     Memory,
+    PositiveShare,
     Requirement,
     Scope,
     Scored,
     TokenLosses,
     WeightPart,
 )
-from swarm.objectives.parts import TokenRatio, clip_surrogate, covariances, group_statistics, largest, where_signal
+from swarm.objectives.parts import TokenRatio
+from swarm.objectives.parts.clip import clip_surrogate, covariances, largest
+from swarm.objectives.parts.group_statistics import group_centred, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
@@ -44,12 +48,8 @@ class RecalibratedReplay(AdvantagePart):
 
     equation = "A_i = R_i - mean_G at age 0; max(R_i - median(recent group means), 0) at age 1..max_age; 0 beyond"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    max_age: int = 5  # optimizer steps
-    history: int = 10_240  # group means that are remembered
-
-    def __post_init__(self) -> None:
-        if self.max_age < 1 or self.history < 1:
-            raise ConfigError("max_age and history must be at least 1")
+    max_age: Count = 5  # optimizer steps
+    history: Count = 10_240  # group means that are remembered
 
     def initial(self) -> Memory:
         return {"means": []}
@@ -66,14 +66,11 @@ class RecalibratedReplay(AdvantagePart):
         return {"means": [*memory["means"], *fresh.values()][-self.history :]}
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
-        rewards = batch.rewards.to(group.mean.dtype)
+        rewards = batch.rewards.double()
         means = self.remembered(batch)["means"]
         today = statistics.median(means) if means else float("inf")
-        own = where_signal(rewards - group.mean, group, rewards)
-        replayed = torch.where(
-            batch.age_steps <= self.max_age, (rewards - today).clamp(min=0), torch.zeros_like(rewards)
-        )
+        own = group_centred(rewards, batch.group_index)
+        replayed = torch.where(batch.age_steps <= self.max_age, (rewards - today).clamp(min=0), 0.0)
         return torch.where(batch.age_steps == 0, own, replayed).to(batch.rewards.dtype)
 
 
@@ -84,11 +81,7 @@ class ReplayWarmup(CorrectionPart):
     """
 
     equation = "w = 1 at age 0, else (1 - cos(pi min(k / steps, 1))) / 2 at the k-th optimizer step"
-    steps: int = 300  # optimizer steps
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"steps {self.steps} must be at least 1")
+    steps: Count = 300  # optimizer steps
 
     def initial(self) -> Memory:
         return {"step": 1}
@@ -116,16 +109,14 @@ class CovarianceClipApart(WeightPart):
     scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.28  # half-width
-    share: float = 2e-4  # of the step's fresh tokens, at least one
+    share: PositiveShare = 2e-4  # of the step's fresh tokens, at least one
     least: float = 1.0
     most: float = 5.0
-    replay_share: float = 0.02  # of its replayed tokens, at least one
+    replay_share: PositiveShare = 0.02  # of its replayed tokens, at least one
     replay_least: float = 1.0
     replay_most: float = 40.0
 
-    def __post_init__(self) -> None:
-        if not (0 < self.share <= 1 and 0 < self.replay_share <= 1):
-            raise ConfigError(f"share {self.share} and replay_share {self.replay_share} must be in (0, 1]")
+    def check(self) -> None:
         if self.least >= self.most or self.replay_least >= self.replay_most:
             raise ConfigError("least must be below most")
 

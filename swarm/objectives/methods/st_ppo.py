@@ -8,10 +8,11 @@ which are those of AT2PO for the same ratio. Turns are those the environment mar
 Mechanism: turn clip bias normalised.
 """
 
+from dataclasses import replace
+
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio, TurnRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
@@ -24,8 +25,6 @@ class BiasNormalisedClip(WeightPart):
     rollout. A ratio counts up to 1 + 2 high there: a token that is clipped anyway, of which a generator may claim
     anything, must not shrink the step of all others. And the norm is measured in units of `reference`, so that
     a step of which the clip removes less is plain PPO and no update is ever enlarged.
-
-    Source: ST-PPO, arXiv:2511.20718, in public reviews and notes.
     """
 
     equation = (
@@ -35,11 +34,7 @@ class BiasNormalisedClip(WeightPart):
     scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-    reference: float = 0.05  # size of the removed part up to which nothing is divided
-
-    def __post_init__(self) -> None:
-        if self.reference <= 0:
-            raise ConfigError(f"reference {self.reference} must be positive")
+    reference: Positive = 0.05  # size of the removed part up to which nothing is divided
 
     def __call__(self, scored: Scored) -> TokenLosses:
         found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)
@@ -57,28 +52,22 @@ RECIPE = Recipe(
     acronym="ST-PPO",
     arxiv="2511.20718",
     row="S166",
-    verification="ours",
+    verification="ours",  # in public reviews and notes
     advantage=GroupZScore(),
     ratio=TurnRatio(),
     weight=BiasNormalisedClip(low=3e-3, high=4e-3),
     aggregate=RolloutMean(),
 )
 
-
-S_PPO = Recipe(
+S_PPO = replace(
+    RECIPE,
     name="s_ppo",
-    title="ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training",
     acronym="S-PPO",
-    arxiv="2511.20718",
-    row="S166",
-    verification="ours",
     about="Clip bias normalised (S-PPO): PPO's clip, the update divided by the size of the gradient that the clip "
     "removed. Very stale batches, of which the clip removes much, then count less. Known from reviews and "
     "notes only. Ours is the core: the size is that of the removed coefficients, not of parameter gradients, "
     "and never enlarges an update; a group z-score in place of the critic. The turn-level form is `st_ppo`. "
     "Formula: rollout mean of PPO (.8, 1.2) / max(1, ||C|| / .05), C_t = 1[clipped] min(r, 1.4) A/|o|.",
-    advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=BiasNormalisedClip(),
-    aggregate=RolloutMean(),
 )

@@ -7,12 +7,12 @@ and is left out, as is the KL penalty in the reward. Ours: the reward itself is 
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import AdvantagePart, Batch, Bound, Positive, Requirement, Scored, TokenLosses, WeightPart
 from swarm.objectives.parts import RolloutMean, TokenRatio, clip_surrogate
 from swarm.objectives.recipe import Recipe
 
@@ -26,11 +26,7 @@ class OutlierFiltered(AdvantagePart):
 
     equation = "z = (R_i - mean_tokens) / std_tokens (population); A = z if |z| <= limit else 0"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})
-    limit: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.limit <= 0:
-            raise ConfigError(f"limit {self.limit} must be positive")
+    limit: Positive = 3.0
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
@@ -50,14 +46,10 @@ class PreClip(WeightPart):
     """
 
     equation = "L_t = -min(q A, clip(q, 1-low, 1+high) A), q = clip(r, least, most)"
-    least: float = 1e-3
-    most: float = 1e3
+    least: Annotated[float, Bound(above=0, below=1)] = 1e-3
+    most: Annotated[float, Bound(above=1)] = 1e3
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least < 1 < self.most:
-            raise ConfigError(f"0 < least {self.least} < 1 < most {self.most} must hold")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         held = scored.log_ratio.clamp(math.log(self.least), math.log(self.most))

@@ -15,7 +15,6 @@ RECIPE = Recipe(
     name="tis",
     title="Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
     acronym="TIS",
-    arxiv="",
     url="https://fengyao.notion.site/off-policy-rl",
     verification="code",
     advantage=GroupZScore(),

@@ -8,18 +8,14 @@ The paper's baseline is a dial of the share of positives. Ours: the group's mean
 Mechanism: tapered trajectory.
 """
 
+from dataclasses import replace
+
 import torch
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
-from swarm.objectives.parts import (
-    GroupCentred,
-    RolloutSum,
-    TokenMean,
-    TokenRatio,
-    weighted_likelihood,
-    whole_trajectory,
-)
+from swarm.objectives.part import NotNegative, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import GroupCentred, RolloutSum, TokenMean, TokenRatio
+from swarm.objectives.parts.likelihood import weighted_likelihood, whole_trajectory
 from swarm.objectives.recipe import Recipe
 
 
@@ -34,11 +30,12 @@ class TaperedTrajectory(WeightPart):
 
     equation = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
     scope = Scope.ROLLOUT
-    low: float = 0.0
+    low: NotNegative = 0.0
     high: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check(self.low, self.high)
+    def check(self) -> None:
+        if self.low > self.high:
+            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         weight = torch.exp(whole_trajectory(scored))
@@ -57,12 +54,13 @@ class TaperedToken(WeightPart):
     """
 
     equation = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
-    low: float = 0.0
+    low: NotNegative = 0.0
     high: float = 1.0
     threshold: float = 0.5  # a success has a higher reward
 
-    def __post_init__(self) -> None:
-        _check(self.low, self.high)
+    def check(self) -> None:
+        if self.low > self.high:
+            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         has_scored = (scored.batch.rewards > self.threshold)[:, None]
@@ -71,11 +69,6 @@ class TaperedToken(WeightPart):
             torch.where(has_scored, 1.0, torch.full_like(scored.log_ratio, bound)) for bound in (self.low, self.high)
         )
         return weighted_likelihood(scored, log_weight, low, high)
-
-
-def _check(low: float, high: float) -> None:
-    if not 0 <= low <= high:
-        raise ConfigError(f"low {low} and high {high}: 0 <= low <= high must hold")
 
 
 RECIPE = Recipe(
@@ -91,13 +84,9 @@ RECIPE = Recipe(
     aggregate=RolloutSum(),
 )
 
-
-TOPR_TOKEN = Recipe(
+TOPR_TOKEN = replace(
+    RECIPE,
     name="topr_token",
-    title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
-    acronym="TOPR",
-    arxiv="2503.14286",
-    row="S155",
     verification="code",
     about="Tapered token (TOPR, as its code bases have it): tokens of unrewarded rollouts weigh their own ratio, "
     "tapered into [0, 1]. ROLL and Trinity split by score, not by advantage, and taper each token by itself; "
@@ -106,8 +95,6 @@ TOPR_TOKEN = Recipe(
     "same signs; and a threshold of 0.5 instead of 0, because tasks that give 0.01 for the form of an answer "
     "would never be tapered. Formula: token mean of -alpha_t A log pi; alpha 1 for R > .5 (ours; 0), else "
     "min(r_t, 1).",
-    advantage=GroupCentred(),
-    ratio=TokenRatio(),
     weight=TaperedToken(),
     aggregate=TokenMean(),
 )

@@ -10,8 +10,7 @@ import math
 
 import torch
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scored, TokenLosses, WeightPart, unbounded
 from swarm.objectives.parts import FullSequenceRatio, GroupZScore, TokenMean
 from swarm.objectives.recipe import Recipe
 
@@ -23,19 +22,13 @@ class GammaWeight(WeightPart):
     """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative.
 
     Wants the ratio of the whole response.
-
-    Source: VESPO, arXiv:2602.10693; TRL `get_gamma_weights`.
     """
 
     equation = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
-    positive_power: float = 2.0  # where A >= 0
-    positive_rate: float = 3.0
-    negative_power: float = 3.0
-    negative_rate: float = 2.0
-
-    def __post_init__(self) -> None:
-        if min(self.positive_power, self.positive_rate, self.negative_power, self.negative_rate) <= 0:
-            raise ConfigError("powers and rates must be positive")
+    positive_power: Positive = 2.0  # where A >= 0
+    positive_rate: Positive = 3.0
+    negative_power: Positive = 3.0
+    negative_rate: Positive = 2.0
 
     def __call__(self, scored: Scored) -> TokenLosses:
         log_weight = scored.log_ratio.detach().clamp(min=LOG_FLOOR)
@@ -43,8 +36,7 @@ class GammaWeight(WeightPart):
         power = torch.where(is_positive, self.positive_power, torch.full_like(log_weight, self.negative_power))
         rate = torch.where(is_positive, self.positive_rate, torch.full_like(log_weight, self.negative_rate))
         weight = torch.exp(power * log_weight - rate * torch.expm1(log_weight))
-        losses = -weight * scored.advantages * scored.logprobs
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-weight * scored.advantages * scored.logprobs)
 
 
 RECIPE = Recipe(
@@ -52,7 +44,7 @@ RECIPE = Recipe(
     title="VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
     acronym="VESPO",
     arxiv="2602.10693",
-    verification="code",
+    verification="code",  # TRL `get_gamma_weights`
     advantage=GroupZScore(),
     ratio=FullSequenceRatio(),
     weight=GammaWeight(),

@@ -9,8 +9,7 @@ the bound of the bonus, which our sources do not give, and the token mean.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, ShapePart
+from swarm.objectives.part import NotNegative, Scope, Scored, ShapePart
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, group_sum
 from swarm.objectives.recipe import Recipe
 
@@ -19,18 +18,12 @@ class NoveltySharpening(ShapePart):
     """Successes that are less likely under the policy than their group get more advantage, up to a share of it.
 
     Likelihood is the mean log-prob of a response. A success is a response with a positive advantage.
-
-    Source: XRPO, arXiv:2510.06672.
     """
 
     equation = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
     scope = Scope.GROUP
-    strength: float = 1.0
-    bound: float = 0.5  # share of the advantage
-
-    def __post_init__(self) -> None:
-        if min(self.strength, self.bound) < 0:
-            raise ConfigError("strength and bound must not be negative")
+    strength: NotNegative = 1.0
+    bound: NotNegative = 0.5  # share of the advantage
 
     def __call__(self, scored: Scored) -> Tensor:
         count = scored.mask.sum(dim=1)

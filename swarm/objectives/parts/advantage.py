@@ -8,9 +8,8 @@ Shape letters: N rollouts, L longest response in tokens.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import AdvantagePart, Batch, Requirement
-from swarm.objectives.parts.group_statistics import group_statistics, where_signal
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, PositiveShare, Requirement
+from swarm.objectives.parts.group_statistics import group_centred, group_scores, group_statistics, where_signal
 from swarm.objectives.parts.ratio import log_ratio
 
 
@@ -24,9 +23,7 @@ class GroupZScore(AdvantagePart):
     floor: float = 1e-6  # 1e-6 (verl), 1e-4 (TRL), 1e-8 (swarm sampling)
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
-        scores = (batch.rewards.to(group.mean.dtype) - group.mean) / (group.std + self.floor)
-        return where_signal(scores, group, batch.rewards)
+        return group_scores(batch.rewards, batch.group_index, self.floor)
 
 
 class GroupCentred(AdvantagePart):
@@ -38,8 +35,7 @@ class GroupCentred(AdvantagePart):
     equation = "A_i = R_i - mean_G"
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
-        return where_signal(batch.rewards.to(group.mean.dtype) - group.mean, group, batch.rewards)
+        return group_centred(batch.rewards, batch.group_index)
 
 
 class LeaveOneOut(AdvantagePart):
@@ -86,13 +82,9 @@ class WhitenedReturn(AdvantagePart):
     equation = (
         "G_t = sum_{j>=t} gamma^(j-t) (R 1[j last] - kl clamp(log pi_old_j - log pi_ref_j, -20, 20)); A = whiten(G)"
     )
-    gamma: float = 1.0
-    kl: float = 0.01
+    gamma: PositiveShare = 1.0
+    kl: NotNegative = 0.01
     floor: float = 1e-8
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1 or self.kl < 0:
-            raise ConfigError("gamma must be in (0, 1] and kl must not be negative")
 
     @property
     def needs(self) -> frozenset[Requirement]:

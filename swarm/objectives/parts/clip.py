@@ -4,13 +4,23 @@ Invariant: `bounded` marks the tokens whose gradient the rule removed or capped.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart, masked_sum
+from swarm.objectives.part import (
+    Bound,
+    PositiveShare,
+    Scope,
+    Scored,
+    TokenLosses,
+    WeightPart,
+    masked_sum,
+    on_mask,
+    unbounded,
+)
 
 
 class Surrogate(WeightPart):
@@ -22,14 +32,11 @@ class Surrogate(WeightPart):
     equation = "L_t = -r A"
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        losses = -torch.exp(scored.log_ratio) * scored.advantages
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-torch.exp(scored.log_ratio) * scored.advantages)
 
 
-def check_dual(dual: float) -> None:
-    """Raises ConfigError for a dual clip that is neither off nor above 1, the ratio where nothing moved."""
-    if dual != 0 and dual <= 1:
-        raise ConfigError(f"dual: {dual} is neither 0 (off) nor above 1")
+Dual = Annotated[float, Bound(above=1, off=0)]
+"""Constant of a dual clip: above 1, the ratio where nothing moved."""
 
 
 def clip_surrogate(
@@ -72,10 +79,7 @@ class Clip(WeightPart):
     equation = "L_t = -min(r A, clip(r, 1-low, 1+high) A); if dual and A < 0: min(L_t, -dual A)"
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-    dual: float = 0.0  # 0 = off
-
-    def __post_init__(self) -> None:
-        check_dual(self.dual)
+    dual: Dual = 0.0  # 0 = off
 
     def __call__(self, scored: Scored) -> TokenLosses:
         return clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high, self.dual)
@@ -94,12 +98,7 @@ class PreservingClip(WeightPart):
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
     preserve: Literal["both", "upper"] = "both"
-    dual: float = 0.0  # 0 = off
-
-    def __post_init__(self) -> None:
-        if self.preserve not in ("both", "upper"):
-            raise ConfigError(f"preserve: {self.preserve!r} is neither 'both' nor 'upper'")
-        check_dual(self.dual)
+    dual: Dual = 0.0  # 0 = off
 
     def __call__(self, scored: Scored) -> TokenLosses:
         ratio, advantages = torch.exp(scored.log_ratio), scored.advantages
@@ -125,8 +124,7 @@ def covariances(scored: Scored, among: Tensor | None = None) -> Tensor:
     count = max(1, int(mask.sum()))
     advantages, logprobs = scored.advantages.double(), scored.logprobs.detach().double()
     centred = (values - masked_sum(values, mask) / count for values in (advantages, logprobs))
-    product = next(centred) * next(centred)
-    return torch.where(mask, product, torch.zeros_like(product))
+    return on_mask(next(centred) * next(centred), mask)
 
 
 def largest(values: Tensor, eligible: Tensor, share: float, mask: Tensor) -> Tensor:
@@ -151,13 +149,13 @@ class CovarianceClip(WeightPart):
     scope = Scope.STEP
     low: float = 0.2  # half-width
     high: float = 0.2  # half-width
-    share: float = 2e-4  # of the step's tokens, at least one
+    share: PositiveShare = 2e-4  # of the step's tokens, at least one
     least: float = 1.0
     most: float = 5.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.least >= self.most:
-            raise ConfigError("share must be in (0, 1], and least below most")
+    def check(self) -> None:
+        if self.least >= self.most:
+            raise ConfigError(f"least: {self.least} is not below most: {self.most}")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         found = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.low, 1 + self.high)

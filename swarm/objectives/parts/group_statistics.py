@@ -71,3 +71,15 @@ def _of_each(values: Tensor, group_index: Tensor, statistic: Callable[[Tensor], 
 def where_signal(advantages: Tensor, statistics: GroupStatistics, rewards: Tensor) -> Tensor:
     """Advantages in the dtype of `rewards`, exactly 0 in groups whose values are all equal."""
     return torch.where(statistics.has_signal, advantages, torch.zeros_like(advantages)).to(rewards.dtype)
+
+
+def group_centred(values: Tensor, group_index: Tensor) -> Tensor:
+    """Value minus the group's mean [N], in the dtype of `values`; exactly 0 in groups whose values are all equal."""
+    group = group_statistics(values, group_index)
+    return where_signal(values.to(group.mean.dtype) - group.mean, group, values)
+
+
+def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
+    """(value - mean) / (unbiased std + floor) of the group: [N] in the dtype of `values`, exactly 0 as above."""
+    group = group_statistics(values, group_index)
+    return where_signal((values.to(group.mean.dtype) - group.mean) / (group.std + floor), group, values)

@@ -7,8 +7,8 @@ Shape letters: N rollouts, L longest response in tokens.
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Positive, Scope, Scored, TokenLosses, WeightPart, unbounded
+from swarm.objectives.parts.ratio import rollout_sum
 
 TRAJECTORY_BOUND = 80.0  # exp of it is finite in float32
 
@@ -43,8 +43,7 @@ class Likelihood(WeightPart):
     equation = "L_t = -A log pi_t"
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        losses = -scored.advantages * scored.logprobs
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded(-scored.advantages * scored.logprobs)
 
 
 class DetachedClip(WeightPart):
@@ -72,13 +71,7 @@ class TrajectoryRegression(WeightPart):
 
     equation = "L_i = (scale sum_t log r_t - A)^2"
     scope = Scope.ROLLOUT
-    scale: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0:
-            raise ConfigError(f"scale {self.scale} must be positive")
+    scale: Positive = 0.1
 
     def __call__(self, scored: Scored) -> TokenLosses:
-        moved = torch.where(scored.mask, scored.log_ratio, torch.zeros_like(scored.log_ratio)).sum(dim=1, keepdim=True)
-        losses = (self.scale * moved - scored.advantages) ** 2
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
+        return unbounded((self.scale * rollout_sum(scored.log_ratio, scored.mask) - scored.advantages) ** 2)

@@ -4,11 +4,12 @@ Invariant: a factor carries no gradient. Dropped tokens and responses stay in th
 Shape letters: N rollouts, L longest response in tokens.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import CorrectionPart, Requirement, Scope, Scored
+from swarm.objectives.part import Bound, CorrectionPart, NotNegative, Positive, Requirement, Scope, Scored, Share
 from swarm.objectives.parts.ratio import LOG_RATIO_BOUND, AgainstPolicy, log_ratio, rollout_mean, rollout_sum
 
 
@@ -28,16 +29,8 @@ def inside(values: Tensor, low: float, high: float) -> Tensor:
     return torch.where((values >= low) & (values <= high), values, torch.zeros_like(values))
 
 
-def check_cap(cap: float) -> None:
-    """Raises ConfigError for a cap that leaves nothing."""
-    if cap <= 0:
-        raise ConfigError(f"cap: {cap} must be positive")
-
-
-def check_band(low: float, high: float) -> None:
-    """Raises ConfigError for a band of ratios that does not hold 1, so that fresh data would be refused."""
-    if not 0 <= low <= 1 <= high:
-        raise ConfigError(f"low, high: the band [{low}, {high}] must lie above 0 and hold the ratio 1")
+RatioAtMost = Annotated[float, Bound(at_least=1)]
+"""Upper end of a band of ratios; it holds the ratio 1, or fresh data would be refused. The lower end is a `Share`."""
 
 
 class MismatchPart(CorrectionPart):
@@ -67,10 +60,7 @@ class TruncatedMismatch(MismatchPart):
     """
 
     equation = "L_t <- sg[min(rho_t, cap)] L_t"
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_cap(self.cap)
+    cap: Positive = 2.0
 
     def __call__(self, scored: Scored) -> Tensor:
         return log_mismatch(scored).exp().clamp(max=self.cap)
@@ -84,10 +74,7 @@ class TruncatedSequenceMismatch(MismatchPart):
 
     equation = "L_t <- sg[min(prod_t rho_t, cap)] L_t"
     scope = Scope.ROLLOUT
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_cap(self.cap)
+    cap: Positive = 2.0
 
     def __call__(self, scored: Scored) -> Tensor:
         return sequence_mismatch(scored).clamp(max=self.cap).expand(scored.mask.shape)
@@ -101,11 +88,8 @@ class MaskedSequenceMismatch(MismatchPart):
 
     equation = "L_t <- sg[P_i 1[low <= P_i <= high]] L_t, P_i = prod_t rho_t"
     scope = Scope.ROLLOUT
-    low: float = 0.5
-    high: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_band(self.low, self.high)
+    low: Share = 0.5
+    high: RatioAtMost = 2.0
 
     def __call__(self, scored: Scored) -> Tensor:
         return inside(sequence_mismatch(scored), self.low, self.high).expand(scored.mask.shape)
@@ -124,11 +108,8 @@ class GeometricRejection(MismatchPart):
 
     equation = "L_t <- 1[low <= exp(mean_t log rho_t) <= high] L_t"
     scope = Scope.ROLLOUT
-    low: float = 0.999
-    high: float = 1.001
-
-    def __post_init__(self) -> None:
-        check_band(self.low, self.high)
+    low: Share = 0.999
+    high: RatioAtMost = 1.001
 
     def __call__(self, scored: Scored) -> Tensor:
         ratio = rollout_mean(log_mismatch(scored), scored.mask).exp()
@@ -143,11 +124,7 @@ class K3Rejection(MismatchPart):
 
     equation = "L_t <- 1[mean_t(rho_t - log rho_t - 1) <= limit] L_t"
     scope = Scope.ROLLOUT
-    limit: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ConfigError(f"limit: {self.limit} must not be negative")
+    limit: NotNegative = 0.01
 
     def __call__(self, scored: Scored) -> Tensor:
         mismatch = log_mismatch(scored)
@@ -163,11 +140,7 @@ class Veto(MismatchPart):
 
     equation = "L_t <- 1[min_t rho_t >= least] L_t"
     scope = Scope.ROLLOUT
-    least: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least < 1:
-            raise ConfigError(f"least: {self.least} must lie in [0, 1)")
+    least: Annotated[float, Bound(at_least=0, below=1)] = 1e-4
 
     def __call__(self, scored: Scored) -> Tensor:
         smallest = log_mismatch(scored).exp().amin(dim=1, keepdim=True)  # off the mask rho is 1
@@ -193,13 +166,8 @@ def pushed(advantages: Tensor, too_high: Tensor, too_low: Tensor) -> Tensor:
 class DivergenceMask(AgainstPolicy, CorrectionPart):
     """Base of masks that drop a token whose policy is too far from the generator, in the direction it is pushed."""
 
-    low: float = 0.15
-    high: float = 0.15
-
-    def __post_init__(self) -> None:
-        AgainstPolicy.__post_init__(self)
-        if min(self.low, self.high) < 0:
-            raise ConfigError(f"low {self.low} and high {self.high} must not be negative")
+    low: NotNegative = 0.15
+    high: NotNegative = 0.15
 
 
 class ProbabilityDifferenceMask(DivergenceMask):

@@ -4,16 +4,17 @@ Invariant: off the mask a log-ratio is exactly 0, on it bounded by +-20 so that 
 Shape letters: N rollouts, L longest response in tokens.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
-from swarm.objectives.part import Part, RatioPart, Requirement, Scope, Scored
+from swarm.objectives.part import Bound, Part, RatioPart, Requirement, Scope, Scored, on_mask
 
 LOG_RATIO_BOUND = 20.0
 
+Ceiling = Annotated[float, Bound(above=0, at_most=LOG_RATIO_BOUND)]
+"""Of a log-ratio; below 0 it would cut the ratio of a policy to itself."""
 
 Against = Literal["behavior", "proximal"]
 """The denominator: the policy that sampled (mu), or the one at the start of the update (pi_old)."""
@@ -21,8 +22,7 @@ Against = Literal["behavior", "proximal"]
 
 def log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """log pi(token) - log of the denominator's probability: [N, L] in [-20, 20], 0 off the mask."""
-    difference = torch.where(mask, logprobs - denominator, torch.zeros_like(logprobs))
-    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return on_mask(logprobs - denominator, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 class AgainstPolicy(Part):
@@ -30,15 +30,9 @@ class AgainstPolicy(Part):
 
     against: Against = "behavior"
 
-    def __post_init__(self) -> None:
-        if self.against not in ("behavior", "proximal"):
-            raise ConfigError(f"against: {self.against!r} is neither 'behavior' nor 'proximal'")
-
     @property
     def needs(self) -> frozenset[Requirement]:
-        return frozenset(
-            {Requirement.BEHAVIOR_LOGPROBS if self.against == "behavior" else Requirement.PROXIMAL_LOGPROBS}
-        )
+        return self.always_needs | {Requirement(f"{self.against}_logprobs")}
 
     def denominator(self, scored: Scored) -> Tensor:
         """Log-probs [N, L] of the chosen policy."""
@@ -73,7 +67,7 @@ class TokenRatio(AgainstPolicy, RatioPart):
 
 def rollout_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum [N, 1] of `values` [N, L] over each rollout's trained tokens."""
-    return torch.where(mask, values, torch.zeros_like(values)).sum(dim=1, keepdim=True)
+    return on_mask(values, mask).sum(dim=1, keepdim=True)
 
 
 def rollout_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -93,21 +87,9 @@ def mean_log_ratio(logprobs: Tensor, denominator: Tensor, mask: Tensor, ceiling:
     return rollout_mean(logprobs - denominator, mask).clamp(-LOG_RATIO_BOUND, ceiling)
 
 
-def spread(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` [N, 1] on every trained token: [N, L], 0 off the mask."""
-    return torch.where(mask, values, torch.zeros_like(values))
-
-
 def on_tokens(values: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
     """`values` [N, 1] or [N, L] as constants, with the gradient of each token's own log pi: [N, L], 0 off the mask."""
-    own = log_ratio(logprobs, logprobs.detach(), mask)
-    return own + torch.where(mask, values.detach(), torch.zeros_like(own))
-
-
-def check_ceiling(ceiling: float) -> None:
-    """Raises ConfigError for a bound below 0, which would cut the ratio of a policy to itself, or above 20."""
-    if not 0 < ceiling <= LOG_RATIO_BOUND:
-        raise ConfigError(f"ceiling: {ceiling} is a log-ratio in (0, {LOG_RATIO_BOUND:g}]")
+    return log_ratio(logprobs, logprobs.detach(), mask) + on_mask(values.detach(), mask)
 
 
 class SequenceRatio(AgainstPolicy, RatioPart):
@@ -118,15 +100,11 @@ class SequenceRatio(AgainstPolicy, RatioPart):
 
     equation = "r_t = s_i = exp(min(mean_t(log pi_t - log mu_t), ceiling))"
     scope = Scope.ROLLOUT
-    ceiling: float = 10.0  # of log s
-
-    def __post_init__(self) -> None:
-        AgainstPolicy.__post_init__(self)
-        check_ceiling(self.ceiling)
+    ceiling: Ceiling = 10.0  # of log s
 
     def __call__(self, scored: Scored) -> Tensor:
         denominator = self.denominator(scored)
-        return spread(mean_log_ratio(scored.logprobs, denominator, scored.mask, self.ceiling), scored.mask)
+        return on_mask(mean_log_ratio(scored.logprobs, denominator, scored.mask, self.ceiling), scored.mask)
 
 
 class FullSequenceRatio(AgainstPolicy, RatioPart):
@@ -158,7 +136,7 @@ def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
     row = torch.arange(values.shape[0], device=values.device)[:, None]
     turns, place = torch.unique((row * numbers.numel() + number).reshape(-1), return_inverse=True)
     zeros = torch.zeros(turns.numel(), dtype=values.dtype, device=values.device)
-    kept = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
+    kept = on_mask(values, mask).reshape(-1)
     totals = zeros.index_add(0, place, kept)
     counts = zeros.index_add(0, place, mask.reshape(-1).to(values.dtype))
     return (totals / counts.clamp(min=1))[place].reshape(values.shape)
@@ -175,15 +153,8 @@ class TurnRatio(AgainstPolicy, RatioPart):
 
     equation = "r_t = sg[u_k] pi_t / sg[pi_t], u_k = exp(min(mean_{s in turn k of t} d_s, ceiling))"
     scope = Scope.ROLLOUT
-    ceiling: float = 10.0  # of log u
-
-    def __post_init__(self) -> None:
-        AgainstPolicy.__post_init__(self)
-        check_ceiling(self.ceiling)
-
-    @property
-    def needs(self) -> frozenset[Requirement]:
-        return super().needs | {Requirement.TURNS}
+    always_needs = frozenset({Requirement.TURNS})
+    ceiling: Ceiling = 10.0  # of log u
 
     def __call__(self, scored: Scored) -> Tensor:
         drift = scored.logprobs.detach() - self.denominator(scored)
