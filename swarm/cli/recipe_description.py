@@ -59,7 +59,8 @@ def parts_of(recipe: Recipe) -> list[PartDescription]:
 def summary(recipe: Recipe) -> JsonDict:
     """The recipe as plain JSON data; the names of the fields are stable.
 
-    Fields: name, acronym, title, arxiv, url (null where there is none), row (S-number or null), verification,
+    Fields: name, acronym, title, arxiv, url (null where there is none), row (its id in the
+    project's list of published systems, or null), verification,
     scope, needs, not_yet (those needs that no run can supply so far: with any the recipe cannot run), accepts,
     parts (address -> class, equation and constants).
     """
@@ -108,7 +109,7 @@ _HEAD = (
     "",
     "Made by `swarm recipes list --markdown`; a test fails when it is not current. *Takes*: which kinds of rollouts a",
     "recipe may learn from ([recipes.md](recipes.md) explains kinds, needs, scope and where formulas come from).",
-    "*Runs*: yes, or the need that no run can supply yet.",
+    "*Row*: its id in the project's list of published systems. *Runs*: yes, or the need that no run can supply yet.",
     "",
     "| name | acronym | paper | row | formula from | scope | needs | takes | runs |",
     "|---|---|---|---|---|---|---|---|---|",

@@ -231,7 +231,7 @@ class PolicyLearner:
         """Computes advantages recipe by recipe and splits the draw into updates."""
         batch = self._add_other_policies(recipes, batch, measured)
         slices: list[RecipeSlice] = []
-        for each in recipes.shares(batch):
+        for each in recipes.slices(batch):
             shaped = with_advantages(each.recipe, self._with_memory(each), self._replay.external)
             # Rank 0's numbers: sums on different GPUs may differ in the last bit, and all ranks must make equal passes.
             shaped = replace(shaped, **{k: self._ranks.broadcast(v) for k, v in shaped.per_rollout.items()})
@@ -241,7 +241,7 @@ class PolicyLearner:
             return StepPlan(batch=batch, slices=tuple(slices), updates=(tuple(slices),))
         updates: list[tuple[RecipeSlice, ...]] = []
         for places, part in minibatches(batch, self._config.updates_per_step):
-            updates.append(tuple(replace(each, places=places[each.places]) for each in recipes.shares(part)))
+            updates.append(tuple(replace(each, places=places[each.places]) for each in recipes.slices(part)))
         return StepPlan(batch=batch, slices=tuple(slices), updates=tuple(updates))
 
     def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:

@@ -1,7 +1,7 @@
 """Which recipe learns from which kind of rollouts, and a step that mixes them.
 
 Invariant: every group of a step is learned from by exactly one recipe, one that accepts its kind, and the totals by
-which losses are divided are those of the whole step; so shares add up as micro-batches do.
+which losses are divided are those of the whole step; so slices add up as micro-batches do.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 from swarm.types import Correction
 
 MAIN = ""
-"""Name of the share of the learner's own recipe."""
+"""Name of the slice of the learner's own recipe."""
 
 KEYS = {Correction.NO_LOGPROBS: "recipe_without_logprobs", Correction.TEXT_ONLY: "recipe_text_only"}
 """Key of `[learner]` that names the recipe of a kind."""
@@ -54,14 +54,14 @@ class RecipeSet:
                 )
 
     def of(self, kind: Correction) -> tuple[str, Recipe] | None:
-        """Name of the share and recipe of a kind; None where nothing may learn from it."""
+        """Name of the slice and recipe of a kind; None where nothing may learn from it."""
         if self.main.accepts(kind):
             return MAIN, self.main
         return (str(kind), self.fallbacks[kind]) if kind in self.fallbacks else None
 
     @property
     def used(self) -> dict[str, Recipe]:
-        """Every recipe that some group may meet, by the name of its share."""
+        """Every recipe that some group may meet, by the name of its slice."""
         return dict(found for kind in Correction if (found := self.of(kind)))
 
     @property
@@ -79,8 +79,8 @@ class RecipeSet:
         kept = {kind: self.main for kind in KEYS if self.main.accepts(kind) and not recipe.accepts(kind)}
         return RecipeSet(main=recipe, fallbacks={**self.fallbacks, **kept})
 
-    def shares(self, batch: Batch) -> list[RecipeSlice]:
-        """The batch by recipe, the main one first; one share is the batch itself.
+    def slices(self, batch: Batch) -> list[RecipeSlice]:
+        """The batch by recipe, the main one first; one slice is the batch itself.
 
         Raises:
             ConfigError: nothing may learn from one of its groups.
@@ -100,26 +100,26 @@ class RecipeSet:
             (name,) = groups
             places = torch.arange(batch.num_rollouts, device=batch.mask.device)
             return [RecipeSlice(name=name, recipe=recipes[name], places=places, batch=batch)]
-        return [_share(name, recipes[name], batch, groups[name]) for name in sorted(groups)]
+        return [_slice(name, recipes[name], batch, groups[name]) for name in sorted(groups)]
 
 
-def merged(batch: Batch, shares: Sequence[RecipeSlice]) -> Batch:
-    """The batch with every number of every rollout as the shares have it."""
-    if len(shares) == 1:
-        return shares[0].batch
-    found = [share.batch.per_rollout for share in shares]
-    names = set.intersection(*(set(values) for values in found)) - {"group_index"}  # groups are renumbered in a share
-    return replace(batch, **{name: _joined([values[name] for values in found], shares) for name in names})
+def merged(batch: Batch, slices: Sequence[RecipeSlice]) -> Batch:
+    """The batch with every number of every rollout as the slices have it."""
+    if len(slices) == 1:
+        return slices[0].batch
+    found = [each.batch.per_rollout for each in slices]
+    names = set.intersection(*(set(values) for values in found)) - {"group_index"}  # groups are renumbered in a slice
+    return replace(batch, **{name: _joined([values[name] for values in found], slices) for name in names})
 
 
-def _joined(values: Sequence[Tensor], shares: Sequence[RecipeSlice]) -> Tensor:
+def _joined(values: Sequence[Tensor], slices: Sequence[RecipeSlice]) -> Tensor:
     whole = torch.cat(list(values))
     joined = torch.empty_like(whole)
-    joined[torch.cat([share.places for share in shares])] = whole
+    joined[torch.cat([each.places for each in slices])] = whole
     return joined
 
 
-def _share(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> RecipeSlice:
+def _slice(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> RecipeSlice:
     places, part = batch.of_groups(groups)
     part = replace(
         part, step_tokens=batch.step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups

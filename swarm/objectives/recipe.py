@@ -59,7 +59,7 @@ class Recipe:
     corrections: tuple[CorrectionPart, ...] = ()
     terms: tuple[TermPart, ...] = ()
     prompts: PromptPart | None = None  # what our own generator asks
-    row: str = ""  # row of the systems table, or ""
+    row: str = ""  # id of the system in the project's list of published systems, such as "S075"; "": not listed
     url: str = ""  # where there is no arXiv id
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Recipe:
         Args:
             scored: what they see.
             of: a step with several updates asks `draw` once, with the whole draw, for what shapes rewards and
-                advantages, and `update` after each update, with its share, for everything else.
+                advantages, and `update` after each update, with its slice, for everything else.
         """
         parts = [part for part in self._learning if of == "step" or (of == "draw") == isinstance(part, _DRAWN_KINDS)]
         seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in parts}

@@ -46,7 +46,7 @@ def test_it_is_short_and_passes_the_check(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.exit_code == 0 and "recipe my_method (ours)" in found.stdout
     assert "TEXT_ONLY groups: sapo_swarm" in found.stdout
     wrong = CliRunner().invoke(app, [*check, "--set", "learner.recipe_params.weight.width=0.0"])
-    assert wrong.exit_code == 2 and "width: 0.0 is not positive" in wrong.stderr
+    assert wrong.exit_code == 2 and "width: 0.0 must be above 0" in wrong.stderr
     shown = CliRunner().invoke(app, ["recipes", "show", "my_method.py:RECIPE"]).stdout
     assert "tokens count the less" in shown and "learner.recipe_params.weight.width=1.0" in shown
 

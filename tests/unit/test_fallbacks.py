@@ -165,21 +165,19 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
     assert one.step(draw(3)).version.digest == again.step(draw(3)).version.digest
 
 
-def test_every_group_is_in_one_share_with_the_totals_of_the_step(tmp_path: Path) -> None:
+def test_every_group_is_in_one_slice_with_the_totals_of_the_step(tmp_path: Path) -> None:
     from swarm.objectives.batch import make_batch
 
     batch = make_batch(draw(), TOKENIZER)
-    shares = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).shares(batch)
-    assert [share.name for share in shares] == [MAIN, "no_logprobs", "text_only"]
-    assert sorted(place for share in shares for place in share.places.tolist()) == list(range(15))
-    for share in shares:
-        assert share.batch.step_tokens == batch.step_tokens and share.batch.step_groups == 5
-        assert share.batch.step_rollouts == 15
-        assert torch.equal(share.batch.token_ids, batch.token_ids[share.places])
-        assert all(share.recipe.accepts(kind) for kind in share.batch.corrections)
-    whole = merged(
-        batch, [replace(share, batch=replace(share.batch, outcomes=share.batch.rewards)) for share in shares]
-    )
+    slices = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).slices(batch)
+    assert [each.name for each in slices] == [MAIN, "no_logprobs", "text_only"]
+    assert sorted(place for each in slices for place in each.places.tolist()) == list(range(15))
+    for each in slices:
+        assert each.batch.step_tokens == batch.step_tokens and each.batch.step_groups == 5
+        assert each.batch.step_rollouts == 15
+        assert torch.equal(each.batch.token_ids, batch.token_ids[each.places])
+        assert all(each.recipe.accepts(kind) for kind in each.batch.corrections)
+    whole = merged(batch, [replace(each, batch=replace(each.batch, outcomes=each.batch.rewards)) for each in slices])
     assert whole.outcomes is not None and torch.equal(whole.outcomes, batch.rewards)
     assert torch.equal(whole.group_index, batch.group_index) and torch.equal(whole.mask, batch.mask)
     assert whole.corrections == batch.corrections

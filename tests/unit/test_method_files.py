@@ -10,56 +10,42 @@ from swarm.objectives.methods import list_recipes, load_recipe, source_of
 
 FILES = sorted(path for path in Path(methods.__file__).parent.glob("*.py") if path.stem != "__init__")
 LONG = {
-    "bapo": "two published forms, and the search for its bounds",
-    "capo": "second moments of a token's step in the last layer",
-    "dapo": "its reward and overlong filtering beside the clip",
-    "dcpo": "bounds by probability, an advantage with a history, and an aggregate",
-    "dcpo_distribution": "a tempered policy and its target",
-    "dhpo": "two mixtures of two surrogates",
-    "drpo": "a weight, an aggregate and a constraint",
-    "epo": "the released band and one that pulls, with their schedule",
-    "fg_expo": "a KL that follows accuracy, and prompts by accuracy",
-    "hapo": "bounds and advantages by entropy",
-    "lead": "two scores and their proportion",
-    "m2po": "the search for its bound",
-    "minpro": "the exact prefix ratio beside the smallest",
-    "nsr": "three recipes of one paper",
-    "pipo": "its history of draws",
-    "poise": "a probe fitted over steps",
-    "prime_rl": "two losses of one trainer",
-    "prompt_gdro": "bins of difficulty over steps",
-    "r2vpo": "two levels of one paper",
-    "rec": "three gates of one paper",
-    "reinforce_ada": "prompts, advantage and aggregate",
-    "remix": "a clip, and a mixture of two divergences",
-    "riskpo": "bundles, quantiles and credit",
-    "rl_plus": "a ratio and a shaper for external rollouts",
-    "rollout_correction": "a table of eight variants",
-    "rollout_gdro": "counts by bins of difficulty",
-    "segment_ratio": "segments of two tokenizers",
-    "spear": "an advantage, a warm-up and a clip for two kinds of tokens",
-    "st_ppo": "two levels of one paper",
-    "topr": "two published forms",
+    "bapo": "two searches for the bounds of a clip",
+    "dcpo": "running moments of a prompt, bounds by probability, and an aggregate",
+    "dcpo_distribution": "a tempered policy, and the pull towards it",
+    "drpo": "a decoupled likelihood, an aggregate and a constraint",
+    "epo": "the band of the entropy with the schedule of its weight, and a band that pulls",
+    "fg_expo": "a distribution of prompts by accuracy, and a KL that follows accuracy",
+    "hapo": "a z-score over tokens, and bounds and advantages by the place of the entropy",
+    "lead": "closeness to a target length, and the proportion of two scores",
+    "poise": "a ridge regression on projected states, in running sums",
+    "prompt_gdro": "multiplicative weights over bins of difficulty",
+    "rec": "three gates",
+    "reinforce_ada": "a balanced choice from a pool, and when a pool is enough",
+    "remix": "a clip around another policy, and a mixture of two divergences",
+    "riskpo": "tracked quantiles, the risk of bundles, and its shares",
+    "rollout_correction": "a table: six variants of one formula, each in words",
+    "rollout_gdro": "counts of least variance at a fixed total",
+    "segment_ratio": "sums over segments of two tokenizers",
+    "spear": "an advantage, a warm-up, a clip by covariance and an aggregate for two ages",
+    "topr": "two tapered weights, of a trajectory and of a token",
 }
-"""More than 80 lines, with what fills them."""
-
-
-def test_a_method_file_has_at_most_eighty_lines_or_a_reason() -> None:
-    long = {path.stem for path in FILES if len(path.read_text("utf-8").splitlines()) > 80}
-    assert long <= set(LONG), f"list them in LONG with what fills them: {sorted(long - set(LONG))}"
-    assert set(LONG) <= long, f"no longer long: {sorted(set(LONG) - long)}"
-
-
-def test_half_of_the_methods_need_fewer_than_fifty_lines_beside_docstring_and_imports() -> None:
-    assert statistics.median(map(num_lines, FILES)) < 50
+"""More than 80 lines, with the mathematics that fills them."""
 
 
 def num_lines(path: Path) -> int:
-    """Lines of a file's classes, functions and recipes, blank ones aside."""
-    text = path.read_text("utf-8")
-    lines, body = text.splitlines(), ast.parse(text).body
-    kept = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)]
-    return sum(bool(line.strip()) for node in kept for line in lines[node.lineno - 1 : node.end_lineno])
+    return len(path.read_text("utf-8").splitlines())
+
+
+def test_a_method_file_has_at_most_eighty_lines_or_mathematics_that_fill_more() -> None:
+    long = {path.stem for path in FILES if num_lines(path) > 80}
+    assert long <= set(LONG), f"list them in LONG with what fills them: {sorted(long - set(LONG))}"
+    assert set(LONG) <= long, f"no longer long: {sorted(set(LONG) - long)}"
+    assert max(map(num_lines, FILES)) <= 170
+
+
+def test_half_of_the_method_files_have_fewer_than_fifty_lines_docstring_and_imports_included() -> None:
+    assert statistics.median(map(num_lines, FILES)) < 50
 
 
 def test_every_method_states_its_formula_before_its_code() -> None:

@@ -68,5 +68,5 @@ def test_an_extreme_ratio_is_bounded() -> None:
 
 
 def test_temperatures_on_one_side_are_refused() -> None:
-    with pytest.raises(ConfigError, match="both sides"):
+    with pytest.raises(ConfigError, match=r"sharp: 1\.1 must be above 0 and at most 1"):
         TemperedPull(sharp=1.1)

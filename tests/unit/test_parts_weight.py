@@ -111,7 +111,10 @@ def test_the_target_of_the_bounded_ratio_is_a_sigmoid_of_the_lead_over_the_media
     rewards = torch.tensor([0.0, 1.0, 0.25, 0.5], dtype=torch.float64)
     leads = (rewards - 0.375) / (float(rewards.std()) + 0.1) / 0.5
     expected = [0.8 + 0.6 / (1 + math.exp(-float(lead))) for lead in leads] + [1.1]
-    assert part.targets(batch).tolist() == pytest.approx(expected)
+    scored = replace(
+        one_row([1.0], [1.0]), batch=batch, advantages=torch.ones(5, 1), log_ratio=torch.full((5, 1), -99.0)
+    )
+    assert part(scored).losses.flatten().tolist() == pytest.approx(expected)  # at a ratio of 0
 
 
 def test_only_the_asked_share_of_tokens_pays_for_its_covariance() -> None:

@@ -116,7 +116,7 @@ def _similar(spec: str) -> str:
     known, wanted = list_recipes(), spec.lower().replace("-", "_")
     found = [name for name in known if wanted and wanted in name]
     if words := re.findall(r"[a-z0-9]+", wanted):
-        phrase = re.compile(r"[\W_]+".join(words))
+        phrase = re.compile(r"[\W_]*".join(words))
         found += sorted(name for name, path in _files().items() if phrase.search(path.read_text("utf-8").lower()))
     found += difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
     if not found:

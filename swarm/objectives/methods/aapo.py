@@ -3,8 +3,6 @@
     token mean of -A log pi, A = (R - mean) / (std + 1e-4) + clip(R - Rref, -.2, .28)
 
 The lead keeps a gradient alive where all rollouts of a group are equal. No ratio and no clip.
-
-Mechanism: reference momentum.
 """
 
 from torch import Tensor

@@ -16,27 +16,21 @@ from swarm.objectives.recipe import Recipe
 
 
 class UsefulGroups(AdvantagePart):
-    """Z-score, shrunk in groups where even the longest success is not longer than the usual failure.
-
-    Failures longer than `share` of what they were allowed count as cut off and not as failures. A group of
-    one gets 0.
-    """
+    """Z-score, shrunk in groups where even the longest success is not longer than the usual failure."""
 
     equation = "A_i = z_i (1 if max |o| of R > correct exceeds mean |o| of the others below share Lmax, else damp)"
     damp: float = 0.1
     correct: float = 0.5  # a success has a higher reward
-    share: float = 0.95
+    share: float = 0.95  # of the limit; longer failures count as cut off
     floor: float = 1e-6
 
     def __call__(self, batch: Batch) -> Tensor:
         rewards, length = batch.rewards.to(torch.float64), batch.length.to(torch.float64)
         is_success = rewards > self.correct
         fails = ~is_success & (length < self.share * batch.max_new_tokens)
-        success_length = torch.where(is_success, length, torch.full_like(length, -torch.inf))
-        longest = group_statistics(success_length, batch.group_index).largest
-        count = group_sum(fails.to(length.dtype), batch.group_index)
-        usual = group_sum(torch.where(fails, length, 0.0), batch.group_index) / count.clamp(min=1)
-        usual = torch.where(count > 0, usual, torch.full_like(usual, -torch.inf))
+        longest = group_statistics(torch.where(is_success, length, -torch.inf), batch.group_index).largest
+        count, total = (group_sum(each, batch.group_index) for each in (fails, torch.where(fails, length, 0.0)))
+        usual = torch.where(count > 0, total / count.clamp(min=1), -torch.inf)
         scores = group_scores(rewards, batch.group_index, self.floor)
         return torch.where(longest > usual, scores, self.damp * scores).to(batch.rewards.dtype)
 

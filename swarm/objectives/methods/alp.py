@@ -17,11 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class PerturbedRatio(RatioPart):
-    """The ratio of a whole response, of a policy with noise in its layers to the generator.
-
-    Source: ALP, arXiv:2603.19470; amazon-science/adaptive-layerwise-perturbation `compute_policy_loss_perturbed`,
-    `patch_llama.py`.
-    """
+    """The ratio of a whole response, of a policy with noise in its layers to the generator."""
 
     equation = (
         "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t = log pi_{theta,delta} - log mu"
@@ -47,7 +43,7 @@ RECIPE = Recipe(
     acronym="ALP",
     arxiv="2603.19470",
     row="S197",
-    verification="code",
+    verification="code",  # amazon-science/adaptive-layerwise-perturbation `compute_policy_loss_perturbed`
     advantage=GroupZScore(),
     ratio=PerturbedRatio(),
     weight=Clip(low=0.5, high=3.0, dual=10.0),

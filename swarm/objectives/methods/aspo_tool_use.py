@@ -15,12 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class EarlyCall(AdvantagePart):
-    """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did.
-
-    The call stands at the end of the first turn. The bonus is added to the advantage and not to the reward,
-    where the group's deviation would swallow it. Ours: the usual place is that of the group's successes
-    that called.
-    """
+    """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did."""
 
     equation = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
     always_needs = frozenset({Requirement.TURNS})
@@ -36,12 +31,13 @@ class EarlyCall(AdvantagePart):
         in_first = batch.mask & (batch.turn_ids == first_turn)
         place = in_first.sum(dim=1).to(torch.float64)
         called = (batch.rewards > self.correct) & (batch.mask & ~in_first).any(dim=1)
+        # ours: the usual place is that of the successes that called
         callers = group_sum(called, batch.group_index).clamp(min=1)
         usual = group_sum(torch.where(called, place, 0.0), batch.group_index) / callers
         length = group_statistics(batch.length, batch.group_index).mean.clamp(min=1)
         most = self.bound * scores.abs()
         bonus = torch.maximum(torch.minimum(-self.strength * (place - usual) / length, most), -most)
-        return (scores + torch.where(called, bonus, torch.zeros_like(bonus))).to(batch.rewards.dtype)
+        return (scores + torch.where(called, bonus, 0.0)).to(batch.rewards.dtype)
 
 
 RECIPE = Recipe(

@@ -16,17 +16,14 @@ from swarm.objectives.recipe import Recipe
 
 
 class BalancedMean(AggregatePart):
-    """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has.
-
-    Rollouts without an advantage are in neither, and in the group size G.
-    """
+    """Token means of a group's positive and negative rollouts, weighted by how many rollouts each has."""
 
     equation = "L = (1/M) sum_g sum_{s in +,-} (n_s/G) sum_{i in s} sum_t L_t / sum_{i in s} |o_i|"
     scope = Scope.GROUP
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         batch, sign = scored.batch, scored.advantages.sum(dim=1).sign()  # [N]
-        size = group_sum(torch.ones_like(sign), batch.group_index)  # G
+        size = group_sum(torch.ones_like(sign), batch.group_index)  # G, also those of neither sign
         total = losses.new_zeros(())
         for side in (1, -1):
             is_there = (sign == side).to(losses.dtype)

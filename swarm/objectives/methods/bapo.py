@@ -47,12 +47,12 @@ class BalancedClip(WeightPart):
         """Ratio bounds (low, high) at which positive tokens contribute the target, as far as they can."""
         ratio, advantages = scored.log_ratio.detach().exp(), scored.advantages
         size = advantages.abs() * (scored.behavior.exp() if self.form == "paper" else 1.0)
-        is_positive, zeros = advantages > 0, torch.zeros_like(ratio)
+        is_positive = advantages > 0
 
         def is_short(low: float, high: float) -> bool:
             kept = torch.where(is_positive, ratio.clamp(max=high), ratio.clamp(min=low)) * size
-            positive = float(masked_sum(torch.where(is_positive, kept, zeros), scored.mask))
-            negative = float(masked_sum(torch.where(is_positive, zeros, kept), scored.mask))
+            positive = float(masked_sum(torch.where(is_positive, kept, 0.0), scored.mask))
+            negative = float(masked_sum(torch.where(is_positive, 0.0, kept), scored.mask))
             if self.form == "code":
                 return negative > 0 and positive / (negative + 1e-8) < self.target
             return positive + negative > 0 and positive / (positive + negative) < self.target
@@ -99,15 +99,5 @@ BAPO_PAPER = replace(
     about="Balanced clip paper (BAPO, as its paper has it): the upper bound first, shares weighted by the sampling "
     "probability. Formula: upper bound first, share weighted by the sampling probability, target .4, token "
     "mean.",
-    weight=BalancedClip(
-        form="paper",
-        target=0.4,
-        low_start=0.6,
-        low_max=0.9,
-        low_step=0.02,
-        high_start=1.2,
-        high_max=3.0,
-        high_step=0.05,
-        dual=0.0,
-    ),
+    weight=BalancedClip(form="paper", target=0.4, low_max=0.9, low_step=0.02, high_max=3.0, dual=0.0),
 )

@@ -4,8 +4,6 @@
 
 The weight follows the spread of the rates; fixed parameters of the Beta would give REINFORCE with baseline
 or GRPO. Several rewards are meant to be decomposed first (`gdpo`). Ours: token mean.
-
-Mechanism: beta normalised.
 """
 
 import torch

@@ -8,8 +8,6 @@ absolute, so a larger learning rate masks more: as published they fit a hidden s
 elsewhere set them so that over nine tenths of the tokens are kept. Ours: d is Adam's first step, the rate times the
 sign of g. The authors keep moments of each logit for it; with them d is at most 3 times longer, and they cost a
 second layer. Softmax sums are exact instead of top-k.
-
-Mechanism: curvature mask.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 
 The published rule draws them at random between two bounds of the covariance. Ours is which:
 those of largest covariance between the bounds, so that a run can be repeated.
-
-Mechanism: covariance clip.
 """
 
 from swarm.objectives.parts import CovarianceClip, GroupZScore, TokenMean, TokenRatio

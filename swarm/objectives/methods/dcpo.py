@@ -6,8 +6,6 @@ Every rollout counts its token mean and nothing is divided by their number, as i
 grow with the rollouts of a step (11 to 22 times PPO's with 30 of them), so `learner.max_grad_norm` sets the length of
 every step, and the learning rate is to be chosen for that. The half-widths are the paper's. Not the DCPO that steers
 entropy.
-
-Mechanism: probability clip.
 """
 
 from collections.abc import Iterator, Mapping

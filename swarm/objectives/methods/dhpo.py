@@ -25,10 +25,7 @@ class _Branches(WeightPart):
     sequence_high: float = 4e-4
 
     def mixed(self, scored: Scored, share: Tensor | float) -> TokenLosses:
-        """The mix; `share` of the token branch, a number or [N, L].
-
-        A token counts as bounded where neither branch has a gradient.
-        """
+        """The mix; `share` of the token branch, a number or [N, L]; bounded where neither branch has a gradient."""
         mean = rollout_mean(scored.log_ratio.detach(), scored.mask)
         whole = on_tokens(mean, scored.logprobs, scored.mask)
         token = clip_surrogate(scored.log_ratio, scored.advantages, 1 - self.token_low, 1 + self.token_high)
@@ -38,10 +35,7 @@ class _Branches(WeightPart):
 
 
 class BranchClip(_Branches):
-    """Averaged mixing.
-
-    Source: DHPO, arXiv:2601.05607; the share and both intervals are ours.
-    """
+    """Averaged mixing."""
 
     equation = "L_t = share L(r_t, token clip) + (1 - share) L(s_i, sequence clip), L = PPO's minimum"
     share: Share = 0.5
@@ -51,10 +45,7 @@ class BranchClip(_Branches):
 
 
 class EntropyBranchClip(_Branches):
-    """Entropy-guided mixing: the more uncertain the policy is at a token, the more its own ratio counts.
-
-    Source: DHPO, arXiv:2601.05607; the form of the share, its scale and both intervals are ours.
-    """
+    """Entropy-guided mixing: the more uncertain the policy is at a token, the more its own ratio counts."""
 
     equation = "L_t = a_t L(r_t, token clip) + (1 - a_t) L(s_i, sequence clip), a_t = sg[H_t/(H_t + half)]"
     half: Positive = 1.0  # nats at which both branches count the same

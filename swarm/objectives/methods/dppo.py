@@ -43,7 +43,7 @@ DPPO_TV = Recipe(
     title="Rethinking the Trust Region in LLM Reinforcement Learning",
     acronym="DPPO-TV",
     arxiv="2602.04879",
-    verification="code",  # sail-sg/Stable-RL; verl `dppo_kl`
+    verification="code",  # sail-sg/Stable-RL; verl `dppo_tv`, `dppo_kl`
     about="Probability difference mask (DPPO-Binary-TV): tokens whose probability itself moved too far are dropped; "
     "rare tokens may change by any factor. The anchor is the policy that sampled, also with several updates a "
     "batch. Bounds 0.15 and the cap 20 on the constant weight are those of the authors' version in verl; "

@@ -18,17 +18,16 @@ from typing import Annotated
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.objectives.part import Bound, Memory, NotNegative, Scored, TermPart, masked_sum
-from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy
+from swarm.objectives.part import Bound, Memory, NotNegative, Scored, TermPart
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, mean_entropy, step_mean
 from swarm.objectives.recipe import Recipe
 
 
 class EntropyBand(TermPart):
     """An entropy bonus, less a penalty for tokens whose entropy leaves a band around its history.
 
-    The history is the mean over past steps of their mean entropy; before the first step there is no band. As in
-    the released code the penalty is a constant of the token, so it moves the loss and not the gradient. Its weight
-    falls slowly to about 0.83 in the first half of `horizon` steps, then fast.
+    The history is the mean over past steps of their mean entropy; before the first step there is no band. The weight
+    of the penalty falls slowly to about 0.83 in the first half of `horizon` steps, then fast.
     """
 
     equation = "L -= strength * mean_t (H_t - weight(step) * penalty * 1[H_t outside (low, high) * past H])"
@@ -59,23 +58,24 @@ class EntropyBand(TermPart):
             return 1 - 0.2 * (1 - math.exp(-self.slow * step / half))
         return 0.8 * math.exp(-self.fast * (step - half) / (self.horizon - half))
 
+    def outside(self, entropy: Tensor, past: float) -> Tensor:
+        """[N, L], what is penalised of each token's entropy where earlier steps had `past` on average."""
+        entropy = entropy.detach()
+        return ((entropy <= self.low * past) | (entropy >= self.high * past)).to(entropy.dtype)
+
     def __call__(self, scored: Scored) -> Tensor:
         memory = self.remembered(scored.batch)
         bonus = mean_entropy(scored)
         if (steps := int(memory["steps"])) > 0:
-            past = float(memory["entropy_sum"]) / steps
-            entropy = scored.entropy.detach()
-            is_outside = (entropy <= self.low * past) | (entropy >= self.high * past)
-            share = masked_sum(is_outside.to(bonus.dtype), scored.mask) / max(1, scored.batch.step_tokens)
-            bonus = bonus - self.weight(steps) * self.penalty * share
+            outside = self.outside(scored.entropy, float(memory["entropy_sum"]) / steps)
+            bonus = bonus - self.weight(steps) * self.penalty * step_mean(outside, scored, "token")
         return -self.strength * bonus
 
 
 class PullingBand(EntropyBand):
     """The same bonus, and a pull back into the band that grows with the distance to it. Ours.
 
-    The penalty is in nats outside the band, with gradient. At more than 1 / weight it turns the bonus around above
-    the band, so that entropy is held from both sides; below the band it adds to the bonus.
+    At a penalty of more than 1 / weight it turns the bonus around above the band; below the band it adds to it.
     """
 
     equation = (
@@ -83,15 +83,8 @@ class PullingBand(EntropyBand):
     )
     penalty: NotNegative = 3.0
 
-    def __call__(self, scored: Scored) -> Tensor:
-        memory = self.remembered(scored.batch)
-        bonus = mean_entropy(scored)
-        if (steps := int(memory["steps"])) > 0:
-            past, entropy = float(memory["entropy_sum"]) / steps, scored.entropy
-            outside = (self.low * past - entropy).clamp(min=0) + (entropy - self.high * past).clamp(min=0)
-            distance = masked_sum(outside, scored.mask) / max(1, scored.batch.step_tokens)
-            bonus = bonus - self.weight(steps) * self.penalty * distance
-        return -self.strength * bonus
+    def outside(self, entropy: Tensor, past: float) -> Tensor:
+        return (self.low * past - entropy).clamp(min=0) + (entropy - self.high * past).clamp(min=0)
 
 
 RECIPE = Recipe(

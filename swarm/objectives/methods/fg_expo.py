@@ -9,7 +9,6 @@ its mean over rollouts, also for the penalty.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from torch import Tensor
 
@@ -33,11 +32,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class GaussianAccuracy(PromptPart):
-    """Prompts that are answered right about half of the time are asked most.
-
-    Source: GCS of FG-ExPO, arXiv:2605.11403: centre and start 0.5, width 0.35, pace 0.1. Ours: the bound on
-    remembered prompts; a forgotten one starts anew.
-    """
+    """Prompts that are answered right about half of the time are asked most."""
 
     equation = "P(q) ~ exp(-(p_q - center)^2 / (2 width^2)), p_q <- (1 - pace) p_q + pace mean_G R, from start"
     always_needs = frozenset({Requirement.REPEATED_PROMPTS})
@@ -45,31 +40,24 @@ class GaussianAccuracy(PromptPart):
     width: Positive = 0.35
     pace: PositiveShare = 0.1
     start: Share = 0.5
-    remembers: Count = 4096  # prompts
+    remembers: Count = 4096  # prompts; ours
 
     def initial(self) -> Memory:
         return {"accuracy": {}}
 
     def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
-        table = _accuracies(memory)
+        table: Mapping[str, float] = memory["accuracy"]
         mean = (1 - self.pace) * table.get(key, self.start) + self.pace * math.fsum(rewards) / len(rewards)
         return {"accuracy": renewed(table, {key: mean}, self.remembers)}
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
-        table = _accuracies(memory)
+        table: Mapping[str, float] = memory["accuracy"]
         gaps = (table.get(key, self.start) - self.center for key in keys)
         return [math.exp(-(gap**2) / (2 * self.width**2)) for gap in gaps]
 
 
-def _accuracies(memory: Memory) -> Mapping[str, float]:
-    return cast("Mapping[str, float]", memory["accuracy"])
-
-
 class AccuracyKl(TermPart):
-    """k3 to the reference, loose while the step's mean reward is low and tight where it is high.
-
-    Source: AKL of FG-ExPO, arXiv:2605.11403.
-    """
+    """k3 to the reference, loose while the step's mean reward is low and tight where it is high."""
 
     equation = "L += strength * (tanh(mean R) + 1)/2 * mean_t k3(log pi - log pi_ref)"
     scope = Scope.STEP
@@ -90,7 +78,7 @@ RECIPE = Recipe(
     acronym="FG-ExPO",
     arxiv="2605.11403",
     row="S146",
-    verification="paper",
+    verification="paper",  # GCS and AKL, with their constants
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

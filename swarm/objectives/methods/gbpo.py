@@ -8,19 +8,14 @@ half-widths 0.2 of the published 0.2 to 0.3.
 """
 
 import torch
-from torch import Tensor
 
-from swarm.objectives.part import Batch, Positive, Scope, Scored, TokenLosses, WeightPart, unbounded
+from swarm.objectives.part import Positive, Scope, Scored, TokenLosses, WeightPart, unbounded
 from swarm.objectives.parts import GroupZScore, TokenMean, TokenRatio, group_median, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
 class BoundedRatio(WeightPart):
-    """The ratio's distance from the optimum of a bounded-ratio problem, times the size of the advantage.
-
-    The target looks at the group's median, the weight at whatever advantage the recipe has. Of an even
-    group the median is the mean of the middle two, as the released quantile has it.
-    """
+    """The ratio's distance from the optimum of a bounded-ratio problem, times the size of the advantage."""
 
     equation = "L_t = |(r - tgt) A|, tgt = 1-low + (low+high) sigmoid((R - median_G) / (std_G + floor) / temperature)"
     scope = Scope.GROUP
@@ -29,15 +24,11 @@ class BoundedRatio(WeightPart):
     temperature: Positive = 1e-4
     floor: Positive = 1e-6
 
-    def targets(self, batch: Batch) -> Tensor:
-        """Ratio [N] that each rollout's tokens are pulled to, float64."""
-        group = group_statistics(batch.rewards, batch.group_index)
-        lead = batch.rewards.to(group.mean.dtype) - group_median(batch.rewards, batch.group_index)
-        share = torch.sigmoid(lead / (group.std + self.floor) / self.temperature)
-        return 1 - self.low + (self.low + self.high) * share
-
     def __call__(self, scored: Scored) -> TokenLosses:
-        targets = self.targets(scored.batch).to(scored.logprobs.dtype)[:, None]
+        rewards, group_index = scored.batch.rewards.double(), scored.batch.group_index
+        std = group_statistics(rewards, group_index).std
+        share = torch.sigmoid((rewards - group_median(rewards, group_index)) / (std + self.floor) / self.temperature)
+        targets = (1 - self.low + (self.low + self.high) * share).to(scored.logprobs.dtype)[:, None]  # [N, 1]
         return unbounded(((torch.exp(scored.log_ratio) - targets) * scored.advantages).abs())
 
 

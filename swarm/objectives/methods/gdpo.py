@@ -18,10 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class PerRewardScore(AdvantagePart):
-    """Z-scores of every named reward, added up with weights, whitened over the tokens of the step.
-
-    Added before scoring, different mixtures of rewards often give the same sum and cannot be told apart.
-    """
+    """Z-scores of every named reward, added up with weights, whitened over the tokens of the step."""
 
     equation = "A = whiten_tokens(sum_k w_k (R_k - mean_G) / (std_G + floor))"
     always_needs = frozenset({Requirement.REWARD_PARTS, Requirement.ZERO_VARIANCE_GROUPS})

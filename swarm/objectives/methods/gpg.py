@@ -3,8 +3,6 @@
     token mean of -(B / #nonzero) (R - mean_G) log pi
 
 No ratio, no clip and no standard deviation. The normaliser of rewards is 1, as in verl.
-
-Mechanism: signal scaled.
 """
 
 from torch import Tensor

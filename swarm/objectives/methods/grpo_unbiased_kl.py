@@ -18,10 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ImportanceKl(TermPart):
-    """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too.
-
-    The gradient is r D grad log pi: r k3 + r (1 - exp(-D)) = r D.
-    """
+    """k3 times the ratio to the policy that sampled: unbiased in value and gradient, off policy too."""
 
     equation = "L += strength * mean_t (pi/pi_sampler) k3(D_t), D = log pi - log pi_to"
     scope = Scope.ROLLOUT
@@ -35,7 +32,7 @@ class ImportanceKl(TermPart):
         return need_of(self.to) | need_of(self.sampler)
 
     def __call__(self, scored: Scored) -> Tensor:
-        ratio = torch.exp(difference(scored, self.sampler))
+        ratio = torch.exp(difference(scored, self.sampler))  # the gradient is r k3 + r (1 - exp(-D)) = r D
         return self.strength * step_mean(ratio * estimate(difference(scored, self.to), "k3"), scored, self.mean)
 
 

@@ -16,18 +16,14 @@ from swarm.objectives.recipe import Recipe
 
 
 class SequenceTokenRatio(AgainstPolicy, RatioPart):
-    """The value of the length-normalised ratio with the gradient of the token alone.
-
-    Token advantages may differ inside a response. A rollout above the ceiling has no gradient.
-    """
+    """The value of the length-normalised ratio with the gradient of the token alone."""
 
     equation = "r_t = exp(min(log sg[s_i] + log pi_t - sg[log pi_t], ceiling))"
     scope = Scope.ROLLOUT
-    ceiling: Ceiling = 10.0  # of log s
+    ceiling: Ceiling = 10.0  # of log s; above it a rollout has no gradient
 
     def __call__(self, scored: Scored) -> Tensor:
-        denominator = self.denominator(scored)
-        mean = rollout_mean(scored.logprobs.detach() - denominator, scored.mask)
+        mean = rollout_mean(scored.logprobs.detach() - self.denominator(scored), scored.mask)
         return on_tokens(mean, scored.logprobs, scored.mask).clamp(-LOG_RATIO_BOUND, self.ceiling)
 
 

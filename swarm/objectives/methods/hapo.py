@@ -6,8 +6,6 @@ Certain tokens may fall further, uncertain ones rise further; advantages are ave
 The released code turns the sign of certain tokens by mistake; we have it as its comments intend. Its fourth
 part, a sampling temperature for every token, belongs to the generator and is left out. Not the HAPO that
 remembers how long answers were.
-
-Mechanism: entropy clip.
 """
 
 import torch

@@ -3,8 +3,6 @@
     pi_old/mu where it is in [.5, 5], else 0, on PPO's clip around pi_old, token mean
 
 Dropped tokens stay in the denominator. Ours: GRPO's clip with a token mean as the host.
-
-Mechanism: masked mismatch.
 """
 
 from torch import Tensor

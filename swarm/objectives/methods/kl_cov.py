@@ -3,8 +3,6 @@
     token mean of -r A, plus |d| on the top token(s) of cov = (A - mean A)(log pi - mean log pi)
 
 The surrogate itself is not clipped.
-
-Mechanism: covariance penalty.
 """
 
 import torch

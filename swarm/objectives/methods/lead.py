@@ -5,8 +5,6 @@
 Target lengths come from the policy's own successes, and the proportion moves to the reward that is still
 unsettled. Both sides of the target cost the same, as in the paper; the released default pays shorter ones.
 The small KL penalty is left out, as in `grpo`. Ours: limits of the target as shares of the allowed length.
-
-Mechanism: length balance.
 """
 
 import torch

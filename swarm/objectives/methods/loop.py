@@ -4,8 +4,6 @@
 
 LOOP also drops rollouts with |A| < 0.01, which saves time and changes next to nothing; they stay here. Its
 setting is an agent with many turns; the ratio by token is the one its authors found best.
-
-Mechanism: symmetric clip.
 """
 
 from swarm.objectives.part import Positive, Scored, TokenLosses, WeightPart

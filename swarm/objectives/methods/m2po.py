@@ -3,8 +3,6 @@
     harmful mean of min(d^2, tau^2) at most .04, tau one of the data, token mean
 
 Made for data many updates old; the interval is never tighter than [0.7, 1.5]. There is no dual clip.
-
-Mechanism: second moment clip.
 """
 
 import math

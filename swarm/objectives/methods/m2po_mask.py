@@ -5,8 +5,6 @@
 An unclipped surrogate around the policy at the start of the update; the mask looks at the generator's gap to
 that policy. AReaL's count of tokens leaves the dropped ones out. Ours: the denominator counts them, so that
 the step size does not depend on how many were dropped.
-
-Mechanism: second moment mask.
 """
 
 import torch
@@ -18,10 +16,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class SecondMomentMask(MismatchPart):
-    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget.
-
-    Equal squares are dropped together; the smallest one is always kept.
-    """
+    """Drops the step's tokens of largest mismatch until the mean square log-mismatch of the rest is in the budget."""
 
     equation = "L_t <- M L_t, M drops the largest (log rho_t)^2 until mean_kept (log rho)^2 < budget"
     scope = Scope.STEP
@@ -34,7 +29,7 @@ class SecondMomentMask(MismatchPart):
         num_kept = max(1, int((ascending.cumsum(dim=0) / count < self.budget).sum()))
         if num_kept >= ascending.numel():
             return torch.ones_like(scored.advantages)
-        is_kept = (squares < ascending[num_kept]) | (squares == ascending[0])
+        is_kept = (squares < ascending[num_kept]) | (squares == ascending[0])  # equal ones together, always the least
         return is_kept.to(scored.advantages.dtype)
 
 

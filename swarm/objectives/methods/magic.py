@@ -14,11 +14,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class AdaptiveEntropy(TermPart):
-    """A bonus that acts only while entropy is at or under a target, and grows for as long as it is.
-
-    After each step its strength rises by `pace` where the entropy was at or under the target, and falls by as
-    much where it was over. Ours: it never falls under 0.
-    """
+    """A bonus that acts only while entropy is at or under a target, and grows for as long as it is."""
 
     equation = "L -= c * 1[mean H <= target] * mean_t H_t; then c += pace if mean H <= target else -pace"
     scope = Scope.STEP
@@ -30,15 +26,13 @@ class AdaptiveEntropy(TermPart):
         return {"strength": self.start}
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:
-        step = self.pace if self._is_low(scored) else -self.pace
+        step = self.pace if float(mean_entropy(scored).detach()) <= self.target else -self.pace
         return {"strength": max(0.0, float(memory["strength"]) + step)}
 
     def __call__(self, scored: Scored) -> Tensor:
-        strength = float(self.remembered(scored.batch)["strength"]) if self._is_low(scored) else 0.0
-        return -strength * mean_entropy(scored)
-
-    def _is_low(self, scored: Scored) -> bool:
-        return float(mean_entropy(scored).detach()) <= self.target
+        entropy = mean_entropy(scored)
+        is_low = float(entropy.detach()) <= self.target
+        return -(float(self.remembered(scored.batch)["strength"]) if is_low else 0.0) * entropy
 
 
 RECIPE = Recipe(

@@ -3,8 +3,6 @@
     A = (R - mean) / (mean + 1e-6), which is meant for rewards of at least 0; clip .2, token mean
 
 For binary rewards. Ours: the clipped token surrogate around it.
-
-Mechanism: mean normalised.
 """
 
 from torch import Tensor

@@ -21,12 +21,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class MedianDeviation(AdvantagePart):
-    """Distance from the group's median in median absolute deviations; zeros are made up for by the others.
-
-    The median is that of a member, the lower one of an even number, so that the median rollout gets 0 and an
-    unlucky outlier moves nobody's sign. Where more than half of a group agree, the median deviation is 0 and says
-    nothing about the scale; the standard deviation then stands in (ours: the released code divides by the floor).
-    """
+    """Distance from the group's median in median absolute deviations; zeros are made up for by the others."""
 
     equation = "A_i = (R_i - median_G) / ((MAD_G or std_G) + floor) * G / #{A != 0}"
     floor: float = 1e-3

@@ -15,16 +15,12 @@ from swarm.objectives.recipe import Recipe
 
 
 class MirrorKl(TermPart):
-    """The proximal term of mirror descent: the divergence from the policy at the start of the update.
-
-    Its strength 1/t_k grows from 1 without bound as t_k = 1 - k/horizon falls; ours: it stays where step
-    `horizon - 1` left it. Estimated by `k3+`, whose gradient is that of the reverse KL.
-    """
+    """The proximal term of mirror descent: the divergence from the policy at the start of the update."""
 
     equation = "L += (1 / t_k) * mean_t k(log pi - log pi_old), t_k = 1 - k/horizon after k steps"
     scope = Scope.ROLLOUT
     always_needs = frozenset({Requirement.PROXIMAL_LOGPROBS, Requirement.SEVERAL_UPDATES})
-    horizon: Count = 1000  # optimizer updates of the run
+    horizon: Count = 1000  # optimizer updates of the run; ours: the last strength stays
     estimator: Estimator = "k3+"
     mean: Mean = "token"
 

@@ -17,15 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def prefix_minimum(ratios: Tensor, mask: Tensor) -> Tensor:
-    """Smallest log-ratio of the trained tokens strictly before each token; 0 where there are none.
-
-    Args:
-        ratios: log-ratios [N, L].
-        mask: bool [N, L].
-
-    Returns:
-        [N, L], detached. May be positive: the empty prefix counts for the first trained token only.
-    """
+    """Smallest log-ratio [N, L] of the trained tokens strictly before each token, detached; 0 where there are none."""
     infinite = torch.full_like(ratios, torch.inf)
     known = torch.where(mask, ratios.detach(), infinite)
     shifted = torch.cat([infinite[:, :1], known[:, :-1]], dim=1)
@@ -47,7 +39,7 @@ class PrefixMinimumRatio(AgainstPolicy, RatioPart):
 class FullPrefixRatio(AgainstPolicy, RatioPart):
     """The ratio of a token times those of all tokens before it: the exact weight of one decision in a sequence.
 
-    Unbiased for a token's own reward; its variance grows with the place in the response.
+    Unbiased for a token's own reward; its variance grows with the place in the response. Precup et al. 2000.
     """
 
     equation = "r_t <- r_t * sg[prod_{j<t} r_j], the log of the product in [-20, 20]"
@@ -66,7 +58,7 @@ RECIPE = Recipe(
     acronym="MinPRO",
     arxiv="2601.22718",
     row="S182",
-    verification="secondary",  # the value at the first token is the natural convention, not quoted
+    verification="secondary",  # the value at the first token is the natural convention
     advantage=GroupZScore(),
     ratio=PrefixMinimumRatio(),
     weight=DetachedClip(low=1.0, high=1.0),

@@ -4,8 +4,6 @@
 
 Negatives are held tighter by the clip: the lower half-width is the smaller one. Groups of full reward
 throughout have no signal, as in the paper, which drops them. Ours: the token mean.
-
-Mechanism: virtual maximum.
 """
 
 import torch
@@ -17,10 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class VirtualMaximum(AdvantagePart):
-    """Z-score in the group together with one imagined member of full reward: groups that all fail go down.
-
-    A group that has full reward throughout gets exactly 0.
-    """
+    """Z-score in the group together with one imagined member of full reward: groups that all fail go down."""
 
     equation = "A_i = (R_i - mean') / (std' + floor), mean' and unbiased std' of {R_1..R_G, maximum}"
     always_needs = frozenset({Requirement.ZERO_VARIANCE_GROUPS})

@@ -30,7 +30,7 @@ RECIPE = Recipe(
     acronym="OPMD",
     arxiv="2509.24203",
     row="S159",
-    verification="code",  # OPMD, Trinity-RFT `opmd`
+    verification="code",  # Trinity-RFT `opmd`
     advantage=GroupCentred(),
     ratio=NoRatio(),
     weight=TemperedLikelihood(tau=1.0),

@@ -4,8 +4,6 @@
 
 DeepSeek-V3.2 has it with its other measures; here it is on GRPO alone. Ours: that host. The limit 0.5 is TRL's
 suggestion.
-
-Mechanism: off policy sequence mask.
 """
 
 from torch import Tensor

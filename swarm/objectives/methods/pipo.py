@@ -5,8 +5,6 @@
 The ratio is to the policy that generated, which for the second use is the one before. The released
 configuration never goes against a draw and bounds the gain at 0.5; this is the paper's. Ours: a bound on the
 gain, and the token mean.
-
-Mechanism: improvement feedback.
 """
 
 from typing import Annotated
@@ -22,11 +20,7 @@ from swarm.objectives.recipe import Recipe
 class ImprovementFeedback(AdvantagePart):
     """Z-scores for the new rollouts; for those of the previous draw, their own times how much better things got.
 
-    How much better is the mean reward of the new rollouts in standard deviations from the last `history`
-    draws. What made the policy better is reinforced, what made it worse taken back, `negative` times as
-    strongly. Wants the previous draw to be updated on before the new one.
-
-    Ours: the gain is held at +-`most`; with fewer than two draws of history it is 0.
+    Wants the previous draw to be updated on before the new one.
     """
 
     equation = (
@@ -36,7 +30,7 @@ class ImprovementFeedback(AdvantagePart):
     always_needs = frozenset({Requirement.PREVIOUS_DRAW, Requirement.ZERO_VARIANCE_GROUPS})
     history: Annotated[int, Bound(at_least=2)] = 8  # draws
     negative: NotNegative = 0.1
-    most: Positive = 3.0  # standard deviations
+    most: Positive = 3.0  # standard deviations; ours: xi is held at +- this
     floor: float = 1e-6
 
     def initial(self) -> Memory:
@@ -58,7 +52,7 @@ class ImprovementFeedback(AdvantagePart):
         """phi(xi) of this step."""
         new, means = self._new_mean(batch), torch.tensor(self.remembered(batch)["means"], dtype=torch.float64)
         means = means[-self.history :]
-        if new is None or means.numel() < 2:
+        if new is None or means.numel() < 2:  # ours: nothing to compare with yet
             return 0.0
         gain = (new - float(means.mean())) / (float(means.std()) + self.floor)
         gain = min(max(gain, -self.most), self.most)

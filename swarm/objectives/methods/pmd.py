@@ -4,8 +4,6 @@
 
 The optimum of the KL-regularised problem has exactly that log-ratio, so data of any age can be used. The
 normaliser of the optimum is approximated by the group's mean reward, as in the paper. Ours: scale 0.1.
-
-Mechanism: trajectory regression.
 """
 
 from dataclasses import replace
@@ -30,7 +28,7 @@ RECIPE = Recipe(
     title="Kimi k1.5: Scaling Reinforcement Learning with LLMs",
     acronym="PMD",
     arxiv="2501.12599",
-    verification="code",  # section 2.3.2, as a token loss in ROLL `kimi15`; arXiv:2509.24203
+    verification="code",  # section 2.3.2; ROLL `kimi15`, which also has the token loss
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=TrajectoryRegression(scale=0.1),

@@ -6,8 +6,6 @@ No critic and no large group: two rollouts are enough, and because each is judge
 gradient stays unbiased. Ours is the core: a few random directions of the states and running sums of a ridge
 regression, where the paper has full states and a buffer, which would be too much to remember (see the part).
 The advantage below only tells which external rollouts are negative.
-
-Mechanism: cross baseline.
 """
 
 from collections.abc import Mapping

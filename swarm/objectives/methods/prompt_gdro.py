@@ -60,14 +60,13 @@ class RobustWeights(ShapePart):
     def __call__(self, scored: Scored) -> Tensor:
         memory = self.remembered(scored.batch)
         prompts, scores = cast(Prompts, memory["prompts"]), cast("list[float]", memory["scores"])
-        factors = [self._factor(place_of(prompts, key), scores) for key in scored.batch.task_keys]
-        spread = torch.tensor(factors, dtype=scored.advantages.dtype, device=scored.advantages.device)
-        return scored.advantages * spread[scored.batch.group_index][:, None]
+        places = [place_of(prompts, key) for key in scored.batch.task_keys]
+        factors = [1.0 if place is None else self._factor(scores[place]) for place in places]
+        by_group = torch.tensor(factors, dtype=scored.advantages.dtype, device=scored.advantages.device)
+        return scored.advantages * by_group[scored.batch.group_index][:, None]
 
-    def _factor(self, place: int | None, scores: list[float]) -> float:
-        if place is None:
-            return 1.0
-        return min(math.exp(self.rate * max(-self.bound, min(scores[place], self.bound))), self.most)
+    def _factor(self, score: float) -> float:
+        return min(math.exp(self.rate * max(-self.bound, min(score, self.bound))), self.most)
 
     def _bins(self) -> Bins:
         return Bins(num_bins=self.num_bins, k=self.k, window=self.window, margin=self.margin, limit=self.remembers)
@@ -79,7 +78,7 @@ RECIPE = Recipe(
     acronym="Prompt-GDRO",
     arxiv="2601.19280",
     row="S190",
-    verification="ours",  # Prompt-GDRO
+    verification="ours",
     advantage=GroupZScore(),
     shapers=(RobustWeights(),),
     ratio=TokenRatio(),

@@ -5,8 +5,6 @@
 Groups whose rewards are all equal keep a signal, and two rollouts are enough. The paper's filter of prompts
 by difficulty, and its injected solutions of a larger model, are samplers and not part of the objective.
 Ours: clip and token mean around it.
-
-Mechanism: reference anchor.
 """
 
 from torch import Tensor

@@ -4,8 +4,6 @@
 
 No ratio and no clip: the weight shapes the data, for off-policy rollouts where failures should count less.
 Its sibling RED-Drop, which leaves out surplus failures at random, is not here.
-
-Mechanism: exponential weight.
 """
 
 import torch

@@ -4,8 +4,6 @@
 
 The advantage compares with every answer drawn. A group therefore carries its whole pool, of up to four group
 sizes. Ours: with graded rewards the mean is that of the rewards themselves; a pool of one response gets 0.
-
-Mechanism: successive elimination.
 """
 
 from collections.abc import Sequence

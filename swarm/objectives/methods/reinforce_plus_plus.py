@@ -32,7 +32,7 @@ RECIPE = Recipe(
     title="REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
     acronym="REINFORCE++",
     arxiv="2501.03262",
-    verification="code",  # verl `compute_reinforce_plus_plus_baseline_outcome_advantage`
+    verification="code",  # verl `compute_reinforce_plus_plus_outcome_advantage`, `.._baseline_outcome_advantage`
     advantage=WhitenedReturn(gamma=1.0, kl=0.01),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

@@ -5,8 +5,6 @@
 The classical baseline, by prompt. Published single-rollout trainers (MSSR among them) refine it in ways whose
 formulas we could not read; this is none of them. Ours: the rate, the step's mean for a new prompt, and the
 clip around it for rollouts that are not fresh.
-
-Mechanism: prompt tracker.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,6 @@
 Bundles keep hard prompts, whose own rewards are all equal, in the update, and what lies below the lower
 quantile weighs more. The released runs differ in credit, upper level and baseline; this is the DAPO-Math one
 (`run_qwen2.5_1.5b_MVaR_dapomath.sh`), which has natural_baseline_adv off: a good paper is pushed up. Ours: token mean.
-
-Mechanism: bundle risk.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Rollout correction: the gap between generator and learner as truncation, masking or rejection; one row a variant.
 
 rho_t = pi_old(token) / mu(token) is what the generator's kernels and age make of one and the same policy. The factor
-stands before PPO's loss around pi_old; the last two rows leave pi_old out and weigh REINFORCE.
+stands before PPO's loss around pi_old; the last row leaves pi_old out and weighs REINFORCE.
 """
 
 from dataclasses import replace
@@ -14,7 +14,6 @@ from swarm.objectives.parts import (
     GroupZScore,
     K3Rejection,
     MaskedSequenceMismatch,
-    Mismatch,
     RolloutSum,
     TokenMean,
     TokenRatio,
@@ -60,10 +59,7 @@ TIS_VETO = replace(
     "is dropped as a whole. Such a token marks a broken record or a broken kernel rather than a stale policy. "
     "Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: min(rho, 2) on "
     "PPO's clip around pi_old, no response with a rho under 1e-4, token mean.",
-    corrections=(
-        TruncatedMismatch(cap=2.0),
-        Veto(least=1e-4),
-    ),
+    corrections=(TruncatedMismatch(cap=2.0), Veto(least=1e-4)),
 )
 
 GEO_RS = replace(
@@ -87,39 +83,6 @@ K3_RS = replace(
     "do in `geo_rs`. Ours: GRPO's clip around the start of the update and a token mean as the host. Formula: "
     "PPO's clip around pi_old on responses with mean(rho - log rho - 1) at most .01, token mean.",
     corrections=(K3Rejection(limit=0.01),),
-)
-
-SEQ_MASK_TIS = replace(
-    SEQ_TIS,
-    name="seq_mask_tis",
-    title="OpenRLHF: An Easy-to-use, Scalable and High-performance RLHF Framework",
-    acronym="seq-mask-tis",
-    arxiv="2405.11143",
-    about="Geometric masked mismatch (seq-mask-tis of OpenRLHF): the whole response is kept or dropped by its "
-    "length-normalised mismatch, tokens weighted. Ours: GRPO's clip around the start of the update and a "
-    "token mean as the host. Formula: rho on PPO's clip around pi_old, exp(mean log rho) in [.5, 5], token "
-    "mean.",
-    corrections=(
-        GeometricRejection(low=0.5, high=5.0),
-        Mismatch(),
-    ),
-    url="",
-)
-
-TIS_REINFORCE = replace(
-    SEQ_TIS,
-    name="tis_reinforce",
-    title="Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and "
-    "User-Friendly Scaling Library",
-    acronym="TIS-REINFORCE",
-    arxiv="2506.06122",
-    about="Truncated reinforce: REINFORCE with the importance ratio truncated to [0, 1] as a constant weight, as in "
-    "ROLL. Of CISPO's kind; here no token ever counts more than it would on policy. Ours: group z-score, "
-    "token mean. Formula: token mean of -sg[min(r, 1)] A log pi, group z-score.",
-    ratio=TokenRatio(),
-    weight=DetachedClip(low=1.0, high=0.0),
-    url="",
-    corrections=(),
 )
 
 BYPASS_PG_SEQ_TIS = replace(

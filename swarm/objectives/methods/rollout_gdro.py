@@ -110,7 +110,7 @@ RECIPE = Recipe(
     acronym="Rollout-GDRO",
     arxiv="2601.19280",
     row="S190",
-    verification="ours",  # Rollout-GDRO
+    verification="ours",
     advantage=GroupZScore(),
     ratio=TokenRatio(),
     weight=Clip(low=0.2, high=0.2),

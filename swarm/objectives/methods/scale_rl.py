@@ -32,7 +32,7 @@ RECIPE = Recipe(
     title="The Art of Scaling Reinforcement Learning Compute for LLMs",
     acronym="ScaleRL",
     arxiv="2510.13786",
-    verification="code",  # the group's own mean is that of arXiv:2506.13585
+    verification="code",  # prompt-level averaging; the group's own mean is that of arXiv:2506.13585
     advantage=BatchDeviation(),
     ratio=TokenRatio(),
     weight=DetachedClip(low=1.0, high=4.0),

@@ -4,8 +4,6 @@
 
 The correction multiplies any policy loss. Ours: GRPO's clip with a token mean as the host, cap 2 (verl advises
 1.5 to 5, TRL has 3).
-
-Mechanism: truncated mismatch.
 """
 
 from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, TruncatedMismatch

@@ -4,8 +4,6 @@
 
 Positives are pure likelihood, so only negatives need log-probs of the generator. There is no KL term.
 The paper's baseline is a dial of the share of positives. Ours: the group's mean, and a reward above .5 as positive.
-
-Mechanism: tapered trajectory.
 """
 
 from dataclasses import replace
@@ -19,55 +17,38 @@ from swarm.objectives.parts.likelihood import weighted_likelihood, whole_traject
 from swarm.objectives.recipe import Recipe
 
 
-class TaperedTrajectory(WeightPart):
-    """A negative rollout weighs as much as its whole-trajectory ratio, a positive one is plain likelihood.
+class _Tapered(WeightPart):
+    low: NotNegative = 0.0  # of the ratio itself; positives have the canonical a+ = b+ = 1
+    high: float = 1.0
 
-    Wants a token ratio, which it multiplies up. Bounds are of the ratio itself; positives have the
-    canonical a+ = b+ = 1.
+    def check(self) -> None:
+        if self.low > self.high:
+            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
-    Source: TOPR, arXiv:2503.14286 eq. 8.
-    """
+
+class TaperedTrajectory(_Tapered):
+    """A negative rollout weighs as much as its whole-trajectory ratio, a positive one is plain likelihood."""
 
     equation = "L_t = -A log pi_t if A > 0 else -sg[clip(prod_s r_s, low, high)] A log pi_t"
     scope = Scope.ROLLOUT
-    low: NotNegative = 0.0
-    high: float = 1.0
-
-    def check(self) -> None:
-        if self.low > self.high:
-            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         weight = torch.exp(whole_trajectory(scored))
-        tapered = weight.clamp(self.low, self.high)
         is_positive = scored.advantages > 0
-        losses = -torch.where(is_positive, 1.0, tapered) * scored.advantages * scored.logprobs
+        losses = -torch.where(is_positive, 1.0, weight.clamp(self.low, self.high)) * scored.advantages * scored.logprobs
         return TokenLosses(losses=losses, bounded=~is_positive & ((weight < self.low) | (weight > self.high)))
 
 
-class TaperedToken(WeightPart):
-    """Tokens of a rollout that scored count fully, those of the others by their own ratio.
-
-    The split is by score, not by advantage; where it lies is ours, see the recipe.
-
-    Source: ROLL `agentic_actor_pg_worker.py` (topr), Trinity-RFT `topr`.
-    """
+class TaperedToken(_Tapered):
+    """Tokens of a rollout that scored count fully, those of the others by their own ratio."""
 
     equation = "L_t = -A log pi_t if R > threshold else -sg[clip(r_t, low, high)] A log pi_t"
-    low: NotNegative = 0.0
-    high: float = 1.0
     threshold: float = 0.5  # a success has a higher reward
-
-    def check(self) -> None:
-        if self.low > self.high:
-            raise ConfigError(f"low: {self.low} is above high: {self.high}")
 
     def __call__(self, scored: Scored) -> TokenLosses:
         has_scored = (scored.batch.rewards > self.threshold)[:, None]
         log_weight = torch.where(has_scored, torch.zeros_like(scored.log_ratio), scored.log_ratio)
-        low, high = (
-            torch.where(has_scored, 1.0, torch.full_like(scored.log_ratio, bound)) for bound in (self.low, self.high)
-        )
+        low, high = (torch.where(has_scored, 1.0, bound).to(log_weight.dtype) for bound in (self.low, self.high))
         return weighted_likelihood(scored, log_weight, low, high)
 
 
@@ -77,7 +58,7 @@ RECIPE = Recipe(
     acronym="TOPR",
     arxiv="2503.14286",
     row="S155",
-    verification="paper",
+    verification="paper",  # eq. 8
     advantage=GroupCentred(),
     ratio=TokenRatio(),
     weight=TaperedTrajectory(),
@@ -87,7 +68,7 @@ RECIPE = Recipe(
 TOPR_TOKEN = replace(
     RECIPE,
     name="topr_token",
-    verification="code",
+    verification="code",  # ROLL `agentic_actor_pg_worker.py` (topr), Trinity-RFT `topr`
     about="Tapered token (TOPR, as its code bases have it): tokens of unrewarded rollouts weigh their own ratio, "
     "tapered into [0, 1]. ROLL and Trinity split by score, not by advantage, and taper each token by itself; "
     "the paper's product over the trajectory is the recipe `topr`. ROLL leaves the advantage open and Trinity "

@@ -19,10 +19,7 @@ LOG_FLOOR = math.log(1e-8)
 
 
 class GammaWeight(WeightPart):
-    """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative.
-
-    Wants the ratio of the whole response.
-    """
+    """The shape of a gamma density in the ratio of the recipe, narrower where the advantage is negative."""
 
     equation = "L_t = -sg[w^power exp(rate (1 - w))] A log pi_t, w = r; (power, rate) by the sign of A"
     positive_power: Positive = 2.0  # where A >= 0

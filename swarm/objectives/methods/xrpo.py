@@ -15,10 +15,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class NoveltySharpening(ShapePart):
-    """Successes that are less likely under the policy than their group get more advantage, up to a share of it.
-
-    Likelihood is the mean log-prob of a response. A success is a response with a positive advantage.
-    """
+    """Successes that are less likely under the policy than their group get more advantage, up to a share of it."""
 
     equation = "A <- A + min(max(strength (1 - exp(s_i - mean_G s)), 0), bound A) where A > 0"
     scope = Scope.GROUP

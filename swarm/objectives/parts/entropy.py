@@ -5,12 +5,13 @@ Invariant: gradient flows through `scored.entropy` only.
 
 from torch import Tensor
 
-from swarm.objectives.part import Scored, TermPart, masked_sum
+from swarm.objectives.part import Scored, TermPart
+from swarm.objectives.parts.kl import step_mean
 
 
 def mean_entropy(scored: Scored) -> Tensor:
     """Sum of the entropy of trained tokens over the tokens of the step: adds up over micro-batches."""
-    return masked_sum(scored.entropy, scored.mask) / max(1, scored.batch.step_tokens)
+    return step_mean(scored.entropy, scored, "token")
 
 
 class EntropyBonus(TermPart):
