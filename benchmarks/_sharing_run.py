@@ -205,8 +205,8 @@ class Swarm:
         )
         generator = TransformersGenerator(engine, tokenizer, learner.version, seed=self.job.seed, max_rows=_MAX_ROWS)
         generator.load(*learner.snapshot())
-        asked = own_tasks(number, self.job.setting.num_nodes) if self.job.mode == "heteroq" else tuple(KINDS)
-        mixture = TaskMixture(self._environments, dict.fromkeys(asked, 1.0), seed)
+        curriculum = own_tasks(number, self.job.setting.num_nodes) if self.job.mode == "heteroq" else tuple(KINDS)
+        mixture = TaskMixture(self._environments, dict.fromkeys(curriculum, 1.0), seed)
         return _Node(number=number, name=name, seed=seed, learner=learner, generator=generator, mixture=mixture)
 
     async def train(self, start_s: float) -> Outcome:

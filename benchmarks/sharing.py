@@ -2,8 +2,8 @@
 
 Invariant: a run is written whole when it is done and never made twice; a table only mixes runs of one setting.
 
-Four tiny nodes in one process without network, in synchronous rounds. Modes: `heteroq` (each node asks only its
-own two tasks), `spec` (nodes start as different specialists and ask all), `homo` (all alike: nothing to gain).
+Four tiny nodes in one process without network, in synchronous rounds. Modes: `heteroq` (each node trains on its
+own two tasks only), `spec` (nodes start as different specialists and train on all), `homo` (all alike).
 
     python -m benchmarks.sharing                 # the full table; stop and start again as you like
     python -m benchmarks.sharing --quick         # under 5 minutes on 2 cores

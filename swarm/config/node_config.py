@@ -263,7 +263,7 @@ class GuardConfig(Model):
 
 
 class EvaluationConfig(Model):
-    """Greedy accuracy on problems that were never asked in training, and on all."""
+    """Greedy accuracy on held-out problems, and on all."""
 
     every_steps: NotNegative = 0
     """Steps between evaluations; 0: at the beginning and the end only."""

@@ -142,12 +142,12 @@ def _has_vllm(options: SimulationOptions, console: Console) -> bool:
 
 def _run(options: SimulationOptions, directory: Path, console: Console) -> SwarmRun:
     configs = node_configs(options, directory)
-    asks = {config.name: tuple(config.generator.env_weights) for config in configs}
+    curricula = {config.name: tuple(config.generator.env_weights) for config in configs}
     is_silo = configs[0].replay.external_groups == 0 and not PRESETS[options.preset].generators
     remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
     title = PRESETS[options.preset].title + remark
     began_at_s = time.time()
-    with LiveProgress(console, title, asks, num_steps=configs[0].learner.num_steps) as live:
+    with LiveProgress(console, title, curricula, num_steps=configs[0].learner.num_steps) as live:
         run = asyncio.run(_unless_stopped(run_swarm(options, directory, live.watch, live.tick)))
     if run is None:
         run = replace(read_run(options, directory, began_at_s), was_stopped=True)
@@ -178,7 +178,7 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
             node_result(
                 node.name,
                 node.node_id,
-                node.asks,
+                node.curriculum,
                 node.events,
                 node.status,
                 num_starts=node.num_starts,

@@ -104,7 +104,7 @@ PRESETS = {
     for preset in (
         Preset(
             name="smollm",
-            title="SmolLM2-135M: one node asks only sums, the other only products",
+            title="SmolLM2-135M: one node trains on sums only, the other on products only",
             environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
             num_nodes=2,
             num_rounds=36,
@@ -122,7 +122,7 @@ PRESETS = {
         ),
         Preset(
             name="tiny",
-            title="A 0.19M character model: every node asks only its own tasks",
+            title="A 0.19M character model: every node trains on tasks of its own",
             environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
             num_nodes=8,
             num_rounds=30,
@@ -183,8 +183,8 @@ PRESETS = {
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
     """The nodes of a simulation.
 
-    Peers each own an equal share of the environments and ask only those. Under an echo preset the first node trains,
-    the others generate for it, and everyone asks everything.
+    Each peer has an equal share of the environments as its curriculum. Under an echo preset the first node trains, the
+    others generate for it, and the curriculum of each is everything.
 
     Raises:
         ConfigError: unknown preset, a node that is not there, or a configuration that cannot work.

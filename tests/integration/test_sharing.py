@@ -1,4 +1,4 @@
-"""Sharing teaches what a node never asks: the tiny preset against the same run without sharing."""
+"""Sharing teaches what is not in a node's curriculum: the tiny preset against the same run without sharing."""
 
 from pathlib import Path
 from statistics import fmean
@@ -14,11 +14,11 @@ OPTIONS = SimulationOptions(preset="tiny", nodes=4, rounds=30, seed=0)
 
 
 def _held_out_accuracy(run: SwarmRun) -> float:
-    """Mean over nodes and over asked and never-asked tasks of the last held-out accuracy."""
+    """Mean over nodes and over own and other tasks of the last held-out accuracy."""
     result = swarm_result(run)
-    own, never = mean_change(result, "held_out", own=True), mean_change(result, "held_out", own=False)
-    assert own is not None and never is not None
-    return fmean([own.after, never.after, never.after, never.after])  # 2 of 8 tasks are own
+    own, other = mean_change(result, "held_out", own=True), mean_change(result, "held_out", own=False)
+    assert own is not None and other is not None
+    return fmean([own.after, other.after, other.after, other.after])  # 2 of 8 tasks are own
 
 
 @pytest.mark.timeout(240)

@@ -31,10 +31,10 @@ from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
 from swarm.simulate.report.figures import (
     accuracy_curve,
     advantage_over_rival,
+    environments_of,
     follow_rows,
     largest_gap_s,
     mean_change,
-    never_asked,
     node_rows,
     shared_step,
     smooth,
@@ -126,8 +126,8 @@ def events(gain: float = 0.5) -> list[Event]:
 STATUS = {"bytes_received": 2000, "bytes_sent": 900}
 
 
-def node(name: str = "ada", gain: float = 0.5, asks: tuple[str, ...] = ("sums",)) -> NodeResult:
-    return node_result(name, ADA if name == "ada" else BELL, asks, events(gain), STATUS)
+def node(name: str = "ada", gain: float = 0.5, curriculum: tuple[str, ...] = ("sums",)) -> NodeResult:
+    return node_result(name, ADA if name == "ada" else BELL, curriculum, events(gain), STATUS)
 
 
 def swarm(gain: float = 0.5) -> SwarmResult:
@@ -171,7 +171,7 @@ def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
     assert [row.step for row in ada.steps] == [1, 2, 3]
     assert ada.steps[-1].reward == 0.9
     assert ada.num_local == 3
-    assert ada.node_id == ADA and ada.asks == ("sums",)
+    assert ada.node_id == ADA and ada.curriculum == ("sums",)
     assert ada.marks == ((190.0, "restored"),)
 
 
@@ -198,16 +198,16 @@ def test_a_curve_has_a_point_only_where_every_environment_was_measured():
     assert accuracy_curve(partial, (), "all") == []
 
 
-def test_rows_tell_own_from_never_asked_and_mean_age():
+def test_rows_tell_own_tasks_from_others_and_mean_age():
     row = node_rows(swarm())[0]
     assert row.num_steps == 3
-    assert row.never["all"] is not None and row.never["all"].gain == pytest.approx(0.5)
+    assert row.other["all"] is not None and row.other["all"].gain == pytest.approx(0.5)
     assert row.own["held_out"] is not None and row.own["held_out"].num_problems == 64
     assert row.age_mean_steps == 1.0
     assert row.ess_share == pytest.approx(0.8)
     assert row.tokens_per_s == pytest.approx(2.0)
     assert row.overlap_share == pytest.approx(0.5)
-    assert never_asked(swarm(), node()) == ("products",)
+    assert environments_of(swarm(), node(), own=False) == ("products",)
 
 
 def test_sharing_and_silo_are_compared_at_the_last_common_step():
@@ -267,7 +267,7 @@ def test_a_run_without_any_event_still_has_a_report(tmp_path: Path):
 def test_report_files_hold_the_same_figures(tmp_path: Path):
     paths = write_report(result(), tmp_path)
     data = json.loads(paths["json"].read_text())
-    assert data["derived"]["advantage_over_rival"]["never_asked/all"] == pytest.approx(0.25)
+    assert data["derived"]["advantage_over_rival"]["other/all"] == pytest.approx(0.25)
     assert data["derived"]["swarm"]["mean_change"]["own/all"]["after"] == pytest.approx(0.7)
     assert data["result"]["swarm"]["nodes"][0]["steps"][2]["step"] == 3
     assert data["result"]["options"] == {"seed": 3}
@@ -291,7 +291,7 @@ def test_the_summary_fits_a_terminal_and_says_what_matters():
     text = captured.get()
     assert text.count(".20\N{RIGHTWARDS ARROW}.70") == 8 and text.count(".20\N{RIGHTWARDS ARROW}.45") == 8
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "swarm minus silo at step 3, tasks that they never ask: +0.25 all, +0.25 held out" in text
+    assert "swarm minus silo at step 3, other tasks: +0.25 all, +0.25 held out" in text
     assert "products all .10 (n=64)" in text and "ok" in text and "no group twice" in text
 
 
@@ -318,7 +318,7 @@ def test_progress_without_a_terminal_is_one_line_per_interval(tmp_path: Path):
             live.tick()
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines[0] == "two [nodes]" and len(lines) == 3
-    assert lines[1].startswith("0:15  ada step 3 age 1.0 local/ext 3/3 reward .30 own .70 never-asked .70 ESS .80")
+    assert lines[1].startswith("0:15  ada step 3 age 1.0 local/ext 3/3 reward .30 own .70 other .70 ESS .80")
 
 
 def test_progress_on_a_terminal_shows_a_row_per_node():

@@ -52,7 +52,7 @@ class NodeRun:
     name: str
     node_id: str
     roles: tuple[Role, ...]
-    asks: tuple[str, ...]
+    curriculum: tuple[str, ...]
     events: tuple[Event, ...]
     status: JsonDict
     num_starts: int
@@ -143,7 +143,7 @@ def _read_node(config: NodeConfig) -> NodeRun:
         name=config.name,
         node_id=starts[-1].node_id if starts else "",
         roles=config.roles,
-        asks=tuple(config.generator.env_weights),
+        curriculum=tuple(config.generator.env_weights),
         events=tuple(events),
         status=status,
         num_starts=len(starts),

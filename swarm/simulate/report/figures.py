@@ -36,10 +36,10 @@ class NodeRow:
     """One line of the table of nodes."""
 
     name: str
-    asks: tuple[str, ...]
+    curriculum: tuple[str, ...]
     num_steps: int
-    own: dict[str, Change | None]  # split -> change on the tasks it asks
-    never: dict[str, Change | None]  # split -> change on the tasks it never asks
+    own: dict[str, Change | None]  # split -> change on the tasks in its curriculum
+    other: dict[str, Change | None]  # split -> change on the tasks not in it
     num_local: int
     num_external: int
     age_mean_steps: float | None
@@ -112,9 +112,9 @@ def change(node: NodeResult, environments: Collection[str], split: str) -> Chang
     )
 
 
-def never_asked(swarm: SwarmResult, node: NodeResult) -> tuple[str, ...]:
-    """Environments that others ask and this node does not."""
-    return tuple(env for env in swarm.environments if env not in node.asks)
+def environments_of(swarm: SwarmResult, node: NodeResult, own: bool) -> tuple[str, ...]:
+    """Environments in the node's curriculum (`own`), or those of the swarm that are not in it."""
+    return node.curriculum if own else tuple(env for env in swarm.environments if env not in node.curriculum)
 
 
 def node_rows(swarm: SwarmResult) -> list[NodeRow]:
@@ -123,14 +123,13 @@ def node_rows(swarm: SwarmResult) -> list[NodeRow]:
 
 
 def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
-    others = never_asked(swarm, node)
     shares = [row.ess_share for row in node.steps if row.ess_share is not None]
     return NodeRow(
         name=node.name,
-        asks=node.asks,
+        curriculum=node.curriculum,
         num_steps=node.steps[-1].step if node.steps else 0,
-        own={split: change(node, node.asks, split) for split in SPLITS},
-        never={split: change(node, others, split) for split in SPLITS},
+        own={split: change(node, environments_of(swarm, node, True), split) for split in SPLITS},
+        other={split: change(node, environments_of(swarm, node, False), split) for split in SPLITS},
         num_local=node.num_local,
         num_external=node.num_external,
         age_mean_steps=_mean_of(node.ages),
@@ -147,8 +146,8 @@ def _mean_of(histogram: Mapping[int, int]) -> float | None:
 
 
 def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
-    """Mean over nodes that train of the change on tasks they ask (`own`) or never ask; None where one has none."""
-    changes = [change(node, node.asks if own else never_asked(swarm, node), split) for node in swarm.trainers]
+    """Mean over nodes that train of the change on tasks in their curriculum (`own`) or not in it; None without one."""
+    changes = [change(node, environments_of(swarm, node, own), split) for node in swarm.trainers]
     known = [found for found in changes if found is not None]
     if not known or len(known) < len(changes):
         return None
@@ -170,7 +169,7 @@ def shared_step(result: SimulationResult) -> int | None:
 
 
 def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> float | None:
-    """Mean accuracy of the swarm minus its rival at `shared_step`, on the tasks nodes ask or never ask."""
+    """Mean accuracy of the swarm minus its rival at `shared_step`, on tasks in a node's curriculum or not in it."""
     step = shared_step(result)
     if step is None or result.rival is None:
         return None
@@ -178,8 +177,7 @@ def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> flo
     for swarm in (result.swarm, result.rival):
         values: list[float] = []
         for node in swarm.trainers:
-            environments = node.asks if own else never_asked(swarm, node)
-            accuracy = dict(accuracy_curve(node, environments, split)).get(step)
+            accuracy = dict(accuracy_curve(node, environments_of(swarm, node, own), split)).get(step)
             if accuracy is None:
                 return None
             values.append(accuracy)

@@ -18,10 +18,10 @@ from swarm.simulate.report.figures import (
     SPLITS,
     accuracy_curve,
     advantage_over_rival,
+    environments_of,
     follow_rows,
     largest_gap_s,
     mean_change,
-    never_asked,
     node_rows,
     shared_step,
     smooth,
@@ -75,7 +75,7 @@ def as_json(result: SimulationResult) -> JsonDict:
             "tokens_generated": swarm.tokens_generated,
             "nodes": [asdict(row) for row in node_rows(swarm)],
             "mean_change": {
-                f"{'own' if own else 'never_asked'}/{split}": asdict(found)
+                f"{'own' if own else 'other'}/{split}": asdict(found)
                 for own in (True, False)
                 for split in SPLITS
                 if (found := mean_change(swarm, split, own)) is not None
@@ -84,7 +84,7 @@ def as_json(result: SimulationResult) -> JsonDict:
             "largest_gap_s": {node.name: largest_gap_s(node) for node in swarm.nodes},
         }
     derived["advantage_over_rival"] = {
-        f"{'own' if own else 'never_asked'}/{split}": advantage_over_rival(result, split, own)
+        f"{'own' if own else 'other'}/{split}": advantage_over_rival(result, split, own)
         for own in (True, False)
         for split in SPLITS
     }
@@ -112,7 +112,7 @@ def render_html(result: SimulationResult) -> str:
         rival_words=RIVALS[result.rival_kind],
         accuracy=[
             (title, split.replace("_", " "), accuracy_chart(result, split, own))
-            for own, title in ((False, "Tasks a node never asks"), (True, "Tasks a node asks"))
+            for own, title in ((False, "Tasks not in its curriculum"), (True, "Tasks in its curriculum"))
             for split in ("all", "held_out")
         ],
         by_environment=[(env, _environment_chart(result, env)) for env in swarm.environments],
@@ -135,14 +135,13 @@ def render_html(result: SimulationResult) -> str:
 
 
 def accuracy_chart(result: SimulationResult, split: str, own: bool) -> Markup:
-    """One line per node: mean accuracy over the tasks it asks (`own`) or never asks; the rival dashed."""
+    """One line per node: mean accuracy over the tasks in its curriculum (`own`) or not in it; the rival dashed."""
     series: list[svg.Series] = []
     levels: list[float] = []
     for name, swarm in _swarms(result):
         for index, node in enumerate(swarm.nodes):
-            environments = node.asks if own else never_asked(swarm, node)
             label = node.name if name == "swarm" else f"{node.name} ({result.rival_kind})"
-            points = accuracy_curve(node, environments, split)
+            points = accuracy_curve(node, environments_of(swarm, node, own), split)
             series.append(svg.Series(name=label, points=points, color=index, is_dashed=name == "rival"))
         found = mean_change(swarm, split, own)
         levels += [found.majority_baseline] if found is not None and name == "swarm" else []
@@ -154,10 +153,10 @@ def accuracy_chart(result: SimulationResult, split: str, own: bool) -> Markup:
 def _environment_chart(result: SimulationResult, env: str) -> Markup:
     series = [
         svg.Series(
-            name=f"{node.name}{'' if env in node.asks else ', never asks it'}",
+            name=f"{node.name}{'' if env in node.curriculum else ', not in its curriculum'}",
             points=accuracy_curve(node, (env,), "held_out"),
             color=index,
-            is_dashed=env not in node.asks,
+            is_dashed=env not in node.curriculum,
         )
         for index, node in enumerate(result.swarm.nodes)
     ]
@@ -264,7 +263,7 @@ def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:
 def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
     """(value, what it is, remark) of the figures that matter most."""
     swarm, cards = result.swarm, list[tuple[str, str, str]]()
-    for own, words in ((False, "tasks a node never asks"), (True, "tasks a node asks")):
+    for own, words in ((False, "tasks not in its curriculum"), (True, "tasks in its curriculum")):
         every, held_out = (mean_change(swarm, split, own) for split in ("all", "held_out"))
         if every is not None:
             remark = f"held out {arrow(held_out)}" if held_out is not None else "mean over nodes"

@@ -40,7 +40,7 @@ _RATE_WINDOW_S = 30.0
 class _Row:
     """What is known of one node."""
 
-    asks: tuple[str, ...]
+    curriculum: tuple[str, ...]
     state: str = "starting"
     step: int = 0
     num_local: int = 0
@@ -86,8 +86,8 @@ class _Row:
         return sum(tokens for _, tokens in self.puts[1:]) / (self.puts[-1][0] - self.puts[0][0])
 
     def mean_accuracy(self, own: bool) -> float | None:
-        """Newest accuracy over all problems, mean over the environments that it asks or never asks."""
-        values = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.asks) == own]
+        """Newest accuracy over all problems, mean over the environments in its curriculum or not in it."""
+        values = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.curriculum) == own]
         return sum(values) / len(values) if values else None
 
 
@@ -103,13 +103,13 @@ class LiveProgress:
         self,
         console: Console,
         title: str,
-        asks: dict[str, tuple[str, ...]],
+        curricula: dict[str, tuple[str, ...]],
         num_steps: int = 0,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._title = title
-        self._rows = {name: _Row(asks=environments) for name, environments in asks.items()}
+        self._rows = {name: _Row(curriculum=environments) for name, environments in curricula.items()}
         self._num_steps = num_steps
         self._monotonic_s = monotonic_s
         self._began_s = self._plain_at_s = monotonic_s()
@@ -134,7 +134,7 @@ class LiveProgress:
     def watch(self, name: str, event: Event) -> None:
         """Takes one event of one node; `coordinator` counts as a node once something happens to it."""
         if name not in self._rows:
-            self._rows[name] = _Row(asks=())
+            self._rows[name] = _Row(curriculum=())
         self._rows[name].update(event)
         self.tick()
 
@@ -151,7 +151,7 @@ class LiveProgress:
         table = Table(title=Text(f"{self._title}  {self._elapsed()}"), title_justify="left")
         for name in ("node", "state", "step"):
             table.add_column(name)
-        for name in ("age", "local/ext", "reward", "own", "never asked", "tok/s", "ESS", "refused"):
+        for name in ("age", "local/ext", "reward", "own", "other", "tok/s", "ESS", "refused"):
             table.add_column(name, justify="right")
         for name, row in self._rows.items():
             table.add_row(*(Text(cell) for cell in self._cells(name, row)))
@@ -177,7 +177,7 @@ class LiveProgress:
         parts = [
             f"{name} step {row.step} age {figure(sum(row.ages) / len(row.ages) if row.ages else None, 1)}"
             f" local/ext {row.num_local}/{row.num_external} reward {figure(row.reward)}"
-            f" own {figure(row.mean_accuracy(own=True))} never-asked {figure(row.mean_accuracy(own=False))}"
+            f" own {figure(row.mean_accuracy(own=True))} other {figure(row.mean_accuracy(own=False))}"
             f" ESS {figure(row.ess_share)} {figure(row.tokens_per_s, 0)} tok/s"
             for name, row in self._rows.items()
         ]

@@ -1,4 +1,4 @@
-"""Overview of a simulation as one PNG: accuracy on tasks asked and never asked, and the reward.
+"""Overview of a simulation as one PNG: accuracy on tasks in and not in the curriculum, and the reward.
 
 Invariant: draws on a canvas of its own; matplotlib's global state and any display stay untouched.
 """
@@ -9,18 +9,21 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from swarm.simulate.report.figures import accuracy_curve, mean_change, never_asked, smooth, step_curve
+from swarm.simulate.report.figures import accuracy_curve, environments_of, mean_change, smooth, step_curve
 from swarm.simulate.report.result import RIVALS, SimulationResult
 
 COLORS = ("#3b6fd4", "#d9622b", "#2f9e6e", "#a04fc4", "#c79a1e", "#d6457f", "#3aa6b9", "#7a7f87")
 
 
 def write_png(result: SimulationResult, path: Path) -> None:
-    """Draws three panels side by side, 1650 x 540 pixels: never asked, asked (all problems), reward."""
+    """Draws three panels side by side, 1650 x 540 pixels: other tasks, own tasks (all problems), reward."""
     figure = Figure(figsize=(11, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes: list[Any] = list(figure.subplots(1, 3))
-    for axis, own, title in ((axes[0], False, "tasks a node never asks"), (axes[1], True, "tasks a node asks")):
+    for axis, own, title in (
+        (axes[0], False, "tasks not in its curriculum"),
+        (axes[1], True, "tasks in its curriculum"),
+    ):
         _accuracy(axis, result, own)
         axis.set(title=title, xlabel="steps", ylim=(0, 1))
     axes[0].set_ylabel("greedy accuracy")
@@ -41,8 +44,7 @@ def _accuracy(axis: Any, result: SimulationResult, own: bool) -> None:
     for swarm, style in ((result.swarm, "-"), (result.rival, "--")):
         for index, node in enumerate(swarm.nodes if swarm is not None else ()):
             assert swarm is not None
-            environments = node.asks if own else never_asked(swarm, node)
-            points = accuracy_curve(node, environments, "all")
+            points = accuracy_curve(node, environments_of(swarm, node, own), "all")
             width = 1.8 if style == "-" else 1.2
             axis.plot(*_columns(points), style, color=COLORS[index % len(COLORS)], linewidth=width, marker=".")
     baseline = mean_change(result.swarm, "all", own)

@@ -90,7 +90,7 @@ class NodeResult:
 
     name: str
     node_id: NodeId
-    asks: tuple[str, ...]  # environments that it generates for
+    curriculum: tuple[str, ...]  # environments that it generates for
     steps: tuple[StepRow, ...]
     evaluations: tuple[EvaluationRow, ...]
     num_local: int  # groups of the own policy consumed
@@ -135,9 +135,9 @@ class SwarmResult:
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Every environment that was evaluated or asked, sorted."""
+        """Every environment that was evaluated or is in a curriculum, sorted."""
         evaluated = {row.env for node in self.nodes for row in node.evaluations}
-        return tuple(sorted(evaluated | {env for node in self.nodes for env in node.asks}))
+        return tuple(sorted(evaluated | {env for node in self.nodes for env in node.curriculum}))
 
     @property
     def minutes(self) -> float:
@@ -174,7 +174,7 @@ class SimulationResult:
 def node_result(
     name: str,
     node_id: NodeId,
-    asks: Sequence[str],
+    curriculum: Sequence[str],
     events: Sequence[Event],
     status: JsonDict,
     num_starts: int = 1,
@@ -185,7 +185,7 @@ def node_result(
     Args:
         name: of the node, for people.
         node_id: hex; taken from the NodeStarted event when empty.
-        asks: environments that it generates for; empty: learned from its GroupPut events.
+        curriculum: environments that it generates for; empty: learned from its GroupPut events.
         events: as `read_events` gives them, with the marks of the simulation among them.
         status: `Daemon.status()` as JSON, or an empty dict.
         num_starts: how often its process was started.
@@ -199,7 +199,7 @@ def node_result(
     return NodeResult(
         name=name,
         node_id=node_id or (started[-1].node_id if started else ""),
-        asks=tuple(asks) or tuple(sorted({put.env for put in puts})),
+        curriculum=tuple(curriculum) or tuple(sorted({put.env for put in puts})),
         steps=_steps(steps),
         evaluations=_evaluations(events_of(PolicyEvaluated, events)),
         num_local=origins["local"] + origins["follower"],

@@ -47,8 +47,8 @@ def table_of(rows: Sequence[NodeRow], title: str) -> Table:
     """A row for each node; it fits 80 columns."""
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("node", no_wrap=True)
-    table.add_column("asks", min_width=8)
-    names = ("steps", "own\nall", "own\nheld out", "never\nasked\nall", "never\nasked\nheld out")
+    table.add_column("trains\non", min_width=8)
+    names = ("steps", "own\nall", "own\nheld out", "other\nall", "other\nheld out")
     for name in (*names, "local/\next", "age", "ESS", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -59,12 +59,12 @@ def table_of(rows: Sequence[NodeRow], title: str) -> Table:
 def _cells(row: NodeRow) -> list[str]:
     return [
         row.name,
-        ", ".join(row.asks),
+        ", ".join(row.curriculum),
         str(row.num_steps),
         arrow(row.own["all"]),
         arrow(row.own["held_out"]),
-        arrow(row.never["all"]),
-        arrow(row.never["held_out"]),
+        arrow(row.other["all"]),
+        arrow(row.other["held_out"]),
         f"{row.num_local}/{row.num_external}",
         figure(row.age_mean_steps),
         figure(row.ess_share),
@@ -108,7 +108,7 @@ def _follow_table(rows: list[FollowRow]) -> Table:
 def _comparison(result: SimulationResult) -> list[Text]:
     step = shared_step(result)
     lines: list[Text] = []
-    for own, words in ((True, "tasks that nodes ask"), (False, "tasks that they never ask")):
+    for own, words in ((True, "own tasks"), (False, "other tasks")):
         found = [(split, advantage_over_rival(result, split, own)) for split in ("all", "held_out")]
         text = ", ".join(f"{value:+.2f} {split.replace('_', ' ')}" for split, value in found if value is not None)
         if text:
