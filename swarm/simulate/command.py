@@ -18,8 +18,7 @@ from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.local.leftovers import delete_heavy
-from swarm.simulate.local.run import NodeRun, SwarmRun, read_run, run_swarm
+from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
 from swarm.simulate.report.html import render_summary, write_report
 from swarm.simulate.report.live import LiveProgress

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swarm.simulate.local.leftovers import delete_heavy
+from swarm.simulate.local.run import delete_heavy
 
 
 def fill(path: Path, num_bytes: int) -> Path:

@@ -1,7 +1,7 @@
 """The keyed hash of large virtual swarms keeps the form of a signature, and what it must refuse."""
 
 from swarm.identity import DOMAIN_ADVERT, DOMAIN_GROUP, SIGNATURE_BYTES, Identity, verify
-from swarm.simulate.virtual.keys import HashIdentity, verify_hash
+from swarm.simulate.virtual.shared_work import HashIdentity, verify_hash
 from swarm.testing.builders import make_group
 from swarm.types import RefusalReason, Refused, RolloutGroup
 from swarm.wire.envelopes import open_group, seal_group

@@ -5,9 +5,10 @@ watches and stops them.
 """
 
 import asyncio
+import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,7 @@ from swarm.wire.run_manifest import manifest_of
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
 FIRST_STEP_TIMEOUT_S = 300.0
+HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes that only a restart would read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,3 +244,13 @@ async def _carry_out(action: Action, process: Process) -> Event:
         case "restart":
             await process.start()
             return NodeRestarted(at_s=time.time())
+
+
+def delete_heavy(directories: Iterable[Path]) -> int:
+    """Deletes the HEAVY folders of nodes that have ended; events, logs and groups stay. Returns bytes."""
+    freed = 0
+    for folder in [directory / name for directory in directories for name in HEAVY]:
+        if folder.is_dir() and not folder.is_symlink():
+            freed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder)
+    return freed

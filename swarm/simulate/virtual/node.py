@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,8 @@ from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.environment import NumberedEnvironment
 from swarm.exchange.admission import Admission
-from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.flow import BoundedTable
-from swarm.identity import Verify
-from swarm.interfaces import LocalExchange, Offload, Result, Tokenizer
+from swarm.interfaces import LocalExchange, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer
@@ -42,12 +39,10 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.envelopes import open_group
 
 GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
 STEP_S = 2.0  # virtual seconds of one optimizer step
 MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
-MAX_OPENED = 8192  # opened groups remembered
 MAX_ANSWERS = 8192  # answers of which the arrays are remembered
 SPACING = 8  # questions between two appearances of one, for the mixture of a node
 
@@ -172,46 +167,6 @@ def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     for array in arrays.values():
         array.flags.writeable = False
     return arrays
-
-
-_open_once = lru_cache(maxsize=MAX_OPENED)(open_group)
-
-
-class _CheckOnce:
-    """Cached findings of `check_form` for the groups that `_open_once` keeps: unhashable, but each is one object."""
-
-    def __init__(self) -> None:
-        self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
-
-    def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-        """As `check_form`."""
-        kept = self._kept.get(id(group))
-        if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
-            return kept[3]
-        finding = check_form(group, tokenizer, limits)
-        self._kept[id(group)] = group, tokenizer, limits, finding
-        return finding
-
-
-_check_once = _CheckOnce()
-
-
-def offload_in_place(verify: Verify) -> Offload:
-    """`Offload` of the nodes' admission: a plain call.
-
-    Several nodes of this one process open and check the same sealed group. `open_group` depends on its bytes alone, and
-    `check_form` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
-    process, not once per node.
-    """
-
-    async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
-        if function is open_group:
-            return cast("Callable[..., Result]", _open_once)(*arguments, verify)
-        if function is check_form:
-            return cast("Callable[..., Result]", _check_once)(*arguments)
-        return function(*arguments)
-
-    return in_place
 
 
 @dataclass(frozen=True, kw_only=True)

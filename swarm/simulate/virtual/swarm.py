@@ -7,13 +7,14 @@ Only model, network, directory and disk are replaced; agent, admission, replay, 
 import asyncio
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.events import Event, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
+from swarm.events import Event, GroupRefused, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
@@ -25,14 +26,18 @@ from swarm.peers.peer_table import MAX_PEERS
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
-from swarm.simulate.virtual.event_digest import EventDigest
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.hostile_node import HostileNode
-from swarm.simulate.virtual.keys import HashIdentity, verify_hash
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.simulate.virtual.node import Disk, Parts, offload_in_place, scripted_worker
+from swarm.simulate.virtual.node import Disk, Parts, scripted_worker
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
-from swarm.simulate.virtual.tasks import KeptVerifier, kept_environments
+from swarm.simulate.virtual.shared_work import (
+    HashIdentity,
+    KeptVerifier,
+    kept_environments,
+    offload_in_place,
+    verify_hash,
+)
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import ToyTokenizer
 from swarm.wire.reports import MAX_EDGES
@@ -40,6 +45,31 @@ from swarm.wire.reports import MAX_EDGES
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
 TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
+
+
+class EventDigest:
+    """Counts and hashes events: equal runs have equal digests, bit for bit.
+
+    An event is hashed when it happens and then forgotten, so that a run of millions of events needs no memory for them.
+    What is hashed is its `repr`: fields hold plain values only.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.num_events = 0
+        self.refusals: Counter[str] = Counter()  # by reason, over all nodes
+
+    def add(self, at_s: float, node: str, event: Event) -> None:
+        """One event at a virtual second."""
+        self._hash.update(repr((at_s, node, event)).encode())
+        self.num_events += 1
+        if isinstance(event, GroupRefused):
+            self.refusals[event.reason] += 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything so far, hex."""
+        return self._hash.hexdigest()
 
 
 class VirtualSwarm:

@@ -6,13 +6,13 @@ Invariant: every wait is on the event loop, and whatever breaks looks to the rea
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar, cast
 
 from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
-from swarm.simulate.virtual.connection import Line, UnderWay
-from swarm.simulate.virtual.network import MemoryNetwork
+from swarm.simulate.virtual.network import Line, MemoryNetwork, UnderWay
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 
@@ -105,61 +105,51 @@ class MemoryClient:
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
-        self._line.check()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._fetch(digest, max_bytes)
-        except TimeoutError:
-            raise Unavailable(f"no group from {self._line.server[:8]} in {timeout_s} s") from None
+        async with self._request("group", timeout_s) as handler:
+            sealed = await handler.fetch(self._line.client, digest)
+            if sealed.size_bytes > max_bytes:
+                raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
+            await self._transfer(sealed.size_bytes, "fetched")
+            return self._corrupt(sealed)
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
         """One chunk of weights that hashes to `digest`. Raises NotHeld, Forged, Unavailable."""
-        self._line.check()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._fetch_chunk(digest)
-        except TimeoutError:
-            raise Unavailable(f"no chunk from {self._line.server[:8]} in {timeout_s} s") from None
+        async with self._request("chunk", timeout_s) as handler:
+            chunk = await handler.chunk(self._line.client, digest)
+            if not 0 < len(chunk) <= CHUNK_BYTES:
+                raise Forged(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
+            await self._transfer(len(chunk), "chunk")
+            if chunk_digest(self._maybe_corrupt(chunk)) != digest:
+                raise Forged(f"chunk from {self._line.server[:8]} is not {digest.hex()[:8]}")
+            return chunk
 
     async def close(self) -> None:
         """Breaks the line and what still reads from it."""
         self._line.cut("closed by this side")
 
-    async def _fetch(self, digest: Digest, max_bytes: int) -> SealedGroup:
+    @asynccontextmanager
+    async def _request(self, what: str, timeout_s: float) -> AsyncGenerator[ExchangeHandler]:
+        """The peer's handler, as soon as a request has reached it; its errors are those of a remote call."""
         line, network = self._line, self._network
-        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+        line.check()
         try:
-            sealed = await network.handler_of(line.server).fetch(line.client, digest)
+            async with asyncio.timeout(timeout_s):
+                await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+                yield network.handler_of(line.server)
+        except TimeoutError:
+            raise Unavailable(f"no {what} from {line.server[:8]} in {timeout_s} s") from None
         except (NotHeld, TooLarge, Unavailable):
             raise
         except SwarmError as error:
             raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
-        if sealed.size_bytes > max_bytes:
-            raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
-        late_s = self._lateness_s()
-        await line.wait(network.transit_s(line.server, sealed.size_bytes + _HEADER_BYTES) + late_s)
-        self._maybe_drop()
-        network.note("fetched", line.server, line.client)
-        return self._corrupt(sealed)
 
-    async def _fetch_chunk(self, digest: Digest) -> bytes:
+    async def _transfer(self, size_bytes: int, what: str) -> None:
+        """Lets an answer travel, with the faults of its way."""
         line, network = self._line, self._network
-        await line.wait(network.transit_s(line.client, _HEADER_BYTES))
-        try:
-            chunk = await network.handler_of(line.server).chunk(line.client, digest)
-        except (NotHeld, Unavailable):
-            raise
-        except SwarmError as error:
-            raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
-        if not 0 < len(chunk) <= CHUNK_BYTES:
-            raise Forged(f"chunk of {len(chunk)} bytes, expected 1 to {CHUNK_BYTES}")
         late_s = self._lateness_s()
-        await line.wait(network.transit_s(line.server, len(chunk) + _HEADER_BYTES) + late_s)
+        await line.wait(network.transit_s(line.server, size_bytes + _HEADER_BYTES) + late_s)
         self._maybe_drop()
-        network.note("chunk", line.server, line.client)
-        if chunk_digest(self._maybe_corrupt(chunk)) != digest:
-            raise Forged(f"chunk from {line.server[:8]} is not {digest.hex()[:8]}")
-        return chunk
+        network.note(what, line.server, line.client)
 
     async def _pump(
         self,

@@ -1,0 +1,136 @@
+"""What makes hundreds of nodes in one process cheap: each problem, verdict, check and signature is made once for all.
+
+Invariant: a cached value is a function of configuration, number, answers and bytes alone. Of a keyed hash in place of
+Ed25519 nothing but the arithmetic differs (lengths, domains, and that another key, domain or message does not verify),
+but anybody can compute one: it stands for a signature only where nobody tries to.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Final, cast
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.char_tasks import CharEnvironment
+from swarm.environments.environment import NumberedEnvironment, Problem, is_held_out
+from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
+from swarm.flow import BoundedTable
+from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
+from swarm.interfaces import Offload, Result, Tokenizer, Verdict
+from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
+from swarm.testing.inline_verifier import InlineVerifier
+from swarm.types import Message, RolloutGroup, Task
+from swarm.wire.envelopes import open_group
+
+MAX_VERDICTS: Final = 8192  # kept
+MAX_OPENED: Final = 8192  # opened groups kept
+
+
+class KeptEnvironment(CharEnvironment):
+    """A char environment that keeps every problem it made: hundreds of nodes in one process ask for the same ones."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        super().__init__(config)
+        self._kept: dict[int, tuple[Problem, Task]] = {}
+
+    def problem(self, task_id: int) -> Problem:
+        """The problem with that number. Raises LookupError."""
+        return self._keep(task_id)[0]
+
+    def task(self, task_id: int) -> Task:
+        """The problem as a chat. Raises LookupError."""
+        return self._keep(task_id)[1]
+
+    def _keep(self, task_id: int) -> tuple[Problem, Task]:
+        kept = self._kept.get(task_id)
+        if kept is None:
+            problem = super().problem(task_id)
+            question = self.config.prompt.replace("{question}", problem.question)
+            chat = (Message(role="user", content=question),)
+            task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=is_held_out(problem.question))
+            kept = self._kept[task_id] = problem, task
+        return kept
+
+
+@cache  # for all runs of a process
+def kept_environments() -> dict[str, NumberedEnvironment]:
+    """The environments of every virtual swarm, by name."""
+    return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
+
+
+class KeptVerifier(InlineVerifier):
+    """A verifier that keeps its newest verdicts: a group is judged by its producer, then by each node that takes it."""
+
+    def __init__(self, environments: Mapping[str, NumberedEnvironment]) -> None:
+        super().__init__(environments)
+        self._kept = BoundedTable[tuple[str, int, tuple[str, ...]], Verdict](MAX_VERDICTS)
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
+        key = env, task_id, tuple(answers)
+        verdict = self._kept.get(key)
+        if verdict is None:
+            verdict = self._kept[key] = await super().score(env, task_id, answers)
+            verdict.rewards.flags.writeable = False
+        return verdict
+
+
+_open_once = lru_cache(maxsize=MAX_OPENED)(open_group)
+
+
+class _CheckOnce:
+    """Cached findings of `check_form` for the groups that `_open_once` keeps: unhashable, but each is one object."""
+
+    def __init__(self) -> None:
+        self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
+
+    def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
+        """As `check_form`."""
+        kept = self._kept.get(id(group))
+        if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
+            return kept[3]
+        finding = check_form(group, tokenizer, limits)
+        self._kept[id(group)] = group, tokenizer, limits, finding
+        return finding
+
+
+_check_once = _CheckOnce()
+
+
+def offload_in_place(verify: Verify) -> Offload:
+    """`Offload` of the nodes' admission: a plain call.
+
+    Several nodes of this one process open and check the same sealed group. `open_group` depends on its bytes alone, and
+    `check_form` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
+    process, not once per node.
+    """
+
+    async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
+        if function is open_group:
+            return cast("Callable[..., Result]", _open_once)(*arguments, verify)
+        if function is check_form:
+            return cast("Callable[..., Result]", _check_once)(*arguments)
+        return function(*arguments)
+
+    return in_place
+
+
+# --- signatures ----------------------------------------------------------------------------------
+
+
+class HashIdentity(Identity):
+    """An identity that signs with `hash_signature`."""
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        """64 bytes over key, domain and message."""
+        return hash_signature(self.public_key, domain, message)
+
+
+def hash_signature(public_key: bytes, domain: bytes, message: bytes) -> bytes:
+    """SHA-512 of key, domain and message: as long as an Ed25519 signature."""
+    return hashlib.sha512(public_key + domain + b"\0" + message).digest()
+
+
+def verify_hash(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
+    """As `swarm.identity.verify`, for signatures of a HashIdentity."""
+    return len(public_key) == PUBLIC_KEY_BYTES and signature == hash_signature(public_key, domain, message)
