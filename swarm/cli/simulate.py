@@ -6,15 +6,12 @@ Invariant: importing this file is cheap; what a run needs is imported when it be
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from swarm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from swarm.simulate.presets import SimulationOptions
 
 PresetOption = Annotated[
     str,
@@ -98,7 +95,9 @@ def simulate(
     """
     if virtual:
         _refuse_beside_virtual(context)
-        _end(_run_virtual(10 if nodes is None else nodes, 50 if rounds is None else rounds, seed))
+        from swarm.simulate.virtual.run import run_virtual_command
+
+        _end(run_virtual_command(10 if nodes is None else nodes, 50 if rounds is None else rounds, seed, Console()))
     from swarm.simulate.presets import SimulationOptions
 
     options = SimulationOptions(
@@ -119,17 +118,12 @@ def simulate(
         external=external,
         mode=mode,
         overrides=tuple(set_ or ()),
-        out=out,
         keep_checkpoints=keep_checkpoints,
     )
-    _end(_run(options, compare))
-
-
-def _run(options: "SimulationOptions", compare: str) -> bool:
     from swarm.simulate.command import run_command
 
-    directory = options.out or Path("runs") / f"{options.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run_command(options, directory, compare, Console())
+    directory = out or Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _end(run_command(options, directory, compare, Console()))
 
 
 def _refuse_beside_virtual(context: typer.Context) -> None:
@@ -146,12 +140,6 @@ def _refuse_beside_virtual(context: typer.Context) -> None:
 def _is_given(context: typer.Context, name: str | None) -> bool:
     source = context.get_parameter_source(name or "")
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _run_virtual(num_nodes: int, num_rounds: int, seed: int) -> bool:
-    from swarm.simulate.virtual.run import run_virtual_command
-
-    return run_virtual_command(num_nodes=num_nodes, num_steps=num_rounds, seed=seed, console=Console())
 
 
 def _end(holds: bool) -> None:

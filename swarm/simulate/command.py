@@ -224,7 +224,5 @@ def _last_step(node: NodeRun) -> int:
 
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:
-    """What was run, for the reader; no path of the machine."""
-    return {
-        key: value for key, value in asdict(options).items() if key != "out" and value not in (None, (), {}, False, 0.0)
-    }
+    """What was run, for the reader."""
+    return {key: value for key, value in asdict(options).items() if value not in (None, (), {}, False, 0.0)}

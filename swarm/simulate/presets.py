@@ -3,7 +3,7 @@
 Invariant: a preset is plain data; every node of a simulation is an ordinary `NodeConfig`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +34,6 @@ Engine = Literal["transformers", "vllm"]
 GROUPS_PER_BATCH = 2  # of a node that generates for a trainer: small batches are fresh ones
 NAMES = ("ada", "bell", "curie", "dirac", "euler", "fermi", "gauss", "hopper")
 
-
 Mode = Literal["push", "pull", "synchronous"]
 
 
@@ -49,7 +48,6 @@ class Preset:
     num_rounds: int
     model: ModelConfig
     learning_rate: float
-    warmup_steps: int
     local_groups: int
     external_groups: int
     max_age_steps: int
@@ -85,7 +83,6 @@ class SimulationOptions:
     colocated: bool = False  # the trainer of an echo preset generates for itself, alone
     overrides: tuple[str, ...] = ()  # key.path=value for every node
     keep_checkpoints: bool = False  # after the end, with everything else that only a restart would read
-    out: Path | None = None
 
 
 def _arithmetic(name: str, dataset: str) -> EnvironmentConfig:
@@ -99,85 +96,62 @@ def _arithmetic(name: str, dataset: str) -> EnvironmentConfig:
     )
 
 
-PRESETS = {
-    preset.name: preset
-    for preset in (
-        Preset(
-            name="smollm",
-            title="SmolLM2-135M: one node trains on sums only, the other on products only",
-            environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
-            num_nodes=2,
-            num_rounds=36,
-            model=ModelConfig(source="smollm2", dtype="bfloat16"),
-            learning_rate=1e-5,
-            warmup_steps=0,
-            local_groups=4,
-            external_groups=4,
-            max_age_steps=2,
-            max_new_tokens=6,
-            evaluate_every=10,
-            num_problems=64,
-            worker="process",
-            max_minutes=10.0,
-        ),
-        Preset(
-            name="tiny",
-            title="A 0.19M character model: every node trains on tasks of its own",
-            environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
-            num_nodes=8,
-            num_rounds=30,
-            model=ModelConfig(source="tiny", dtype="float32"),
-            learning_rate=1e-4,
-            warmup_steps=0,
-            local_groups=2,
-            external_groups=2,
-            max_age_steps=4,
-            max_new_tokens=9,
-            evaluate_every=10,
-            num_problems=40,
-            worker="inline",
-            max_minutes=3.0,
-        ),
-        Preset(
-            name="echo",
-            title="SmolLM2-135M: one node only trains, others only generate with its newest weights",
-            environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
-            num_nodes=4,
-            num_rounds=36,
-            model=ModelConfig(source="smollm2", dtype="bfloat16"),
-            learning_rate=1e-5,
-            warmup_steps=0,
-            local_groups=8,
-            external_groups=0,
-            max_age_steps=2,
-            max_new_tokens=6,
-            evaluate_every=12,
-            num_problems=64,
-            worker="process",
-            max_minutes=15.0,
-            generators=("transformers", "transformers", "vllm"),
-        ),
-        Preset(
-            name="echo-tiny",
-            title="A 0.19M character model: one node only trains, others only generate",
-            environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
-            num_nodes=4,
-            num_rounds=30,
-            model=ModelConfig(source="tiny", dtype="float32"),
-            learning_rate=1e-4,
-            warmup_steps=0,
-            local_groups=8,
-            external_groups=0,
-            max_age_steps=2,
-            max_new_tokens=9,
-            evaluate_every=10,
-            num_problems=40,
-            worker="inline",
-            max_minutes=3.0,
-            generators=("transformers", "transformers", "transformers"),
-        ),
-    )
-}
+_SMOLLM = Preset(
+    name="smollm",
+    title="SmolLM2-135M: one node trains on sums only, the other on products only",
+    environments=(_arithmetic("sums", "chain_sum"), _arithmetic("products", "products")),
+    num_nodes=2,
+    num_rounds=36,
+    model=ModelConfig(source="smollm2", dtype="bfloat16"),
+    learning_rate=1e-5,
+    local_groups=4,
+    external_groups=4,
+    max_age_steps=2,
+    max_new_tokens=6,
+    evaluate_every=10,
+    num_problems=64,
+    worker="process",
+    max_minutes=10.0,
+)
+_TINY = Preset(
+    name="tiny",
+    title="A 0.19M character model: every node trains on tasks of its own",
+    environments=tuple(EnvironmentConfig(name=task, kind="char", dataset=task, seed=1) for task in KINDS),
+    num_nodes=8,
+    num_rounds=30,
+    model=ModelConfig(source="tiny", dtype="float32"),
+    learning_rate=1e-4,
+    local_groups=2,
+    external_groups=2,
+    max_age_steps=4,
+    max_new_tokens=9,
+    evaluate_every=10,
+    num_problems=40,
+    worker="inline",
+    max_minutes=3.0,
+)
+_ECHO = replace(
+    _SMOLLM,
+    name="echo",
+    title="SmolLM2-135M: one node only trains, others only generate with its newest weights",
+    num_nodes=4,
+    local_groups=8,
+    external_groups=0,
+    evaluate_every=12,
+    max_minutes=15.0,
+    generators=("transformers", "transformers", "vllm"),
+)
+_ECHO_TINY = replace(
+    _TINY,
+    name="echo-tiny",
+    title="A 0.19M character model: one node only trains, others only generate",
+    num_nodes=4,
+    local_groups=8,
+    external_groups=0,
+    max_age_steps=2,
+    generators=("transformers", "transformers", "transformers"),
+)
+PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY)}
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
@@ -255,7 +229,6 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         learner=LearnerConfig(
             recipe=options.recipe,
             learning_rate=preset.learning_rate,
-            warmup_steps=preset.warmup_steps,
             num_steps=_num_steps(options, preset),
             deterministic=options.deterministic,
         ),
