@@ -86,7 +86,6 @@ class SqliteCoordinatorStore:
         return cls(database)
 
     async def load(self) -> Remembered:
-        """What was stored."""
         members = await self._database.execute_fetchall("SELECT record FROM members")
         versions = await self._database.execute_fetchall(
             "SELECT policy_id, step, digest, branch, parent, at_s, is_rewind FROM versions ORDER BY number"
@@ -108,7 +107,6 @@ class SqliteCoordinatorStore:
         )
 
     async def add_versions(self, entries: list[LedgerEntry]) -> None:
-        """Makes lines of the ledger durable in one transaction before it returns. Raises StorageFull."""
         rows = [
             (v.policy_id, entry.branch, v.step, v.digest, entry.parent, entry.at_s, entry.is_rewind)
             for entry in entries
@@ -138,16 +136,13 @@ class SqliteCoordinatorStore:
         )
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the advisor changed. Raises StorageFull."""
         rows: list[tuple[Any, ...]] = [(change.at_s, json.dumps(asdict(change))) for change in changes]
         await self._write([("INSERT INTO advice (at_s, record) VALUES (?, ?)", rows)])
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
-        """Deletes members that are long gone. Raises StorageFull."""
         await self._write([("DELETE FROM members WHERE node_id = ?", [(node_id,) for node_id in node_ids])])
 
     async def trim(self) -> None:
-        """Cuts the rings of versions and reports back to their bounds. Raises StorageFull."""
         await self._write(
             [
                 (f"DELETE FROM {table} WHERE number <= (SELECT MAX(number) FROM {table}) - ?", [(most,)])
@@ -156,7 +151,6 @@ class SqliteCoordinatorStore:
         )
 
     async def close(self) -> None:
-        """Flushes and closes."""
         await self._database.close()
 
     async def _write(self, statements: Statements) -> None:

@@ -85,7 +85,6 @@ class MemoryCoordinatorStore:
         self._advice: deque[AdviceChange] = deque(maxlen=MAX_ADVICE_ROWS)
 
     async def load(self) -> Remembered:
-        """What was stored."""
         return Remembered(
             members=list(self._members.values()),
             versions=list(self._versions),
@@ -95,23 +94,19 @@ class MemoryCoordinatorStore:
         )
 
     async def add_versions(self, entries: list[LedgerEntry]) -> None:
-        """Appends lines of the ledger."""
         self._versions.extend(entries)
 
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
-        """Stores one heartbeat."""
         self._members[member.node_id] = member
         self._edges.extend((member.last_seen_s, member.node_id, edge) for edge in edges)
         self._evaluations.extend(evaluations)
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
-        """Appends to the log of what the advisor changed."""
         self._advice.extend(changes)
 
     async def forget_members(self, node_ids: list[NodeId]) -> None:
-        """Deletes members."""
         for node_id in node_ids:
             self._members.pop(node_id, None)
 

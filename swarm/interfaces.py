@@ -1,7 +1,7 @@
 """Every seam of the system, on one page: what is injected, and what each side promises.
 
-Invariant: modules of one layer know each other only through these protocols. Each has a fake in
-`swarm.testing.builders` or an in-memory implementation that passes the same contract tests as the real one.
+Invariant: modules of one layer know each other only through these protocols. What talks to
+a disk, a network or another process has a second form in memory, in `swarm.simulate.virtual` or `swarm.testing`.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The contract of `swarm.interfaces.Generator`, as checks that every engine passes: the real ones and the fake.
+"""The contract of `swarm.interfaces.Generator`, as checks that every engine passes.
 
 Invariant: a check looks at what a caller sees, never at how an engine works.
 Example: `@pytest.mark.parametrize("check", CONTRACT)` over a test that calls `check(bench)`.

@@ -19,7 +19,6 @@ class InlineVerifier:
         self._environments = dict(environments)
 
     async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        """Rebuilds the task and scores each answer. Raises LookupError."""
         environment = self._environments.get(env)
         if environment is None:
             raise LookupError(f"environment {env!r} is not part of this run")

@@ -1,4 +1,4 @@
-"""One contract for every engine of this process: transformers in two dtypes, and the fake."""
+"""The contract of engines for the one in this process: transformers in two dtypes."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,9 +10,7 @@ import torch
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator as Engine
 from swarm.model import CharTokenizer, snapshot, tiny_network
-from swarm.testing.builders import ToyTokenizer
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
-from swarm.testing.toy_generator import TOY_TENSOR, ToyGenerator, toy_weights
 from swarm.types import Canary, FloatArray, PolicyVersion
 
 START = PolicyVersion(policy_id="a", step=4)
@@ -64,41 +62,9 @@ def _transformers(dtype: torch.dtype) -> EngineBench:
     )
 
 
-def _fake() -> EngineBench:
-    hooks: dict[int, Callable[[], None]] = {}
-
-    def make() -> Engine:
-        engine = ToyGenerator(
-            ToyTokenizer(), START, toy_weights(0), on_token=lambda: hooks.get(id(engine), lambda: None)()
-        )
-        return engine
-
-    @contextmanager
-    def on_token(engine: Engine, call: Callable[[], None]) -> Generator[None]:
-        hooks[id(engine)] = call
-        yield
-        del hooks[id(engine)]
-
-    newer = ToyGenerator(ToyTokenizer(), START, toy_weights(1))
-    return EngineBench(
-        make=make,
-        start=START,
-        prompts=PROMPTS,
-        eos_ids=ToyTokenizer().eos_ids,
-        newer=toy_weights(1),
-        canaries=[
-            Canary(token_ids=np.array(text, np.int32), logprobs=score)
-            for text, score in zip(TEXTS, newer.score(TEXTS), strict=True)
-        ],
-        misfit={TOY_TENSOR: np.zeros(3, np.float32)},
-        on_token=on_token,
-    )
-
-
 BENCHES: dict[str, Callable[[], EngineBench]] = {
     "transformers-float32": lambda: _transformers(torch.float32),
     "transformers-bfloat16": lambda: _transformers(torch.bfloat16),
-    "fake": _fake,
 }
 
 

@@ -42,7 +42,6 @@ class MemoryGroupStore:
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
-        """Stores one group; idempotent by digest. Raises StorageFull."""
         self._prepare(sealed.size_bytes)
         if sealed.digest not in self._positions:
             if self._num_bytes + sealed.size_bytes > self._max_bytes:
@@ -57,7 +56,6 @@ class MemoryGroupStore:
         return self._positions[sealed.digest]
 
     async def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None."""
         position = self._positions.get(digest)
         return None if position is None else self._log[position.sequence][2]
 
@@ -66,7 +64,6 @@ class MemoryGroupStore:
         return digest in self._positions or digest in self._tombstones
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
-        """Up to `limit` entries after `cursor`, oldest first; from the start when the epoch differs."""
         after = cursor.sequence if cursor.epoch == self._epoch else 0
         found: list[tuple[Cursor, SealedGroup]] = []
         for position, scored, sealed in reversed(self._log.values()):
@@ -81,18 +78,15 @@ class MemoryGroupStore:
         return self._head
 
     async def record_draw(self, draw: Draw) -> None:
-        """Journals a draw; the same step again replaces it. Raises StorageFull."""
         self._prepare(64 * (len(draw.groups) + len(draw.zero_variance_digests)))
         self._write(draw)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
-        """Journalled draws from a step on, in order: the groups that were handed out."""
         return [
             (draw.step, tuple(drawn.scored.digest for drawn in draw.groups)) for draw in self._drawn_from(from_step)
         ]
 
     async def draws(self, from_step: int) -> list[Draw]:
-        """Journalled draws from a step on, with their groups; ends before the first that lost one."""
         draws: list[Draw] = []
         for draw in self._drawn_from(from_step):
             if any(drawn.scored.digest not in self._positions for drawn in draw.groups):
@@ -101,14 +95,12 @@ class MemoryGroupStore:
         return draws
 
     async def abandon(self, first_step: int, last_step: int) -> None:
-        """Notes that these draws will not be made again: their groups count as used up. Raises StorageFull."""
         self._prepare(64 * (last_step + 1 - first_step))
         for step in range(first_step, last_step + 1):
             draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
             self._write(replace(draw, groups=(), zero_variance_digests=_digests_of(draw)))
 
     async def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn, from the journal."""
         uses: dict[Digest, int] = {}
         for draw in self._draws.values():
             for digest in _digests_of(draw):
@@ -116,13 +108,11 @@ class MemoryGroupStore:
         return uses
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        """The newest stored groups, oldest first."""
         return [scored for _, scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
     ) -> int:
-        """Deletes groups first seen before a time or beyond a byte budget, oldest first; returns how many."""
         victims = self._victims(before_s, max_bytes, keep_from_step, keep)
         now_s = self._clock.now_s()
         for sequence in victims:

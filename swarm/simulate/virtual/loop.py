@@ -126,13 +126,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As in asyncio."""
         return self.call_at(self._virtual_s + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As in asyncio."""
         handle = _TimerHandle(when, callback, args, self, context)
         heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
@@ -208,7 +206,6 @@ class LoopClock:
         self._start_wall_s = start_wall_s
 
     def now_s(self) -> float:
-        """Virtual wall clock, seconds since 1970."""
         return self._start_wall_s + (self._loop.time() - self._origin_s)
 
     def monotonic_s(self) -> float:

@@ -85,7 +85,6 @@ class ScriptedLearner:
         return self.version, None
 
     def save(self) -> None:
-        """Writes the in-memory disk."""
         self._disk["checkpoint"] = (self.version, self.next_draw)
 
 

@@ -51,7 +51,6 @@ class MemoryTransport:
         return MemoryClient(line, network)
 
     async def stop(self) -> None:
-        """Stops answering and breaks every connection."""
         self._network.crash(self._node_id)
 
 
@@ -64,7 +63,6 @@ class MemoryClient:
 
     @property
     def node_id(self) -> NodeId:
-        """The peer at the other end."""
         return self._line.server
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
@@ -104,7 +102,6 @@ class MemoryClient:
             under_way.stop()
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """One group by digest. Raises NotHeld, TooLarge, Unavailable."""
         async with self._request("group", timeout_s) as handler:
             sealed = await handler.fetch(self._line.client, digest)
             if sealed.size_bytes > max_bytes:
@@ -113,7 +110,6 @@ class MemoryClient:
             return self._corrupt(sealed)
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights that hashes to `digest`. Raises NotHeld, Forged, Unavailable."""
         async with self._request("chunk", timeout_s) as handler:
             chunk = await handler.chunk(self._line.client, digest)
             if not 0 < len(chunk) <= CHUNK_BYTES:
