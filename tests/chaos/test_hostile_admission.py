@@ -240,11 +240,15 @@ async def test_a_body_of_100_megabytes_costs_neither_time_nor_memory() -> None:
     gate = Gate()
     sealed = replace(hostile(), body=bytes(100 * 2**20))
     tracemalloc.start()
-    started_s = time.perf_counter()
+    began_s = time.thread_time()
     await gate.expect(sealed, RefusalReason.TOO_LARGE)
+    used_s = time.thread_time() - began_s
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.perf_counter() - started_s < 0.5 and peak_bytes < 2**20
+    began_s = time.thread_time()
+    hashlib.sha256(sealed.body).digest()
+    assert used_s < time.thread_time() - began_s, "it was hashed or parsed"
+    assert peak_bytes < 2**20
 
 
 async def test_a_compressed_bomb() -> None:
@@ -584,11 +588,16 @@ async def test_a_sender_of_liars_with_fresh_identities_is_found_out() -> None:
 async def test_a_flood_is_cut_off_by_the_quota_of_its_sender_alone() -> None:
     gate = Gate(groups_per_minute=50)
     sealed = hostile()
-    started_s = time.perf_counter()
+    began_s = time.thread_time()
     reasons = [await gate.admission.admit(sealed, HOSTILE.node_id) for _ in range(20_000)]
-    assert time.perf_counter() - started_s < 5.0
+    per_refusal_s = (time.thread_time() - began_s) / 20_000
     over = [r for r in reasons if isinstance(r, Refused) and r.reason is RefusalReason.OVER_QUOTA]
     assert len(over) == 20_000 - 50
+    began_s = time.thread_time()
+    for _ in range(1000):
+        HOSTILE.sign(DOMAIN_GROUP, sealed.body)
+    per_signature_s = (time.thread_time() - began_s) / 1000
+    assert per_refusal_s < per_signature_s, "refusing costs more than signing"
     await gate.expect_good()
 
 

@@ -191,9 +191,7 @@ async def test_a_flood_of_valid_identities_is_bounded_and_leaves_known_nodes_in_
                     for sybil, advert in records[start : start + 100]
                 )
             )
-    began_s = time.monotonic()
     found = {advert.node_id for advert in await reader.lookup()}
-    assert time.monotonic() - began_s < 3.0
     assert {identity.node_id for identity, _ in stage.honest} <= found
     assert len(found) <= 2 * MAX_RECORDS_PER_SHARD
     identity, directory = stage.honest[2]

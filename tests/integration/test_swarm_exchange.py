@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +78,9 @@ async def test_a_newcomer_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any
     assert (code, json.loads(out)["problems"]) == (0, [])
     bob.send(signal.SIGKILL)
     await bob.stop()
-    began_s = time.monotonic()
     code, out, _ = await command("swarm.cli.main", "status", "--dir", home, "--json")
     assert code == 1
-    assert "does not run" in json.loads(out)["problems"][0]
-    assert time.monotonic() - began_s < 15.0  # known at once, not after the file has become old
+    assert "does not run" in json.loads(out)["problems"][0]  # of a file that became old it would say: it hangs
 
 
 async def _is_refused_with_a_wrong_link(info: Any, command: Any, tmp_path: Path) -> None:

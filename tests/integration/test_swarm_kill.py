@@ -3,10 +3,8 @@
 import asyncio
 import signal
 import sqlite3
-import statistics
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,10 @@ import pytest
 from swarm.events import Event, LoopFailed, NodeKilled, NodeStarted, StepMade, events_of, kind_of
 from swarm.simulate.command import judge
 from swarm.simulate.local.processes import Process
-from swarm.simulate.local.run import NodeRun, SwarmRun, run_swarm
+from swarm.simulate.local.run import NodeRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
 
 pytestmark = pytest.mark.timeout(120)
-
-SHORT_STEP_S = 1.0
-"""Floor of the median gap. A tiny step takes tens of milliseconds, and three times that is less than what one
-evaluation, one fsync or the start of another Python on the same two cores may take."""
 
 
 def stored(directory: Path) -> set[str]:
@@ -52,7 +46,8 @@ async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Pa
     assert kept
     assert kept <= stored(tmp_path / "ada"), "a stored group was lost"
     _check_repeats(ada, every)
-    _check_pace(bell, run)
+    _check_no_wait(bell, ada)
+    assert run.first_step_at_s <= events_of(StepMade, bell.events)[0].at_s
 
 
 def _check_repeats(node: NodeRun, checkpoint_every: int) -> None:
@@ -71,12 +66,13 @@ def _check_repeats(node: NodeRun, checkpoint_every: int) -> None:
             assert event.digest == digests[event.step], "a repeated step led to other weights"
 
 
-def _check_pace(node: NodeRun, run: SwarmRun) -> None:
+def _check_no_wait(node: NodeRun, killed: NodeRun) -> None:
+    """A node makes steps, or its last one, between the last step of a killed node and its second start."""
+    second_start_s = events_of(NodeStarted, killed.events)[1].at_s
+    last_s = max(event.at_s for event in events_of(StepMade, killed.events) if event.at_s < second_start_s)
     at_s = [event.at_s for event in events_of(StepMade, node.events)]
-    gaps_s = [later - earlier for earlier, later in pairwise(at_s)]
-    median_s = statistics.median(gaps_s)
-    assert max(gaps_s) < 3 * max(median_s, SHORT_STEP_S), (max(gaps_s), median_s)
-    assert run.first_step_at_s <= at_s[0]
+    alone = [each for each in at_s if last_s < each < second_start_s]
+    assert len(alone) >= 3 or at_s[-1] < second_start_s
 
 
 async def test_the_ledger_is_complete_after_the_coordinator_was_killed(swarm: Any) -> None:
@@ -156,14 +152,12 @@ async def _terminate(swarm: Any, process: Process, has_worker: bool) -> None:
     names = " ".join(" ".join(child.cmdline()) for child in children)
     assert "p2pd" in names
     assert ("node.worker" in names) == has_worker
-    began_s = time.monotonic()
     daemon.send_signal(signal.SIGTERM)
     process.is_expected_dead = True
-    await swarm.until(lambda: not process.is_alive, "the daemon goes on after SIGTERM", 15.0)
-    assert time.monotonic() - began_s < 10.0
+    await swarm.until(lambda: not process.is_alive, "the daemon goes on after SIGTERM")
     assert process._process is not None
     assert process._process.returncode == 0
-    _, alive = psutil.wait_procs(children, timeout=2.0)
+    _, alive = psutil.wait_procs(children, timeout=20.0)
     assert alive == []
 
 

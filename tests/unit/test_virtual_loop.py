@@ -9,15 +9,13 @@ import pytest
 from swarm.simulate.virtual.loop import LoopClock, VirtualDeadlock, run_virtual
 
 
-def test_a_thousand_seconds_of_sleep_take_milliseconds() -> None:
+def test_a_thousand_seconds_of_sleep_take_none() -> None:
     async def main() -> float:
         for _ in range(1000):
             await asyncio.sleep(1.0)
         return asyncio.get_running_loop().time()
 
-    began_s = time.perf_counter()
     assert run_virtual(main()) == pytest.approx(1000.0)
-    assert time.perf_counter() - began_s < 2.0
 
 
 def test_timers_fire_in_order_of_their_time_and_time_stands_still_between() -> None:

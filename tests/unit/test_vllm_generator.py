@@ -5,7 +5,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -140,9 +139,7 @@ def test_an_interrupt_from_the_keyboard_does_not_end_the_engine(engine: VllmGene
 def test_cancel_ends_a_call_and_never_waits_for_the_engine(engine: VllmGenerator) -> None:
     os.kill(engine.pid, signal.SIGSTOP)
     making = Background(lambda: engine.generate(PROMPTS, 1, Sampling(max_new_tokens=9000)))
-    began_s = time.monotonic()
-    engine.cancel()
-    assert time.monotonic() - began_s < 1.0
+    engine.cancel()  # comes back, though the engine stands still
     os.kill(engine.pid, signal.SIGCONT)
     while not making.is_over(0.05):  # that one may have come before the call did
         engine.cancel()
@@ -227,7 +224,8 @@ def test_weights_taken_by_a_process_that_then_ended_are_not_said_to_be_served(tm
     assert engine.version == NEXT and processes[2].loads == [NEXT]
 
 
-def test_closing_ends_the_attempts_to_start_an_engine_again(tmp_path: Path) -> None:
+def test_closing_ends_the_attempts_to_start_an_engine_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.generation.vllm_engine.FIRST_RESTART_S", 1e6)
     first, tried = Process(), threading.Event()
 
     def launch() -> Process:
@@ -240,7 +238,5 @@ def test_closing_ends_the_attempts_to_start_an_engine_again(tmp_path: Path) -> N
     first.is_running = False
     scoring = Background(lambda: engine.score(PROMPTS))
     assert tried.wait(5.0)
-    began_s = time.monotonic()
-    engine.close()
-    assert time.monotonic() - began_s < 0.5  # the next attempt would have been after 1 s, the last after 15
+    engine.close()  # does not wait for the next attempt
     assert isinstance(scoring.result(), Unavailable)
