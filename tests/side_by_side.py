@@ -1,7 +1,7 @@
-"""Runs the tests as two pytest processes side by side: one that computes beside one that mostly waits for processes.
+"""Runs tests as two pytest processes side by side, so that neither of two cores is idle.
 
-`python tests/side_by_side.py [flags for both]` prints what each says, line by line, and ends with the sum of both.
-One pytest after the other would leave a core idle while daemons start; workers of pytest-xdist gained nothing here.
+`python tests/side_by_side.py all|check [flags for both]` prints what each says, line by line, and ends with the sum of
+both. With the flag `-x` the first failure ends both. Workers of pytest-xdist gained nothing over this.
 """
 
 import re
@@ -12,32 +12,55 @@ import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HALVES = {
-    "computes": ("tests/unit", "tests/property", "tests/golden", "tests/packaging"),
-    "waits": ("tests/integration", "tests/chaos"),
-}
 OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpassed")
+Halves = dict[str, list[str]]
 
 
-def main(flags: list[str]) -> int:
+def halves_of(which: str) -> Halves:
+    """Name of each process -> what it runs."""
+    if which == "all":  # one computes, beside one that mostly waits for processes
+        return {
+            "computes": ["tests/unit", "tests/property", "tests/golden", "tests/packaging"],
+            "waits": ["tests/integration", "tests/chaos"],
+        }
+    files = sorted(
+        str(path.relative_to(ROOT))
+        for folder in ("unit", "property")
+        for path in ROOT.glob(f"tests/{folder}/test_*.py")
+    )
+    return {"even": files[::2], "odd": files[1::2]}
+
+
+def main(which: str, *flags: str) -> int:
     """Exit code 0 when both halves passed, else the first other one."""
     halves = {
         name: subprocess.Popen(
-            [sys.executable, "-m", "pytest", "--color=no", *flags, *folders],
+            [sys.executable, "-m", "pytest", "--color=no", *flags, *tests],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
-        for name, folders in HALVES.items()
+        for name, tests in halves_of(which).items()
     }
     lines: dict[str, list[str]] = {name: [] for name in halves}
-    readers = [threading.Thread(target=_show, args=(name, half, lines[name])) for name, half in halves.items()]
+
+    def follow(name: str) -> None:
+        half = halves[name]
+        assert half.stdout is not None
+        for line in half.stdout:
+            print(f"{name:8} | {line}", end="", flush=True)
+            if line.strip():
+                lines[name].append(line)
+        if half.wait() and "-x" in flags:
+            for other in halves.values():
+                other.send_signal(signal.SIGINT)  # it ends its fixtures, and so their daemons
+
+    readers = [threading.Thread(target=follow, args=(name,)) for name in halves]
     try:
         for reader in readers:
             reader.start()
-        codes = {name: half.wait() for name, half in halves.items()}
         for reader in readers:
             reader.join()
     except KeyboardInterrupt:  # the terminal sends it to both as well; they end their fixtures, and so their daemons
@@ -45,6 +68,7 @@ def main(flags: list[str]) -> int:
             half.send_signal(signal.SIGINT)
             half.wait()
         return 130
+    codes = {name: half.wait() for name, half in halves.items()}
     total = dict.fromkeys(OUTCOMES, 0)
     for said in lines.values():
         for count, outcome in re.findall(r"(\d+) (" + "|".join(OUTCOMES) + r")\b", said[-1] if said else ""):
@@ -57,13 +81,5 @@ def main(flags: list[str]) -> int:
     return next((code for code in codes.values() if code), 0)
 
 
-def _show(name: str, half: "subprocess.Popen[str]", said: list[str]) -> None:
-    assert half.stdout is not None
-    for line in half.stdout:
-        print(f"{name:8} | {line}", end="", flush=True)
-        if line.strip():
-            said.append(line)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(*sys.argv[1:]))

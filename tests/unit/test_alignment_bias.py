@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +42,15 @@ class Policy:
     vocabulary: tuple[str, ...]
     logits: Tensor  # [3, V + 1] by last character (none, a, b) and token, the last of which ends
     habit: float
+    known: dict[Tokens, Tensor] = field(default_factory=dict[Tokens, Tensor])
 
     def logprobs(self, tokens: Tokens) -> Tensor:
         """Log-prob [T] of each token of a response, its end included."""
+        if tokens not in self.known:
+            self.known[tokens] = self._logprobs(tokens)
+        return self.known[tokens]
+
+    def _logprobs(self, tokens: Tokens) -> Tensor:
         text, found = "", list[Tensor]()
         for place, token in enumerate((*tokens, END)):
             choices = [*self.vocabulary, END]
@@ -103,7 +109,7 @@ def true_gradient(ours: Policy) -> Tensor:
     value = torch.stack(
         [ours.logprobs(way).sum().exp() * reward(text) for text in texts() for way in cuts(text, ours.vocabulary)]
     ).sum()
-    return torch.autograd.grad(value, ours.logits)[0]
+    return torch.autograd.grad(value, ours.logits, retain_graph=True)[0]
 
 
 Weights = Callable[[Tensor, Tensor, Tokens, Tokens], Tensor]
@@ -113,7 +119,7 @@ Weights = Callable[[Tensor, Tensor, Tokens, Tokens], Tensor]
 def expected_gradient(ours: Policy, theirs: Policy, weights: Weights) -> Tensor:
     """Of what the sender may write: each cut of each text by its probability, weighted where it is canonical."""
     baseline = sum(theirs.probability(way) * reward(text) for text in texts() for way in cuts(text, theirs.vocabulary))
-    total = torch.zeros_like(ours.logits)
+    total = torch.zeros((), dtype=torch.float64)
     for text in texts():
         our_way = canonical(text, ours.vocabulary)
         our_logprobs = ours.logprobs(our_way)
@@ -122,9 +128,8 @@ def expected_gradient(ours: Policy, theirs: Policy, weights: Weights) -> Tensor:
             ratios = torch.ones(len(our_way) + 1, dtype=torch.float64)
             if way == canonical(text, theirs.vocabulary):  # else the sender says nothing
                 ratios = weights(our_logprobs.detach(), their_logprobs, our_way, way)
-            surrogate = (ratios * our_logprobs).sum() * (reward(text) - baseline) * their_logprobs.sum().exp()
-            total = total + torch.autograd.grad(surrogate, ours.logits, retain_graph=True)[0]
-    return total
+            total = total + (ratios * our_logprobs).sum() * (reward(text) - baseline) * their_logprobs.sum().exp()
+    return torch.autograd.grad(total, ours.logits, retain_graph=True)[0]
 
 
 def no_ratio(ours: Tensor, theirs: Tensor, our_way: Tokens, their_way: Tokens) -> Tensor:

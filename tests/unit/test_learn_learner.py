@@ -123,21 +123,23 @@ def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any
     }
 
 
-@pytest.mark.parametrize("recipe", representatives())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resume_after_three_steps_ends_at_the_same_bits_as_six_steps(
+# what a recipe remembers is of no dtype; what the optimizer keeps beside bfloat16 weights is of no recipe
+@pytest.mark.parametrize(
+    ("dtype", "recipe"), [(torch.float32, "grpo"), *((torch.bfloat16, name) for name in representatives())]
+)
+def test_resume_after_two_steps_ends_at_the_same_bits_as_four_steps(
     tmp_path: Path, dtype: torch.dtype, recipe: str
 ) -> None:
     whole = learner(tmp_path / "whole", dtype, recipe)
-    reports = [whole.step(draw(step)) for step in range(1, 7)]
+    reports = [whole.step(draw(step)) for step in range(1, 5)]
     first = learner(tmp_path / "parts", dtype, recipe)
-    for step in range(1, 4):
+    for step in range(1, 3):
         first.step(draw(step))
     first.save()
     second = learner(tmp_path / "parts", dtype, recipe)
-    assert second.version == first.version and second.next_draw == 4
-    again = [second.step(draw(step)) for step in range(4, 7)]
-    assert [(r.version, r.loss, r.grad_norm) for r in again] == [(r.version, r.loss, r.grad_norm) for r in reports[3:]]
+    assert second.version == first.version and second.next_draw == 3
+    again = [second.step(draw(step)) for step in range(3, 5)]
+    assert [(r.version, r.loss, r.grad_norm) for r in again] == [(r.version, r.loss, r.grad_norm) for r in reports[2:]]
     for name, tensor in whole.weights().items():
         assert torch.equal(tensor, second.weights()[name]), name
     for name, tensor in whole._optimizer.state().items():

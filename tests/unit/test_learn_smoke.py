@@ -24,13 +24,12 @@ TINY = ModelConfig(source="tiny", dtype="float32")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("recipe", ["grpo", "sapo_swarm"])
-def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: Path, recipe: str) -> None:
+def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: Path) -> None:
     loaded, engine = load_model(TINY), load_model(TINY)
     environments = [CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind)) for kind in KINDS]
     config = LearnerConfig(learning_rate=3e-4)
     learner = PolicyLearner(
-        loaded.network, loaded.tokenizer, load_recipe(recipe), config, ReplayConfig(), NODE, tmp_path
+        loaded.network, loaded.tokenizer, load_recipe(config.recipe), config, ReplayConfig(), NODE, tmp_path
     )
     generator = TransformersGenerator(
         network=engine.network, tokenizer=engine.tokenizer, version=learner.version, seed=0

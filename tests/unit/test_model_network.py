@@ -1,6 +1,7 @@
 """Loading, publishing, adapting and saving networks, on the tiny model."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,13 +186,14 @@ def test_a_missing_model_package_is_named_with_the_command_that_installs_it(
         load_model(ModelConfig(), tmp_path)
 
 
-@pytest.mark.timeout(90)
 def test_a_failed_conversion_leaves_no_folder_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF but not really")
-    monkeypatch.setattr(source, "find_smollm2_gguf", lambda: broken)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'Traceback\nOSError: no GGUF' >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(source, "find_smollm2_gguf", lambda: tmp_path / "model.gguf")
     cache = tmp_path / "cache"
-    with pytest.raises(ConfigError, match="conversion failed"):
+    with pytest.raises(ConfigError, match="conversion failed: OSError: no GGUF"):
         load_model(ModelConfig(), cache)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 

@@ -1,6 +1,7 @@
 """What a clone must be: portable, documented, pinned, with generated files current."""
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import re
@@ -25,6 +26,11 @@ def modules() -> list[Path]:
     return [
         path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "wire/v1" not in str(path)
     ]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def is_text(path: Path) -> bool:
@@ -59,7 +65,7 @@ def test_every_module_opens_with_its_job():
     missing = [
         str(path.relative_to(ROOT))
         for path in modules()
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.read_text().strip() and not ast.get_docstring(parsed(path))
     ]
     assert not missing, missing
 
@@ -67,7 +73,7 @@ def test_every_module_opens_with_its_job():
 def test_every_public_class_and_function_has_a_docstring():
     missing: list[str] = []
     for path in modules():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             if is_definition and not node.name.startswith("_") and not ast.get_docstring(node):
                 missing.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
@@ -82,7 +88,7 @@ def test_source_is_plain_ascii():
 def test_nothing_is_unpickled_and_nothing_is_evaluated():
     found: list[str] = []
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         for node in ast.walk(tree):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -121,7 +127,7 @@ def test_every_library_that_is_imported_is_declared():
     owners = importlib.metadata.packages_distributions()
     undeclared: set[str] = set()
     for path in [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             for top in {name.split(".")[0] for name in found} - sys.stdlib_module_names - LOCAL:
@@ -216,7 +222,7 @@ def test_a_name_of_a_file_or_class_means_one_thing():
     for path in modules():
         if path.is_relative_to(ROOT / "swarm") and not path.name.startswith("__"):
             files[path.name] = files.get(path.name, 0) + 1
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name] = classes.get(node.name, 0) + 1
     assert {name for name, count in files.items() if count > 1} == set(SAME_BASE_NAMES)
