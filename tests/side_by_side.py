@@ -1,7 +1,7 @@
 """Runs tests as two pytest processes side by side, so that neither of two cores is idle.
 
-`python tests/side_by_side.py all|check [flags for both]` prints what each says, line by line, and ends with the sum of
-both. With the flag `-x` the first failure ends both. Workers of pytest-xdist gained nothing over this.
+`python tests/side_by_side.py test|check [flags for both]` prints what each says, line by line, and ends with the sum of
+both; with the flag `-x` the first failure ends both. Workers of pytest-xdist gained nothing here.
 """
 
 import re
@@ -18,7 +18,7 @@ Halves = dict[str, list[str]]
 
 def halves_of(which: str) -> Halves:
     """Name of each process -> what it runs."""
-    if which == "all":  # one computes, beside one that mostly waits for processes
+    if which == "test":  # one computes, beside one that mostly waits for processes
         return {
             "computes": ["tests/unit", "tests/property", "tests/golden", "tests/packaging"],
             "waits": ["tests/integration", "tests/chaos"],
@@ -32,7 +32,11 @@ def halves_of(which: str) -> Halves:
 
 
 def main(which: str, *flags: str) -> int:
-    """Exit code 0 when both halves passed, else the first other one."""
+    """Runs the two halves of `make test` or `make check`.
+
+    Returns:
+        Exit code 0 when both halves passed, else the first other one.
+    """
     halves = {
         name: subprocess.Popen(
             [sys.executable, "-m", "pytest", "--color=no", *flags, *tests],
