@@ -2,14 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, ForkServer, fork_server
 from swarm.simulate.local.processes import Process, wait_for_file, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
@@ -19,12 +22,39 @@ sys.path.append(str(Path(__file__).parent))  # for what several tests share
 START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machine this takes seconds
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def forks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ForkServer | None]:
+    """What the processes of all tests are forked from: the imports of a node alone take as long as most tests.
+
+    It lives in the event loop of the session, and so does each test that uses it.
+    """
+    async with fork_server(OF_AGENTS + OF_WORKERS, tmp_path_factory.mktemp("forks") / "imports.txt") as server:
+        yield server
+
+
+@pytest.fixture
+def shared_forks(forks: ForkServer | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_swarm` forks from the server of the session instead of one of its own."""
+
+    @asynccontextmanager
+    async def shared(modules: Sequence[str], log: Path) -> AsyncIterator[ForkServer | None]:
+        yield forks
+
+    monkeypatch.setattr("swarm.simulate.local.run.fork_server", shared)
+
+
 class Swarm:
     """Processes of one test, by name, with their directories below one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, forks: ForkServer | None) -> None:
         self.directory = directory
         self.processes: dict[str, Process] = {}
+        self._forks = forks
+
+    def process(self, name: str, directory: Path) -> Process:
+        """A process to start; it ends with the test."""
+        process = self.processes[name] = Process(name, directory, self._forks)
+        return process
 
     def configs(self, count: int, **changes: Any) -> list[NodeConfig]:
         """Nodes of the tiny preset that run until stopped; `changes` are options of the simulation."""
@@ -40,7 +70,7 @@ class Swarm:
 
     async def coordinator(self, node: NodeConfig) -> JsonDict:
         """Starts the coordinator of a run; a later `start()` of its process comes back on the same ports."""
-        process = self.processes["coordinator"] = Process("coordinator", self.directory / "coordinator")
+        process = self.process("coordinator", self.directory / "coordinator")
         config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=node)
         process.directory.mkdir(parents=True)
         path = process.directory / "coordinator.toml"
@@ -58,7 +88,7 @@ class Swarm:
         if info:
             link = {"address": info["listen"], "fingerprint": info["fingerprint"]}
             changes["coordinator"] = config.coordinator.model_copy(update=link)
-        process = self.processes[config.name] = Process(config.name, config.dir)
+        process = self.process(config.name, config.dir)
         config.dir.mkdir(parents=True, exist_ok=True)
         write_config(config.model_copy(update=changes), config.dir / "node.toml")
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
@@ -74,10 +104,10 @@ class Swarm:
         await asyncio.gather(*(process.stop() for process in self.processes.values()))
 
 
-@pytest.fixture
-async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def swarm(tmp_path: Path, forks: ForkServer | None) -> AsyncIterator[Swarm]:
     """Processes below the test's directory."""
-    running = Swarm(tmp_path)
+    running = Swarm(tmp_path, forks)
     yield running
     await running.stop()
 

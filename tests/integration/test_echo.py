@@ -11,6 +11,12 @@ from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import Mode, SimulationOptions
 from swarm.simulate.report.figures import follow_rows, mean_change
 
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("shared_forks"),
+]
+
 ROUNDS = 12
 
 
@@ -24,7 +30,6 @@ def holds(run: SwarmRun) -> bool:
     return True
 
 
-@pytest.mark.timeout(180)
 async def test_generators_follow_and_the_trainer_learns_from_them(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as swarms:
         for mode in ("push", "pull", "synchronous"):
@@ -47,7 +52,6 @@ async def _follows(mode: Mode, directory: Path) -> None:
         assert set(trainer.ages) == {0}
 
 
-@pytest.mark.timeout(180)
 async def test_a_killed_trainer_is_followed_again_and_a_killed_generator_comes_back(tmp_path: Path) -> None:
     options = SimulationOptions(
         preset="echo-tiny",

@@ -11,12 +11,12 @@ from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.events import GroupPut, LoopFailed, NodeFinished, StepMade, events_of
 from swarm.identity import Identity
-from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, ForkServer, fork_server
+from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="session")]
 
 NUM_STEPS = 4
 NUM_TASKS = 200
@@ -77,15 +77,16 @@ def remembered(directory: Path) -> JsonDict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answers(tmp_path: Path) -> None:
+async def test_a_whole_node_chooses_its_questions_or_compares_with_greedy_answers(
+    tmp_path: Path, forks: ForkServer | None
+) -> None:
     identity = await asyncio.to_thread(Identity.create)
-    async with fork_server(OF_AGENTS + OF_WORKERS, tmp_path / "imports.txt") as forks:
-        whole, killed, mixing, greedy = await asyncio.gather(
-            run_node(forks, tmp_path / "whole", identity, "rollout_gdro"),
-            run_node(forks, tmp_path / "killed", identity, "rollout_gdro", kill_after=(7,)),
-            run_node(forks, tmp_path / "mixing", identity, "reinforce_ada"),
-            run_node(forks, tmp_path / "greedy", identity, "remax"),
-        )
+    whole, killed, mixing, greedy = await asyncio.gather(
+        run_node(forks, tmp_path / "whole", identity, "rollout_gdro"),
+        run_node(forks, tmp_path / "killed", identity, "rollout_gdro", kill_after=(7,)),
+        run_node(forks, tmp_path / "mixing", identity, "reinforce_ada"),
+        run_node(forks, tmp_path / "greedy", identity, "remax"),
+    )
     _check_the_killed_one_chose_the_same(whole, killed, tmp_path)
     assert len(curve(mixing)) == len(curve(greedy)) == NUM_STEPS
     tokens = [put.num_tokens for put in events_of(GroupPut, mixing.events)]

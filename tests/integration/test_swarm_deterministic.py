@@ -21,10 +21,11 @@ from swarm.events import (
     events_of,
 )
 from swarm.identity import Identity
+from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="session")]
 
 NUM_STEPS = 12
 
@@ -45,13 +46,15 @@ def config_of(directory: Path, worker: str) -> NodeConfig:
     return config.model_copy(update=changes)
 
 
-async def run_node(directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()) -> list[Event]:
+async def run_node(
+    forks: ForkServer | None, directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()
+) -> list[Event]:
     """Events of a node that has made its steps, whatever was killed meanwhile."""
     config = config_of(directory, worker)
     config.dir.mkdir(parents=True)
     identity.save(config.dir / "identity.key")
     write_config(config, config.dir / "node.toml")
-    process = Process(config.name, config.dir)
+    process = Process(config.name, config.dir, forks)
 
     def count() -> int:
         process.read_events()
@@ -93,15 +96,15 @@ def evaluations(events: list[Event]) -> dict[tuple[object, ...], float]:
     return {(e.step, e.env, e.split): e.accuracy for e in events_of(PolicyEvaluated, events)}
 
 
-async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, forks: ForkServer | None) -> None:
     identity = await asyncio.to_thread(Identity.create)
     kills: dict[str, tuple[Kill, ...]] = {
         "inline": ((9, "node"), (23, "node")),
         "process": ((8, "worker"), (21, "node")),
     }
     whole, *killed = await asyncio.gather(
-        run_node(tmp_path / "whole", identity, "inline"),
-        *(run_node(tmp_path / worker, identity, worker, kills[worker]) for worker in kills),
+        run_node(forks, tmp_path / "whole", identity, "inline"),
+        *(run_node(forks, tmp_path / worker, identity, worker, kills[worker]) for worker in kills),
     )
     assert [row[1] for row in steps(whole)] == list(range(1, NUM_STEPS + 1))
     assert len({row[2] for row in steps(whole)}) == NUM_STEPS

@@ -17,7 +17,7 @@ from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import run_swarm
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
 
 
 def external(process: Process) -> list[str]:
@@ -66,7 +66,7 @@ async def test_a_newcomer_joins_by_link_and_is_refused_by_a_wrong_one(swarm: Any
     )
     home = tmp_path / "elsewhere" / "bob"
     home.mkdir(parents=True)
-    bob = swarm.processes["bob"] = Process("bob", home)
+    bob = swarm.process("bob", home)
     fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
     await bob.start(["swarm.cli.main", "join", info["link"], "--dir", str(home), *fast])
     await swarm.until(lambda: bool(external(ada) and external(bob)), "ada and bob did not consume each other's groups")
@@ -105,7 +105,7 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
     asked = {"plain": [], "trainer": ["--set", "weights.publish=true"], "generator": ["--generate"]}
     for name, home in homes.items():
         home.mkdir()
-        process = swarm.processes[name] = Process(name, home)
+        process = swarm.process(name, home)
         await process.start(["swarm.cli.main", "join", info["link"], "--dir", str(home), *asked[name], *fast])
     generator, trainer = swarm.processes["generator"], swarm.processes["trainer"]
 

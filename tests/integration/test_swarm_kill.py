@@ -17,7 +17,7 @@ from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import NodeRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
 
 
 def stored(directory: Path) -> set[str]:
@@ -26,6 +26,7 @@ def stored(directory: Path) -> set[str]:
         return {row[0].hex() for row in database.execute("SELECT digest FROM groups")}
 
 
+@pytest.mark.usefixtures("shared_forks")
 async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Path) -> None:
     every = 5
     quick = ("evaluation.num_problems=2", f"learner.checkpoint_every={every}", "faults.slow_factor=3")
@@ -177,6 +178,6 @@ async def _kill_alone(process: Process) -> None:
     (worker,) = [child for child in children if "node.worker" in child.cmdline()]
     worker.suspend()  # so busy that it does not look at its agent
     daemon.kill()
-    await asyncio.to_thread(worker.wait, 2.0)
-    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 15.0)
+    await asyncio.to_thread(worker.wait, 20.0)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 20.0)
     assert [child.cmdline() for child in alive] == []
