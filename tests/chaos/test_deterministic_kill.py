@@ -246,7 +246,7 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
     assert whole.saved == [2, 4, 6], "every second step, and none twice: the last is one of them"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path: Path) -> None:
     for kill_at in range(whole.num_writes):
         directory = tmp_path / f"killed-{kill_at}"
