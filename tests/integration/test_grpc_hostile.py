@@ -341,15 +341,22 @@ async def test_server_in_the_middle_is_unauthenticated(node: Node):
 
 
 async def test_server_that_never_answers_costs_the_timeout():
+    is_closed = asyncio.Event()
+
     async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        with suppress(OSError):  # the client breaks the connection off
+            await reader.read()
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        is_closed.set()
 
     server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=r"within 0\.3 s"):
         await open_channel(f"127.0.0.1:{port}", "ab" * 32, Identity.create(), RUN, 0.3)
     server.close()
+    await is_closed.wait()
 
 
 @pytest.mark.parametrize(
