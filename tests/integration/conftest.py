@@ -70,16 +70,21 @@ class Swarm:
 
     async def coordinator(self, node: NodeConfig) -> JsonDict:
         """Starts the coordinator of a run; a later `start()` of its process comes back on the same ports."""
-        process = self.process("coordinator", self.directory / "coordinator")
-        config = CoordinatorConfig(dir=process.directory, run_id=node.run_id, lease_s=10.0, node=node)
-        process.directory.mkdir(parents=True)
-        path = process.directory / "coordinator.toml"
-        write_config(config, path)
-        await process.start(["coordinator.cli", "start", "--config", str(path)])
-        info = await wait_for_file(process.directory / "coordinator.json", process, START_S)
+        directory = self.directory / "coordinator"
+        config = CoordinatorConfig(dir=directory, run_id=node.run_id, lease_s=10.0, node=node)
+        info = await self.start_coordinator(config)
         pinned = config.model_copy(update={"listen": info["listen"], "http_listen": info["http_listen"]})
-        write_config(pinned, path)
+        write_config(pinned, directory / "coordinator.toml")
         return info
+
+    async def start_coordinator(self, config: CoordinatorConfig) -> JsonDict:
+        """Starts a coordinator in its directory, on free ports."""
+        process = self.process("coordinator", config.dir)
+        config.dir.mkdir(parents=True, exist_ok=True)
+        path = config.dir / "coordinator.toml"
+        write_config(config.model_copy(update={"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}), path)
+        await process.start(["coordinator.cli", "start", "--config", str(path)])
+        return await wait_for_file(config.dir / "coordinator.json", process, START_S)
 
     async def node(self, config: NodeConfig, bootstrap: tuple[str, ...] = (), info: JsonDict | None = None) -> Process:
         """Starts a node and waits for its first status."""
