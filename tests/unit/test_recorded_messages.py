@@ -16,14 +16,14 @@ def recorded() -> list[tuple[str, str]]:
 
 
 def test_the_first_release_is_kept_and_has_every_kind_of_message() -> None:
-    from messages import MESSAGES
+    from recorded_messages import MESSAGES
 
     assert {name for release, name in recorded() if release == "0.1.0"} == set(MESSAGES)
 
 
 @pytest.mark.parametrize(("release", "name"), recorded())
 def test_a_message_of_an_older_release_means_what_it_meant(release: str, name: str) -> None:
-    from messages import MESSAGES
+    from recorded_messages import MESSAGES
 
     data = bytes.fromhex(json.loads((FOLDER / f"{release}.json").read_text())[name])
     # By their text: arrays within a dataclass have no equality, and floats are printed to the last bit.

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
-LOCAL = {"benchmarks", "model_server", *(path.stem for path in (ROOT / "tests" / "golden").glob("*.py")), *PACKAGES}
+SHARED = [path.stem for folder in ("golden", "recorded") for path in (ROOT / "tests" / folder).glob("*.py")]
+LOCAL = {"benchmarks", "model_server", *SHARED, *PACKAGES}
 
 
 def tracked() -> list[Path]:

@@ -1,6 +1,6 @@
 """Records the directories that a run of this release leaves, for releases after it to start from.
 
-`python tests/recorded/record.py` makes a short run of the echo-tiny preset and writes tests/recorded/<version>.tar.xz:
+`python tests/recorded/recorded_run.py` makes a short run of the echo-tiny preset and writes tests/recorded/<version>.tar.xz:
 the directories of its coordinator, its trainer and one generator, and the run's report. A recording is never made
 again: what an old release wrote cannot change, and tests/integration/test_recorded_release.py starts from it.
 The keys in it belong to nobody.

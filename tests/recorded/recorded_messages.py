@@ -1,6 +1,6 @@
 """Every message that nodes of different releases exchange, as this release writes it, and the value that it stands for.
 
-`python tests/recorded/messages.py` writes tests/recorded/<version>.json, once for each release;
+`python tests/recorded/recorded_messages.py` writes tests/recorded/<version>.json, once for each release;
 tests/unit/test_recorded_messages.py reads the messages of all releases with the code of today.
 """
 
