@@ -1,9 +1,9 @@
 """Records the directories that a run of this release leaves, for releases after it to start from.
 
-`python tests/recorded/recorded_run.py` makes a short run of the echo-tiny preset and writes tests/recorded/<version>.tar.xz:
-the directories of its coordinator, its trainer and one generator, and the run's report. A recording is never made
-again: what an old release wrote cannot change, and tests/integration/test_recorded_release.py starts from it.
-The keys in it belong to nobody.
+`python tests/recorded/recorded_run.py` makes a short run of the echo-tiny preset and writes
+tests/recorded/<version>.tar.xz: the directories of its coordinator, its trainer and one generator, and the report.
+A recording is never made again: what an old release wrote cannot change. tests/integration/test_recorded_release.py
+starts from it. The keys in it belong to nobody.
 """
 
 import subprocess
