@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks._fused_autograd import fused_logprobs
 from swarm.clock import SystemClock
-from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, fused_logprobs
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward
 from swarm.learn.gradient import Gradient
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import pack
@@ -177,7 +178,8 @@ def step_swarm(batch: Batch, network: Any) -> dict[str, Tensor]:
     optimizer = MasterAdamW(network, (0.9, 0.99), 0.0)
     plan = pack(batch, 4096, True, break_even=6.0 * HIDDEN)
     Gradient(network=network, recipe=RECIPE, optimizer=optimizer, clock=SystemClock()).of(batch, plan)
-    return {name: master.grad for name, master in optimizer.masters.items() if master.grad is not None}
+    masters = optimizer._masters  # pyright: ignore[reportPrivateUsage]
+    return {name: master.grad for name, master in masters.items() if master.grad is not None}
 
 
 def step_plain(batch: Batch, network: Any) -> dict[str, Tensor]:

@@ -95,9 +95,9 @@ def _train(learning_rate: float, num_steps: int, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = _Run(learning_rate, Path(scratch))
         for step in range(1, num_steps + 1):
-            before = run.learner.weights()
+            before = run.learner.snapshot()[1]
             run.step(step)
-            _keep(before, run.learner.weights(), _file(folder, step))
+            _keep(before, run.learner.snapshot()[1], _file(folder, step))
 
 
 class _Run:

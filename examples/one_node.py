@@ -76,7 +76,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
         config.replay,
         policy_id=identity.node_id,
         dir=config.dir / "checkpoints",
-    ).resumed()
+    ).resume()
     engine = TransformersGenerator.from_config(config, loaded.tokenizer, learner.version)
     producer = GroupProducer(
         engine, loaded.tokenizer, curriculum.tasks, config.generator, config.run_id, identity.node_id, clock

@@ -132,7 +132,7 @@ def open_policy(
         dir=config.dir / "checkpoints",
         ranks=ranks or OneProcess(pick_device(config.device)),
         task_of=task_of,
-    ).resumed()
+    ).resume()
 
 
 def follow_leader(config: NodeConfig) -> None:

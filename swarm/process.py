@@ -155,6 +155,15 @@ def load_or_create_identity(path: Path) -> Identity:
     return identity
 
 
+def sync_path(path: Path) -> None:
+    """Waits until a file, or the names in a directory, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, data: JsonDict) -> None:
     """Replaces a JSON file atomically, so that a reader never sees half of it."""
     draft = path.with_suffix(".tmp")

@@ -6,7 +6,6 @@ longer needed; before and after that it has the name of a draft.
 
 import json
 import logging
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swarm.errors import ConfigError
+from swarm.process import sync_path
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, staged / _TENSORS)
     (staged / _STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="ascii")
     for path in (staged / _TENSORS, staged / _STATE, staged):
-        _sync(path)
+        sync_path(path)
     replaced = final.with_suffix(".replaced")
     if final.exists():
         _delete(replaced)  # of a crash
         final.rename(replaced)  # can be read until the new one is there
     staged.rename(final)
-    _sync(root)
+    sync_path(root)
     _delete(replaced)
     for old in _newest_first(root)[NUM_KEPT:]:
         _delete(old)
@@ -88,11 +88,3 @@ def _draft(name: str) -> str:
 def _delete(path: Path) -> None:
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(_draft(path.name))))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.objectives.batch import Batch
-from swarm.objectives.coefficients import Coefficients, coefficients
+from swarm.objectives.coefficients import coefficients
 from swarm.objectives.part import Probe, Scope
 from swarm.objectives.recipe import Recipe
 
@@ -106,7 +105,7 @@ def score_batch(
     ranks = ranks or OneProcess()
     measured = Measured.empty(batch, network, probes or ())
     for index, counts in ranks.assign(len(plan)):
-        with noise.drawn(index) if noise else nullcontext():
+        with noise.perturb(index) if noise else nullcontext():
             scores = ranks.run(network, partial(score_tokens, network, plan[index], probes))
         if counts:
             measured.write(plan[index].rollouts, plan[index].positions, scores)
@@ -146,15 +145,15 @@ class Gradient:
         if parts is None:
             start = self.clock.monotonic_s()
             measured = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks, self.noise)
-            source = WholeBatch.of(self.recipe, batch, measured)
+            source = WholeBatch(self.recipe, batch, measured)
             measured.add_seconds("score", self.clock.monotonic_s() - start)
         else:
             measured = Measured.empty(batch, self.network, self.recipe.probes)
-            source = PerMicroBatch(recipe=self.recipe, batch=batch, measured=measured)
+            source = PerMicroBatch(self.recipe, batch, measured)
         for index, counts in self.ranks.assign(len(plan)):
             members = () if parts is None else parts[index]
-            with self.noise.drawn(index) if self.noise else nullcontext():
-                self._accumulate(plan[index], source if counts else NoCoefficients(), members, measured)
+            with self.noise.perturb(index) if self.noise else nullcontext():
+                self._accumulate(plan[index], source if counts else CoefficientSource(), members, measured)
         loss = source.loss
         if parts is not None:
             measured.exchange(self.ranks, parts)
@@ -204,76 +203,44 @@ class Gradient:
 # --- where coefficients come from --------------------------------------------------------------
 
 
-class CoefficientSource(Protocol):
-    """Gives the upstream gradients (a recipe's coefficients) of tokens that were just scored."""
+class CoefficientSource:
+    """Gives the upstream gradients (a recipe's coefficients) of tokens that were just scored.
 
-    loss: float
+    This one gives zeros: for a micro-batch that another rank counts and this one only passes to keep in step.
+    """
 
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        """Further values that it needs of each token."""
-        ...
+    loss: float = 0.0
+    probes: Mapping[str, Probe] = {}  # further values that it needs of each token
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
         """Ends of the runs of tokens that must be scored together before any of them gets its gradient."""
-        ...
+        return range(1, packed.targets.shape[0] + 1)
 
     def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         """Upstream gradients of the tokens `run` of a micro-batch whose rollouts are `members`."""
-        ...
-
-
-class NoCoefficients:
-    """Zero gradients: for a micro-batch that another rank counts and this one only passes to keep in step."""
-
-    loss = 0.0
-    probes: Mapping[str, Probe] = {}
-
-    def segments(self, packed: PackedRows) -> Sequence[int]:
-        return range(1, packed.targets.shape[0] + 1)
-
-    def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         return torch.zeros_like(scores.logprobs), None
 
 
-@dataclass(slots=True)
-class WholeBatch:
+class WholeBatch(CoefficientSource):
     """Coefficients of the whole batch, computed before the first backward pass."""
 
-    coefficients: Coefficients
-    loss: float
-
-    @classmethod
-    def of(cls, recipe: Recipe, batch: Batch, measured: Measured) -> "WholeBatch":
-        computed = coefficients(recipe, batch, measured.logprobs, measured.entropy, measured.probes)
-        measured.bounded, measured.factor = computed.bounded, computed.factor
-        return cls(coefficients=computed, loss=computed.loss)
-
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        return {}
-
-    def segments(self, packed: PackedRows) -> Sequence[int]:
-        return range(1, packed.targets.shape[0] + 1)
+    def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
+        self._of = coefficients(recipe, batch, measured.logprobs, measured.entropy, measured.probes)
+        self.loss = self._of.loss
+        measured.bounded, measured.factor = self._of.bounded, self._of.factor
 
     def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         tokens = (packed.rollouts[run], packed.positions[run])
-        by_entropy = self.coefficients.entropy
-        return self.coefficients.logprobs[tokens], None if by_entropy is None else by_entropy[tokens]
+        by_entropy = self._of.entropy
+        return self._of.logprobs[tokens], None if by_entropy is None else by_entropy[tokens]
 
 
-@dataclass(slots=True)
-class PerMicroBatch:
+class PerMicroBatch(CoefficientSource):
     """Coefficients of a few rollouts or groups at a time, as soon as they are scored."""
 
-    recipe: Recipe
-    batch: Batch
-    measured: Measured
-    loss: float = 0.0
-
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        return self.recipe.probes
+    def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
+        self.recipe, self.batch, self.measured = recipe, batch, measured
+        self.probes = recipe.probes
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
         size = packed.targets.shape[0]
@@ -347,8 +314,6 @@ def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
     Returns:
         (indices of its rollouts in `batch`, int64; the batch) of each.
     """
-    if count == 1:
-        return [(torch.arange(batch.num_rollouts, device=batch.mask.device), batch)]
     num_groups = len(batch.prompts)
     split = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
     return [batch.of_groups(groups) for groups in split]

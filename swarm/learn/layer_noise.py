@@ -1,7 +1,7 @@
 """Learnable Gaussian noise at the input of every layer, for methods whose ratio has a perturbed policy on top.
 
 Invariant: noise follows from (update, micro-batch, layer) alone, so a batch that is scored twice is scored by the
-same policy, and checkpoint and draws still reproduce the learner. Outside `drawn` the network is as it was.
+same policy, and checkpoint and draws still reproduce the learner. Outside `perturb` the network is as it was.
 """
 
 import math
@@ -40,7 +40,7 @@ class LayerNoise:
         return int(self._adam.state[self.log_std].get("step", 0))
 
     @contextmanager
-    def drawn(self, part: int) -> Generator[None]:
+    def perturb(self, part: int) -> Generator[None]:
         """Forward passes inside see the noise of micro-batch number `part` of the coming update."""
         handles = [
             layer.register_forward_pre_hook(partial(self._add, part, number), with_kwargs=True)

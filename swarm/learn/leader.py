@@ -63,7 +63,7 @@ class LeadingLearner(PolicyLearner):
     """The learner of rank 0: its `step` and `save` are made by all ranks, the others being in `obey_leader`.
 
     Example:
-        learner = LeadingLearner(..., ranks=ShardedRanks.start()).resumed()
+        learner = LeadingLearner(..., ranks=ShardedRanks.start()).resume()
     """
 
     def step(

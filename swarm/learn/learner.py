@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class PolicyLearner:
         clock: Clock | None = None,
         task_of: TaskOf | None = None,
     ) -> None:
-        """A learner at step 0; see `resumed`.
+        """A learner at step 0; see `resume`.
 
         Args:
             dir: of checkpoints.
@@ -95,14 +95,14 @@ class PolicyLearner:
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
-        self._next_draw = 1
+        self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
         """How off-policy each source was in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
 
-    def resumed(self) -> "PolicyLearner":
+    def resume(self) -> Self:
         """Restores the newest readable checkpoint, where there is one, and returns this learner.
 
         Weights that are not trained are not in the checkpoint: the network must have the initial ones.
@@ -126,7 +126,7 @@ class PolicyLearner:
         digest, saved = self.version.digest.hex(), checkpoint.state["digest"]
         if digest != saved:
             raise ConfigError(f"{self._dir}: restored weights are {digest[:8]}, saved {saved[:8]}")
-        self._next_draw = int(checkpoint.state["next_draw"])
+        self.next_draw = int(checkpoint.state["next_draw"])
         self._memory = dict(checkpoint.state.get("memory", {}))
         self.notes = dict(checkpoint.state.get("notes", {}))
         return self
@@ -143,21 +143,12 @@ class PolicyLearner:
         """The newest version."""
         return self._published[0]
 
-    @property
-    def next_draw(self) -> int:
-        """Number of the first draw that is not yet learned from."""
-        return self._next_draw
-
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """Version and published tensors that belong together: the arguments of `Generator.load`.
 
         Safe while `step` runs in another thread; the tensors never change afterwards (and must not be changed).
         """
         return self._published
-
-    def weights(self) -> dict[str, Tensor]:
-        """The published tensors of the newest version."""
-        return self._published[1]
 
     def save(self) -> None:
         """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking)."""
@@ -167,7 +158,7 @@ class PolicyLearner:
         state = {
             "policy_id": self.version.policy_id,
             "digest": self.version.digest.hex(),
-            "next_draw": self._next_draw,
+            "next_draw": self.next_draw,
             "recipe": self._recipes.main.name,
             "memory": self._memory,
             "notes": self.notes,
@@ -215,7 +206,7 @@ class PolicyLearner:
                 start = self._clock.monotonic_s()
                 self._published = self._publish(self.version.policy_id, self.version.step + 1)
                 measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
-        self._next_draw = draw.step + 1
+        self.next_draw = draw.step + 1
         self.off_policy_stats = off_policy_by_source(batch, measured.logprobs)
         return step_report(self.version, draw, batch, measured, updates)
 
@@ -295,7 +286,7 @@ class PolicyLearner:
                 loss += part_loss
                 parts.append((each, part))
         if not parts:
-            logger.warning("step skipped", extra={"step": self._next_draw, "reason": "no trained token"})
+            logger.warning("step skipped", extra={"step": self.next_draw, "reason": "no trained token"})
             return Update()
         start = self._clock.monotonic_s()
         try:
@@ -304,7 +295,7 @@ class PolicyLearner:
             norm, was_skipped = float("nan"), True
             if self._noise:
                 self._noise.discard()
-            logger.warning("step skipped", extra={"step": self._next_draw, "reason": str(error)})
+            logger.warning("step skipped", extra={"step": self.next_draw, "reason": str(error)})
         else:
             if self._noise:
                 self._noise.step()

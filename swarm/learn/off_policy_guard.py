@@ -93,7 +93,7 @@ class GuardedLearner:
     outlive a restart: the state is in the same checkpoint as the weights.
 
     Example:
-        learner = GuardedLearner(PolicyLearner(...).resumed(), load_recipe(config.safe_recipe), config, max_age_steps=4)
+        learner = GuardedLearner(PolicyLearner(...).resume(), load_recipe(config.safe_recipe), config, max_age_steps=4)
     """
 
     def __init__(self, learner: PolicyLearner, safe: Recipe, config: GuardConfig, max_age_steps: int) -> None:
@@ -147,10 +147,6 @@ class GuardedLearner:
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """Version and published tensors that belong together."""
         return self._learner.snapshot()
-
-    def weights(self) -> dict[str, Tensor]:
-        """The published tensors of the newest version."""
-        return self._learner.weights()
 
     def save(self) -> None:
         """Writes a checkpoint (blocking)."""

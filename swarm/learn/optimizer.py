@@ -21,15 +21,11 @@ class MasterAdamW:
 
     def __init__(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> None:
         self._params = {name: param for name, param in network.named_parameters() if param.requires_grad}
+        # by name; `grad` is what was accumulated since the last step
         self._masters = {name: nn.Parameter(_at_least_float32(param.detach())) for name, param in self._params.items()}
         self._adamw = torch.optim.AdamW(
             self._masters.values(), lr=0.0, betas=betas, weight_decay=weight_decay, foreach=True
         )
-
-    @property
-    def masters(self) -> dict[str, nn.Parameter]:
-        """Name -> master weight; `grad` is what was accumulated since the last step."""
-        return self._masters
 
     def accumulate(self) -> None:
         """Adds the network's gradients to those of the masters and clears them."""

@@ -22,6 +22,7 @@ from swarm.clock import Clock, SystemClock
 from swarm.errors import StorageFull, is_disk_full
 from swarm.identity import node_id_of
 from swarm.interfaces import BeforeWrite
+from swarm.process import sync_path
 from swarm.types import Digest, NodeId, SealedManifest, short
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.manifest import Limits, Manifest, open_manifest
@@ -142,11 +143,11 @@ class WeightStore:
         if isinstance(manifest, Unusable):
             return manifest
         path = self._manifests / sealed.digest.hex()
-        _sync(self._chunks)
+        sync_path(self._chunks)
         draft = self._draft(self._manifests, b"".join((sealed.public_key, sealed.signature, sealed.body)))
         with self._exclusive():
             self._put_in_place(draft, path)
-        _sync(self._manifests)
+        sync_path(self._manifests)
         with self._lock:
             self._opened[path.name] = (manifest, sealed)
         return manifest
@@ -318,11 +319,3 @@ def _read_sealed(path: Path) -> SealedManifest | None:
     if len(signature) < _SIGNATURE_BYTES:
         return None
     return SealedManifest(body=data[_KEY_BYTES + _SIGNATURE_BYTES :], public_key=key, signature=signature)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -152,7 +152,7 @@ def main(root: Path) -> None:
     for name, case in CASES.items():
         kind = LeadingLearner if ranks.index == 0 else PolicyLearner
         one = learner(case, root / name, ranks, kind)
-        resumed = learner(case, root / "alone" / name, ranks, kind).resumed() if name == "token" else None
+        resumed = learner(case, root / "alone" / name, ranks, kind).resume() if name == "token" else None
         if isinstance(one, LeadingLearner):
             found = lead(one, case, root / name)
             if resumed is not None:
@@ -229,7 +229,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(together: Path, name: str) 
 @pytest.mark.parametrize("name", ["token", "step_in_updates", "adapters", "bfloat16"])
 def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one(together: Path, name: str) -> None:
     case, found = CASES[name], json.loads((together / f"{name}.json").read_text())
-    one = learner(case, together / name).resumed()
+    one = learner(case, together / name).resume()
     assert one.version.step == SAVED_AT and one.next_draw == SAVED_AT + 1
     assert_same(figures(case, steps(one, case, SAVED_AT + 1, NUM_STEPS)), found["reports"][SAVED_AT:], case.tolerance)
 

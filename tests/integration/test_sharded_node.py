@@ -135,7 +135,7 @@ async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothin
         config.replay,
         saved.state["policy_id"],
         config.dir / "checkpoints",
-    ).resumed()
+    ).resume()
     assert alone.version.step == saved.step > reached
 
 

@@ -38,7 +38,7 @@ manifests = st.builds(
     public_key=st.binary(min_size=32, max_size=32),
     signature=st.binary(min_size=64, max_size=64),
 )
-credit_ledger = st.builds(Credit, head_step=st.integers(0, MAX_STEP - 1), granted=st.integers(0, MAX_STEP - 1))
+credits = st.builds(Credit, head_step=st.integers(0, MAX_STEP - 1), granted=st.integers(0, MAX_STEP - 1))
 finite = st.floats(0, 1e6, allow_nan=False)
 reports = st.builds(
     ApplyReport,
@@ -52,7 +52,7 @@ reports = st.builds(
 )
 
 
-@given(manifests | credit_ledger)
+@given(manifests | credits)
 def test_what_is_watched_round_trips(item: SealedManifest | Credit) -> None:
     data = watched_to_message(item).SerializeToString()
     assert watched_from_message(pb.WatchResponse.FromString(data)) == item

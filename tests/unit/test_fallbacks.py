@@ -157,7 +157,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
         ReplayConfig(external="all"),
         "a" * 64,
         tmp_path,
-    ).resumed()
+    ).resume()
     again.save()
     for each in (one, again):
         memory = each._memory  # pyright: ignore[reportPrivateUsage]

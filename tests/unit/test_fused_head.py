@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
-from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, fused_logprobs, score_hidden
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, score_hidden
 from swarm.model import tiny_network
 from swarm.objectives.part import Prediction
 
@@ -51,7 +52,7 @@ def upstream() -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def credit_ledger(head: Head, hidden: Tensor) -> list[Tensor]:
+def leaf_tensors(head: Head, hidden: Tensor) -> list[Tensor]:
     return [hidden, head.weight] if head.bias is None else [hidden, head.weight, head.bias]
 
 
@@ -73,7 +74,7 @@ def test_scores_and_gradients_are_those_of_whole_logits(family: str, bias: bool,
 
     def gradients(scores: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         loss = torch.stack([(scores[index] * upstream()[index]).sum() for index in chosen]).sum()
-        return torch.autograd.grad(loss, credit_ledger(head, hidden))
+        return torch.autograd.grad(loss, leaf_tensors(head, hidden))
 
     for a, b in zip(gradients(found), gradients(expected), strict=True):
         close(a, b)
@@ -89,7 +90,7 @@ def test_pulling_while_the_logits_are_there_gives_the_same_gradients(
     scores, asked = plain(head, hidden, targets, temperature), list[slice]()
     by_logprob, by_entropy = upstream()
     loss = (scores[0] * by_logprob).sum() + (scores[1] * by_entropy).sum() * with_entropy
-    expected = torch.autograd.grad(loss, credit_ledger(head, hidden))
+    expected = torch.autograd.grad(loss, leaf_tensors(head, hidden))
 
     def rule(run: slice, found: Scores) -> Upstream:
         asked.append(run)

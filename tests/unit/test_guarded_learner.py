@@ -28,7 +28,7 @@ def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
     recipe = load_recipe("sapo_swarm")
     learner = PolicyLearner(
         loaded.network, loaded.tokenizer, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
-    ).resumed()
+    ).resume()
     return GuardedLearner(learner, load_recipe("gspo"), config, MAX_AGE)
 
 

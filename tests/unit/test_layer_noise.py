@@ -49,7 +49,7 @@ def learner(
     network = network or tiny_network(seed=1).to(dtype)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
     settings = LearnerConfig(**{"learning_rate": 1e-3, **config})
-    return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(), OWN, dir).resumed()
+    return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(), OWN, dir).resume()
 
 
 def inputs_of_layers(network: torch.nn.Module) -> list[Tensor]:
@@ -69,12 +69,12 @@ def test_every_layer_gets_noise_of_its_own_deviation_and_nothing_stays_behind() 
     with torch.no_grad():
         noise.log_std[1] = math.log(1e-6)
     plain = inputs_of_layers(network)
-    with noise.drawn(0):
+    with noise.perturb(0):
         noisy = inputs_of_layers(network)
     added = noisy[0] - plain[0]
     assert 0.4 < float(added.std()) < 0.6 and abs(float(added.mean())) < 0.1
     assert float((added - added[:, :1]).abs().min(dim=2).values[:, 1:].max()) > 0, "every token has its own"
-    with noise.drawn(0):
+    with noise.perturb(0):
         network.base_model.layers[0].register_forward_hook(lambda *_: plain[1])  # type: ignore[reportAttributeAccess]
         assert float((inputs_of_layers(network)[1] - plain[1]).abs().max()) < 1e-5, "the second layer's is tiny"
     fresh = inputs_of_layers(network)
@@ -86,7 +86,7 @@ def test_the_noise_is_that_of_the_update_and_the_micro_batch() -> None:
     noise = LayerNoise(network, Noise(std=0.5, rate=0.1), OneProcess())
 
     def found(part: int) -> Tensor:
-        with noise.drawn(part):
+        with noise.perturb(part):
             return inputs_of_layers(network)[0]
 
     first = found(0)
@@ -153,8 +153,8 @@ def test_only_the_numerator_is_perturbed_and_only_in_an_update(tmp_path: Path) -
 
 def test_deviations_are_learned_saved_and_never_published(tmp_path: Path) -> None:
     one = learner(tmp_path, "alp")
-    names = set(one.weights())
-    assert names == set(learner(tmp_path / "other", "grpo").weights())
+    names = set(one.snapshot()[1])
+    assert names == set(learner(tmp_path / "other", "grpo").snapshot()[1])
     for step in (1, 2):
         one.step(draw(step))
     assert one._noise is not None and one._noise.num_updates == 2

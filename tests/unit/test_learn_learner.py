@@ -108,7 +108,7 @@ def draw(step: int) -> Draw:
 def learner(
     dir: Path, dtype: torch.dtype = torch.float32, recipe: str | Recipe = "grpo", **config: Any
 ) -> PolicyLearner:
-    return PolicyLearner(**arguments(dir, dtype, recipe, **config)).resumed()
+    return PolicyLearner(**arguments(dir, dtype, recipe, **config)).resume()
 
 
 def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def test_resume_after_two_steps_ends_at_the_same_bits_as_four_steps(
     assert second.version == first.version and second.next_draw == 3
     again = [second.step(draw(step)) for step in range(3, 5)]
     assert [(r.version, r.loss, r.grad_norm) for r in again] == [(r.version, r.loss, r.grad_norm) for r in reports[2:]]
-    for name, tensor in whole.weights().items():
-        assert torch.equal(tensor, second.weights()[name]), name
+    for name, tensor in whole.snapshot()[1].items():
+        assert torch.equal(tensor, second.snapshot()[1][name]), name
     for name, tensor in whole._optimizer.state().items():
         assert torch.equal(tensor, second._optimizer.state()[name]), name
 
@@ -258,9 +258,9 @@ def test_edges_report_each_external_source_and_never_ourselves(tmp_path: Path) -
 def test_warm_up_scales_the_first_updates(tmp_path: Path) -> None:
     def moved(warmup_steps: int) -> float:
         one = learner(tmp_path / str(warmup_steps), warmup_steps=warmup_steps)
-        before = one.weights()
+        before = one.snapshot()[1]
         one.step(draw(1))
-        return max(float((one.weights()[name] - tensor).abs().max()) for name, tensor in before.items())
+        return max(float((one.snapshot()[1][name] - tensor).abs().max()) for name, tensor in before.items())
 
     assert moved(10) == pytest.approx(moved(0) / 10, rel=1e-2)
 
@@ -301,11 +301,11 @@ def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkey
 def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:
     learner(tmp_path).save()
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
-        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER}).resumed()
+        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER}).resume()
     network: Any = tiny_network(seed=1)
     network.resize_token_embeddings(TOKENIZER.vocab_size + 1)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
-        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network}).resumed()
+        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network}).resume()
 
 
 def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
-from swarm.learn.fused_head import Head, fused_logprobs
+from swarm.learn.fused_head import Head
 from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.packing import MIN_FILL, pack
 from swarm.objectives.batch import Batch

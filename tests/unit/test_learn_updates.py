@@ -83,7 +83,7 @@ def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> Pol
     if lora_rank:
         add_adapters(network, lora_rank)
     settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
-    return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resumed()
+    return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resume()
 
 
 def figures(report: StepReport) -> tuple[object, ...]:
@@ -136,7 +136,7 @@ def test_a_run_with_memory_reference_and_several_updates_resumes_bit_for_bit(tmp
     second = learner(tmp_path / "parts", recipe()[0], **settings)
     assert figures(second.step(draw(3, num_groups=2))) == figures(reports[2])
     assert second._memory == whole._memory and whole._memory["Tracker"]["seen"] == 6
-    assert all(torch.equal(tensor, second.weights()[name]) for name, tensor in whole.weights().items())
+    assert all(torch.equal(tensor, second.snapshot()[1][name]) for name, tensor in whole.snapshot()[1].items())
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -158,21 +158,21 @@ def test_other_initial_weights_at_a_restart_are_refused(tmp_path: Path) -> None:
     other = tiny_network(seed=2)
     add_adapters(other, 2)
     with pytest.raises(ConfigError, match="the reference policy was"):
-        PolicyLearner(other, TOKENIZER, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path).resumed()
+        PolicyLearner(other, TOKENIZER, recipe()[0], LearnerConfig(), ReplayConfig(), "a" * 64, tmp_path).resume()
 
 
 def test_an_update_that_is_not_finite_leaves_memory_and_weights_and_the_next_one_goes_on(tmp_path: Path) -> None:
     chosen, tracker = recipe()
     one = learner(tmp_path, chosen, updates_per_step=2)
     bad, good = draw(1, num_groups=2, reward=float("inf")).groups[0], draw(1, num_groups=2).groups[1]
-    before = one.weights()
+    before = one.snapshot()[1]
     report = one.step(dataclasses.replace(draw(1), groups=(bad, good)))
     assert report.diagnostics["num_updates"] == 1 and not report.was_skipped and np.isfinite(report.loss)
     assert one._memory["Tracker"]["seen"] == 1 == len(tracker.log) and one.version.step == 1
-    assert all(bool(tensor.isfinite().all()) for tensor in one.weights().values())
+    assert all(bool(tensor.isfinite().all()) for tensor in one.snapshot()[1].values())
     report = one.step(dataclasses.replace(draw(2), groups=(bad,)))
     assert report.was_skipped and one._memory["Tracker"]["seen"] == 1 and one.version.step == 1
-    assert any(not torch.equal(tensor, one.weights()[name]) for name, tensor in before.items())
+    assert any(not torch.equal(tensor, one.snapshot()[1][name]) for name, tensor in before.items())
 
 
 def test_the_memory_in_a_checkpoint_is_plain_json(tmp_path: Path) -> None:
