@@ -37,6 +37,7 @@ from swarm.types import (
 
 Result = TypeVar("Result")
 
+Prompts = Sequence[Sequence[int]]  # token ids of each
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 
 
@@ -175,11 +176,7 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: Sampling,
-        numbers: Sequence[int] | None = None,
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
     ) -> list[list[Rollout]]:
         """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN.
 
@@ -188,11 +185,11 @@ class Generator(Protocol):
         """
         ...
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
         """The greedy answer text for each prompt (blocking)."""
         ...
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
+    def score(self, sequences: Prompts) -> list[FloatArray]:
         """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking)."""
         ...
 

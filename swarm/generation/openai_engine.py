@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -29,9 +29,10 @@ from swarm.generation.openai_dialects import (
     log_probs_are_scaled,
 )
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
+from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.identity import Identity
-from swarm.interfaces import Tokenizer
+from swarm.interfaces import Prompts, Tokenizer
 from swarm.model import PublishedTensors, load_model, snapshot
 from swarm.types import (
     Canary,
@@ -41,7 +42,6 @@ from swarm.types import (
     PolicyVersion,
     Rollout,
     Sampling,
-    TokenTrace,
     VersionSpan,
 )
 
@@ -57,12 +57,14 @@ _SEED_BITS: Final = 63  # of a server's seeds
 
 
 class OpenAIGenerator:
-    """Samples from a remote server; implements `swarm.interfaces.Generator`.
+    """Samples from a remote server; implements `swarm.interfaces.Generator`, where its methods are told.
 
     Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
     reproducible as far as the server's are. Weights are taken after the call in progress, in flight or not, since
-    nobody could tell which of a server's tokens were made by which.
+    nobody could tell which of a server's tokens were made by which. Where the server neither takes a version nor goes
+    back to the one before, every further call raises Unavailable until it takes one. Samples that were not finished
+    when a call was cancelled are empty.
 
     Options (`engine.options`): `model`, the served name (the first one that the server lists); `api_key_env`, the
     environment variable that holds the key; `weights`, "sglang_disk", "vllm_lora" or "none"; `weights_dir`, a directory
@@ -135,47 +137,26 @@ class OpenAIGenerator:
 
     @property
     def version(self) -> PolicyVersion:
-        """The weights that the next token comes from."""
         return self._version
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: Sampling,
-        numbers: Sequence[int] | None = None,
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
     ) -> list[list[Rollout]]:
-        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
-
-        Log-probs are None where the server's are not those of the distribution that was sampled.
-
-        Raises:
-            ConfigError: a temperature of 0, or a request that the server refuses.
-            Unavailable: the server does not answer.
-        """
         if sampling.temperature <= 0:
             raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
         with self._call, self._sampling():
             seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
             requests = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
             made = self._each(requests, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
-            rollouts = [self._rollout(completion, sampling) for completion in made]
-            return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
+            return by_prompt([self._rollout(completion, sampling) for completion in made], num_samples)
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-        """The greedy answer text for each prompt (blocking)."""
+    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
         sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
         with self._call, self._sampling():
             made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
             return [self._tokenizer.decode(completion.token_ids) for completion in made]
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
-
-        Raises:
-            ValueError: a token id outside the vocabulary.
-            Unavailable: the server does not answer.
-        """
+    def score(self, sequences: Prompts) -> list[FloatArray]:
         with self._call:
             self._require_known_weights()
             return self._score(self._model, sequences)
@@ -183,19 +164,11 @@ class OpenAIGenerator:
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
     ) -> LoadReport:
-        """Has the server take published tensors, after the call in progress (blocking).
-
-        Raises:
-            ConfigError: they are not what `engine.options.weights` carries.
-            WeightsRefused: the server did not become that version; what it served before serves on. Where it does not
-                go back either, every further call raises Unavailable until it takes a version.
-        """
-        if not isinstance(weights, dict):
-            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
+        tensors = published_tensors(weights)
         with self._call:
             began_s = time.monotonic()
             try:
-                mismatch = self._replace(version, cast("PublishedTensors", weights), canaries)
+                mismatch = self._replace(version, tensors, canaries)
             except (ConfigError, WeightsRefused):
                 raise  # it has what it had
             except Exception as error:
@@ -204,7 +177,6 @@ class OpenAIGenerator:
             return LoadReport(pause_s=time.monotonic() - began_s, mismatch_nats=mismatch)
 
     def cancel(self) -> None:
-        """Ends a call of generate in progress; samples that are not finished come back ABORTED and empty."""
         with self._ending:
             if self._is_sampling:
                 self._client.cancel()
@@ -249,9 +221,7 @@ class OpenAIGenerator:
         return self._server.complete(self._model, prompt, sampling, seed % 2**_SEED_BITS)
 
     def _score(self, model: str, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._tokenizer.vocab_size]
-        if outside:
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._tokenizer.vocab_size}")
+        check_vocabulary(sequences, self._tokenizer)
         scored = [sequence for sequence in sequences if len(sequence) > 1]
         made = iter(self._each(scored, lambda sequence: self._server.score(model, sequence), []))
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
@@ -272,23 +242,11 @@ class OpenAIGenerator:
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun
 
     def _rollout(self, completion: Completion, sampling: Sampling) -> Rollout:
-        num_tokens = len(completion.token_ids)
         is_exact = self._gives_logprobs and sampling.is_exact and (self._scales or sampling.temperature == 1.0)
+        # those of another distribution than the one that was sampled are not claimed
         logprobs = completion.logprobs if is_exact else None
-        trace = TokenTrace(
-            token_ids=np.asarray(completion.token_ids, dtype=np.int32),
-            action_mask=np.ones(num_tokens, dtype=np.bool_),
-            logprobs=None if logprobs is None else np.asarray(logprobs, dtype=np.float32),
-            turn_ids=np.zeros(num_tokens, dtype=np.int16),
-            spans=(VersionSpan(start=0, version=self._version),),
-        )
-        return Rollout(
-            text=self._tokenizer.decode(completion.token_ids),
-            trace=trace,
-            sampling=sampling,
-            finish=completion.finish,
-            claimed_reward=float("nan"),
-        )
+        spans = [VersionSpan(start=0, version=self._version)]
+        return to_rollout(self._tokenizer, sampling, completion.token_ids, logprobs, spans, completion.finish)
 
 
 def _api_key(options: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Self, cast
+from contextlib import nullcontext
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from swarm.generation.canaries import check_canaries
 from swarm.generation.canaries import tolerance_nats as tolerance_for
 from swarm.generation.continuous_batching import Decoding, Row
 from swarm.generation.priority_lock import PriorityLock
+from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
-from swarm.interfaces import Tokenizer
+from swarm.interfaces import Prompts, Tokenizer
 from swarm.model import PublishedTensors, load_model, load_published, pick_device, snapshot
 from swarm.types import (
     Canary,
@@ -31,7 +33,6 @@ from swarm.types import (
     PolicyVersion,
     Rollout,
     Sampling,
-    TokenTrace,
     VersionSpan,
 )
 
@@ -41,7 +42,11 @@ _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its l
 
 
 class TransformersGenerator:
-    """Samples from a network that it owns; implements `swarm.interfaces.Generator`.
+    """Samples from a network that it owns; implements `swarm.interfaces.Generator`, where its methods are told.
+
+    Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept of
+    those before; random numbers stay those of the version at the start of the call. New weights are copied; those
+    before are kept until the canaries agree, and put back where they do not. No token is made meanwhile.
 
     Args:
         network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
@@ -107,30 +112,11 @@ class TransformersGenerator:
 
     @property
     def version(self) -> PolicyVersion:
-        """The weights that the next token comes from."""
         return self._version
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: Sampling,
-        numbers: Sequence[int] | None = None,
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
     ) -> list[list[Rollout]]:
-        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
-
-        Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept
-        of the tokens before; random numbers stay those of the version at the start of the call.
-
-        Args:
-            prompts: token ids, none empty.
-            num_samples: rollouts of each.
-            sampling: how tokens are drawn.
-            numbers: of each prompt in the node's training sequence; None: how often these weights answered it.
-
-        Raises:
-            ConfigError: a temperature of 0 or a repetition penalty, which this engine does not apply.
-        """
         if sampling.temperature <= 0 or sampling.repetition_penalty != 1.0:
             raise ConfigError(
                 f"sampling: temperature {sampling.temperature} must be above 0 and repetition_penalty "
@@ -153,11 +139,9 @@ class TransformersGenerator:
             while decoding.goes_on and not self._cancelled.is_set():
                 with self._weights.held():
                     decoding.step(self._version)
-            rollouts = [self._rollout(row, sampling) for row in rows]
-            return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
+            return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-        """The greedy answer text for each prompt, all of one version (blocking)."""
+    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
         with self._call, self._weights.held():
             self._cancelled.clear()
             rows = [Row(prompt=index) for index in range(len(prompts))]
@@ -174,44 +158,18 @@ class TransformersGenerator:
                 decoding.step(self._version)
             return [self._tokenizer.decode(row.tokens) for row in rows]
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """[T] log-probs at temperature 1 of each token given all before it, the first NaN (blocking).
-
-        Raises:
-            ValueError: a token id outside the vocabulary.
-        """
+    def score(self, sequences: Prompts) -> list[FloatArray]:
         with self._call, self._weights.held():
             return self._score(sequences)
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
     ) -> LoadReport:
-        """Replaces the weights by published tensors: all or nothing (blocking).
-
-        The tensors are copied; those before are kept until the canaries agree, and put back where they do not. No
-        token is made meanwhile.
-
-        Args:
-            version: what the weights are.
-            weights: published tensors by name.
-            canaries: of the version's manifest.
-            in_flight: between two tokens of a call of generate, which goes on with them; else after it.
-
-        Raises:
-            ConfigError: they do not fit this network.
-            WeightsRefused: the canaries disagree or cannot be scored, or there is no memory for the weights before.
-                In all cases those serve on.
-        """
-        if not isinstance(weights, dict):
-            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
-        if in_flight:
-            with self._weights.held(first=True):
-                return self._replace(version, cast("PublishedTensors", weights), canaries)
-        with self._call, self._weights.held(first=True):
-            return self._replace(version, cast("PublishedTensors", weights), canaries)
+        tensors = published_tensors(weights)
+        with nullcontext() if in_flight else self._call, self._weights.held(first=True):
+            return self._replace(version, tensors, canaries)
 
     def cancel(self) -> None:
-        """Ends the call in progress at its next token (from any thread); unfinished rollouts come back ABORTED."""
         self._cancelled.set()
 
     def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> LoadReport:
@@ -238,10 +196,8 @@ class TransformersGenerator:
             raise
 
     @torch.inference_mode()
-    def _score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        outside = [i for sequence in sequences for i in sequence if not 0 <= i < self._tokenizer.vocab_size]
-        if outside:
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._tokenizer.vocab_size}")
+    def _score(self, sequences: Prompts) -> list[FloatArray]:
+        check_vocabulary(sequences, self._tokenizer)
         scores = [np.full(len(sequence), np.nan, np.float32) for sequence in sequences]
         order = sorted((i for i in range(len(sequences)) if len(sequences[i]) > 1), key=lambda i: len(sequences[i]))
         while order:
@@ -267,21 +223,8 @@ class TransformersGenerator:
         return rows
 
     def _rollout(self, row: Row, sampling: Sampling) -> Rollout:
-        num_tokens = len(row.tokens)
-        trace = TokenTrace(
-            token_ids=np.asarray(row.tokens, dtype=np.int32),
-            action_mask=np.ones(num_tokens, dtype=np.bool_),
-            logprobs=np.asarray(row.logprobs, dtype=np.float32),
-            turn_ids=np.zeros(num_tokens, dtype=np.int16),
-            spans=tuple(row.spans) or (VersionSpan(start=0, version=self._version),),
-        )
-        return Rollout(
-            text=self._tokenizer.decode(row.tokens),
-            trace=trace,
-            sampling=sampling,
-            finish=row.finish,
-            claimed_reward=float("nan"),
-        )
+        spans = row.spans or [VersionSpan(start=0, version=self._version)]
+        return to_rollout(self._tokenizer, sampling, row.tokens, row.logprobs, spans, row.finish)
 
 
 class SnapshotEvaluator(TransformersGenerator):
@@ -305,13 +248,11 @@ class SnapshotEvaluator(TransformersGenerator):
         self._newest = newest
         self.load(version, weights)
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-        """As any engine, with the newest weights."""
+    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
         self._load_newest()
         return super().greedy(prompts, max_new_tokens)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """As any engine, with the newest weights."""
+    def score(self, sequences: Prompts) -> list[FloatArray]:
         self._load_newest()
         return super().score(sequences)
 

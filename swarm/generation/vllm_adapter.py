@@ -5,17 +5,19 @@ there are none; steps are synchronous, so that no token is under way between two
 in vLLM's environment only.
 """
 
+import faulthandler
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from swarm.errors import ConfigError
+from swarm.generation.vllm_messages import EngineSettings
 from swarm.generation.vllm_step_loop import Job, Mode, Progress
-from swarm.generation.watchdog import at_most
 from swarm.types import FinishReason, FloatArray
 
 logger = logging.getLogger(__name__)
@@ -37,28 +39,11 @@ _FIXED: Final[Mapping[str, Any]] = {
 class VllmAdapter:
     """A vLLM engine in this process; see `swarm.generation.vllm_step_loop.StepEngine`.
 
-    Args:
-        model: folder in Hugging Face layout.
-        dtype: of weights and forward passes.
-        max_rows: most sequences decoded together.
-        eos_ids: tokens that end a sequence.
-        options: further arguments of vllm.EngineArgs.
-        stall_s: a step, or a change of weights, that takes longer ends the process.
-
     Raises:
-        ConfigError: vLLM does not take them.
+        ConfigError: vLLM does not take these settings.
     """
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        dtype: str,
-        max_rows: int,
-        eos_ids: Sequence[int],
-        options: Mapping[str, Any],
-        stall_s: float,
-    ) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vllm is imported
         import vllm
         from vllm.platforms import current_platform
@@ -66,10 +51,11 @@ class VllmAdapter:
 
         if not vllm.__version__.startswith(TESTED):
             logger.warning("not tested with this vLLM", extra={"version": vllm.__version__, "tested": TESTED})
+        options = settings.options
         forbidden = sorted(options.keys() & _FIXED.keys())
         if forbidden:
             raise ConfigError(f"engine.options.{forbidden[0]}: is not to be changed; remove it")
-        own: dict[str, Any] = {"max_num_seqs": max_rows, "enable_prefix_caching": True}
+        own: dict[str, Any] = {"max_num_seqs": settings.max_rows, "enable_prefix_caching": True}
         if current_platform.is_cpu():
             own["enforce_eager"] = True  # compiling needs a C++ compiler and minutes
             # A prompt in parts ends the engine there: it rewinds the random numbers of a seeded request, which a
@@ -78,15 +64,15 @@ class VllmAdapter:
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
         try:
-            arguments = vllm.EngineArgs(model=str(model), dtype=dtype, **{**own, **options, **_FIXED})
+            arguments = vllm.EngineArgs(model=settings.model, dtype=settings.dtype, **{**own, **options, **_FIXED})
         except TypeError as error:
             raise ConfigError(f"engine.options: {error}") from None
         try:
             self._engine: Any = LLMEngine.from_engine_args(arguments)
         except (ValueError, NotImplementedError) as error:  # of its own checks of model and arguments
             raise ConfigError(f"vLLM does not run this model with these engine.options: {error}") from error
-        self._eos_ids = list(eos_ids)
-        self._stall_s = stall_s
+        self._eos_ids = settings.eos_ids
+        self._stall_s = settings.stall_s
         self.name = f"vllm {vllm.__version__}"
         self.max_tokens = int(self._engine.model_config.max_model_len)
         self.vocab_size = int(self._engine.model_config.get_vocab_size())
@@ -165,6 +151,23 @@ def _scores(output: Any) -> FloatArray:
 def _at_most_0(logprob: float) -> float:
     """Without what rounding adds. NaN stays NaN: Python's min(0.0, nan) is 0, a certain token."""
     return 0.0 if logprob > 0.0 else logprob
+
+
+@contextmanager
+def at_most(seconds: float) -> Generator[None]:
+    """Watchdog: ends the process, with a traceback of every thread on stderr, if the block takes longer.
+
+    Not to be nested. The bound holds whatever the interpreter does, also where native code never gives its lock back.
+
+    Example:
+        with at_most(600.0):
+            engine.step()
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # --- in each of vLLM's workers, one per device ---------------------------------------------------

@@ -8,22 +8,21 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
-
-import numpy as np
+from typing import Any, Final
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.generation.canaries import tolerance_nats
+from swarm.generation.rollouts import by_prompt, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
-from swarm.interfaces import Tokenizer
+from swarm.interfaces import Prompts, Tokenizer
 from swarm.model import PublishedTensors, resolve_source, weights_digest
 from swarm.model.network import save_tensors
 from swarm.model.source import TINY
-from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling, TokenTrace
+from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,12 @@ _SEED_BITS: Final = 63  # of vLLM's seeds
 
 
 class VllmGenerator:
-    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`. Its calls may come from several threads.
+    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, where its methods are told.
+
+    Its calls may come from several threads; each that samples or scores raises RolloutFailed where the engine crashed
+    twice over it, and Unavailable where no engine can be started any more. When weights are replaced, sequences in the
+    making keep what the engine remembers of their tokens (in flight); prompts of which no token was answered yet are
+    read anew by the new weights.
 
     Seeds are those of every engine; equal seeds give equal samples as far as vLLM's numbers are the same in other
     batches, which on CPU in float32 they nearly always are.
@@ -109,7 +113,6 @@ class VllmGenerator:
 
     @property
     def version(self) -> PolicyVersion:
-        """The weights that the next token comes from."""
         return self._version
 
     @property
@@ -118,19 +121,8 @@ class VllmGenerator:
         return self._process.pid
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: Sampling,
-        numbers: Sequence[int] | None = None,
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
     ) -> list[list[Rollout]]:
-        """`num_samples` rollouts for each prompt (blocking). Rewards are NaN.
-
-        Raises:
-            ConfigError: the engine cannot do this (a temperature below 0.01, a prompt that is too long).
-            RolloutFailed: the engine crashed twice over it.
-            Unavailable: no engine can be started any more.
-        """
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
         request = GenerateRequest(
             prompts=prompts,
@@ -138,50 +130,28 @@ class VllmGenerator:
             sampling=sampling,
             seeds=[seed >> (128 - _SEED_BITS) for row in seeds for seed in row],
         )
-        rollouts = [self._rollout(made, sampling) for made in self._call("generate", request)]
-        return [rollouts[i * num_samples : (i + 1) * num_samples] for i in range(len(prompts))]
+        made: list[Continuation] = self._call("generate", request)
+        return by_prompt([self._rollout(each, sampling) for each in made], num_samples)
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-        """The greedy answer text for each prompt (blocking). Raises as `generate`."""
+    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
         request = GenerateRequest(
             prompts=prompts, num_samples=1, sampling=Sampling(max_new_tokens=max_new_tokens), greedy=True
         )
         return [self._tokenizer.decode(made.token_ids.tolist()) for made in self._call("generate", request)]
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """[T] log-probs at temperature 1 of each token given all before it (blocking). Raises as `generate`."""
+    def score(self, sequences: Prompts) -> list[FloatArray]:
         return self._call("score", sequences)
 
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
     ) -> LoadReport:
-        """Replaces the weights: all or nothing (blocking); see `swarm.interfaces.Generator`.
-
-        Sequences in the making keep what the engine remembers of their tokens (in flight); prompts of which no token
-        was answered yet are read anew by the new weights.
-
-        Raises:
-            ConfigError: they do not fit this model.
-            WeightsRefused: a wrong digest, canaries that differ, a full disk, or a crash of the engine.
-            Unavailable: no engine can be started any more.
-        """
-        if not isinstance(weights, dict):
-            raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
-        tensors = cast("PublishedTensors", weights)
+        tensors = published_tensors(weights)
         with self._loading:
             digest = version.digest or weights_digest(tensors)
             path = self._staged(digest, tensors)
-            new = NewWeights(
-                version=version,
-                path=path,
-                digest=digest,
-                canaries=canaries,
-                tolerance_nats=self._tolerance,
-                in_flight=in_flight,
-            )
             process = self._alive()
             try:
-                report = process.call("load", new)
+                report = process.call("load", self._new_weights(version, path, digest, canaries, in_flight=in_flight))
             except Unavailable as error:
                 self._discard(path)
                 self._revive(process)
@@ -200,10 +170,6 @@ class VllmGenerator:
             return report
 
     def cancel(self) -> None:
-        """Ends the calls of generate and greedy in progress soon (from any thread); their rollouts are ABORTED.
-
-        Waits for nothing, also while the engine is being started again.
-        """
         self._process.cancel()
 
     def close(self) -> None:
@@ -214,16 +180,20 @@ class VllmGenerator:
             _delete_weights(self._directory)
 
     def _rollout(self, made: Continuation, sampling: Sampling) -> Rollout:
-        num_tokens = made.token_ids.size
-        trace = TokenTrace(
-            token_ids=made.token_ids,
-            action_mask=np.ones(num_tokens, np.bool_),
-            logprobs=np.empty(0, np.float32) if num_tokens == 0 else made.logprobs,  # of no tokens all are known
-            turn_ids=np.zeros(num_tokens, np.int16),
-            spans=tuple(made.spans),
+        logprobs = made.logprobs if made.token_ids.size else []  # of no tokens all are known
+        return to_rollout(self._tokenizer, sampling, made.token_ids, logprobs, made.spans, made.finish)
+
+    def _new_weights(
+        self, version: PolicyVersion, path: Path, digest: Digest, canaries: Sequence[Canary] = (), *, in_flight: bool
+    ) -> NewWeights:
+        return NewWeights(
+            version=version,
+            path=path,
+            digest=digest,
+            canaries=canaries,
+            tolerance_nats=self._tolerance,
+            in_flight=in_flight,
         )
-        text = self._tokenizer.decode(made.token_ids.tolist())
-        return Rollout(text=text, trace=trace, sampling=sampling, finish=made.finish, claimed_reward=float("nan"))
 
     def _staged(self, digest: Digest, tensors: "PublishedTensors") -> Path:
         """Writes the tensors to a file of their own, whole or not at all."""
@@ -280,17 +250,7 @@ class VllmGenerator:
             return process
         version, digest = self._version, bytes.fromhex(self._good.stem)
         try:
-            process.call(
-                "load",
-                NewWeights(
-                    version=version,
-                    path=self._good,
-                    digest=digest,
-                    canaries=(),
-                    tolerance_nats=self._tolerance,
-                    in_flight=False,
-                ),
-            )
+            process.call("load", self._new_weights(version, self._good, digest, in_flight=False))
         except BaseException:
             process.close()
             raise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from swarm.generation.vllm_step_loop import EngineLoop, Mode, PendingSequence, s
 from swarm.process import die_with
 from swarm.types import JsonDict, LoadReport, short
 from swarm.weights.tensors import PublishedDigest, TorchWeights
-
-if TYPE_CHECKING:
-    from swarm.generation.vllm_adapter import VllmAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +123,7 @@ class RequestHandler:
                 verify_file(new.path, new.digest, self._shapes)
             except (ConfigError, WeightsRefused) as error:
                 return self._refuse(number, error)
-            done = self._engine.load(
-                new.version, new.path, new.canaries, tolerance_nats=new.tolerance_nats, in_flight=new.in_flight
-            )
-            done.add_done_callback(answer)
+            self._engine.load(new).add_done_callback(answer)
 
         def answer(done: "Future[LoadReport]") -> None:
             error = done.exception()
@@ -255,8 +249,10 @@ def main() -> None:
                 line = line[answers.write(line) :]
 
     try:
-        settings = decode_line(requests.readline())
-        adapter = _start(settings)
+        from swarm.generation.vllm_adapter import VllmAdapter
+
+        settings: EngineSettings = decode_line(requests.readline())
+        adapter = VllmAdapter(settings)
     except (ConfigError, ImportError) as error:
         answer({"missing" if isinstance(error, ImportError) else "error": str(error)})
         sys.exit(EXIT_CONFIG)
@@ -269,19 +265,6 @@ def main() -> None:
         handler.handle(decode_line(line))
     engine.stop()
     os._exit(0)  # vLLM's threads and exit handlers would take seconds; nothing is left to be saved
-
-
-def _start(settings: EngineSettings) -> "VllmAdapter":
-    from swarm.generation.vllm_adapter import VllmAdapter
-
-    return VllmAdapter(
-        Path(settings.model),
-        dtype=settings.dtype,
-        max_rows=settings.max_rows,
-        eos_ids=settings.eos_ids,
-        options=settings.options,
-        stall_s=settings.stall_s,
-    )
 
 
 def _run(engine: EngineLoop) -> None:

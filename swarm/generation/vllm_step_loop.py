@@ -36,7 +36,8 @@ import numpy as np
 
 from swarm.errors import WeightsRefused
 from swarm.generation.canaries import mismatch_nats
-from swarm.types import Canary, FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling, VersionSpan
+from swarm.generation.vllm_messages import NewWeights
+from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling, VersionSpan
 
 logger = logging.getLogger(__name__)
 
@@ -134,18 +135,6 @@ class PendingSequence:
         return np.full(len(self.prompt), np.nan, np.float32) if self.scores is None else self.scores
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
-    """A version to become."""
-
-    version: PolicyVersion
-    path: Path
-    canaries: Sequence[Canary]
-    tolerance_nats: float
-    in_flight: bool
-    done: "Future[LoadReport]"
-
-
 class EngineLoop:
     """Runs an engine in the calling thread (`run`); the other methods may be called from any thread.
 
@@ -155,7 +144,7 @@ class EngineLoop:
 
     Example:
         threading.Thread(target=loop.run).start()
-        report = loop.load(version, path, canaries, tolerance_nats=0.1, in_flight=True).result()
+        report = loop.load(NewWeights(...)).result()
     """
 
     def __init__(self, engine: StepEngine, version: PolicyVersion) -> None:
@@ -167,7 +156,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[PendingSequence] = deque()
         self._running: dict[str, PendingSequence] = {}  # by name of the job
-        self._changes: deque[_Change] = deque()
+        self._changes: deque[tuple[NewWeights, Future[LoadReport]]] = deque()
 
     @property
     def version(self) -> PolicyVersion:
@@ -182,26 +171,11 @@ class EngineLoop:
         """Ends every sequence in the making, as it is; scores are made to their end."""
         self._inbox.put(self._cancel)
 
-    def load(
-        self,
-        version: PolicyVersion,
-        path: Path,
-        canaries: Sequence[Canary],
-        *,
-        tolerance_nats: float,
-        in_flight: bool,
-    ) -> "Future[LoadReport]":
+    def load(self, new: NewWeights) -> "Future[LoadReport]":
         """Becomes a version, after the sequences in the making unless `in_flight`; else a WeightsRefused."""
-        change = _Change(
-            version=version,
-            path=path,
-            canaries=canaries,
-            tolerance_nats=tolerance_nats,
-            in_flight=in_flight,
-            done=Future(),
-        )
-        self._inbox.put(lambda: self._changes.append(change))
-        return change.done
+        done = Future[LoadReport]()
+        self._inbox.put(lambda: self._changes.append((new, done)))
+        return done
 
     def stop(self) -> None:
         """Ends `run` after the step in progress."""
@@ -210,8 +184,8 @@ class EngineLoop:
     def run(self) -> None:
         """Works until stopped. Raises what the engine raises, after which it cannot be used."""
         while self._read_inbox():
-            if self._changes and (self._changes[0].in_flight or not self._running):
-                self._change_weights(self._changes.popleft())
+            if self._changes and (self._changes[0][0].in_flight or not self._running):
+                self._change_weights(*self._changes.popleft())
             elif self._running:
                 _report_ended(self._step())
 
@@ -226,7 +200,7 @@ class EngineLoop:
             if message is None:
                 return False
             message()
-        if not any(not change.in_flight for change in self._changes):  # else the running ones are to end first
+        if all(new.in_flight for new, _ in self._changes):  # else the running ones are to end first
             while self._waiting:
                 self._begin(self._waiting.popleft())
         return True
@@ -277,22 +251,27 @@ class EngineLoop:
 
     # --- changes of weights --------------------------------------------------------------------
 
-    def _change_weights(self, change: _Change) -> None:
+    def _change_weights(self, new: NewWeights, done: "Future[LoadReport]") -> None:
         """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK. Rows that end meanwhile are reported after the verdict."""
         began_s, before = time.monotonic(), self._version
         marks = [(row, len(row.tokens)) for row in self._running.values()]
-        if not self._reload(change):
+        try:
+            self._engine.reload(new.path)
+        except Exception as error:  # whatever an engine raises half-way, it must become whole again
+            logger.exception("weights could not be loaded", extra={"step": new.version.step})
+            self._engine.reload(self._good)
+            done.set_exception(WeightsRefused(f"step {new.version.step}: the engine failed to load: {error}"))
             return
-        self._version, self._epoch = change.version, next(self._numbers)
+        self._version, self._epoch = new.version, next(self._numbers)
         swapped_s = time.monotonic()
         # Their prompts were read by the old weights, or were being read: that of a new sequence is read anew.
         self._restart([row for row, num_tokens in marks if num_tokens == 0])
         ended: list[PendingSequence] = []
-        mismatch = mismatch_nats(change.canaries, lambda sequences: self._score(sequences, ended))
-        if mismatch <= change.tolerance_nats:
-            self._good = change.path
+        mismatch = mismatch_nats(new.canaries, lambda sequences: self._score(sequences, ended))
+        if mismatch <= new.tolerance_nats:
+            self._good = new.path
             pause_s = (swapped_s if marks else time.monotonic()) - began_s
-            change.done.set_result(LoadReport(pause_s=pause_s, mismatch_nats=mismatch))
+            done.set_result(LoadReport(pause_s=pause_s, mismatch_nats=mismatch))
             _report_ended(ended)
             return
         self._engine.reload(self._good)
@@ -301,23 +280,12 @@ class EngineLoop:
         for row, num_tokens in marks:
             row.truncate(num_tokens)
         self._restart([row for row, _ in marks])
-        change.done.set_exception(
+        done.set_exception(
             WeightsRefused(
-                f"step {change.version.step}: canary log-probs differ by {mismatch:.3g} nats on average, more than the "
-                f"tolerance {change.tolerance_nats:.3g}"
+                f"step {new.version.step}: canary log-probs differ by {mismatch:.3g} nats on average, more than the "
+                f"tolerance {new.tolerance_nats:.3g}"
             )
         )
-
-    def _reload(self, change: _Change) -> bool:
-        """Replaces the weights; where that fails they are what they were, and the change is refused."""
-        try:
-            self._engine.reload(change.path)
-        except Exception as error:  # whatever an engine raises half-way, it must become whole again
-            logger.exception("weights could not be loaded", extra={"step": change.version.step})
-            self._engine.reload(self._good)
-            change.done.set_exception(WeightsRefused(f"step {change.version.step}: the engine failed to load: {error}"))
-            return False
-        return True
 
     def _restart(self, rows: Sequence[PendingSequence]) -> None:
         """Has the engine read them anew, from the tokens they have, with nothing cached before."""

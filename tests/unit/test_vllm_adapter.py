@@ -13,7 +13,7 @@ import pytest
 
 from swarm.errors import WeightsRefused
 from swarm.generation.vllm_adapter import TESTED, VllmAdapter
-from swarm.generation.vllm_messages import GenerateRequest
+from swarm.generation.vllm_messages import EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_server import EngineLimits, RequestHandler
 from swarm.generation.vllm_step_loop import EngineLoop, Mode, PendingSequence, sequence_to_score
 from swarm.types import Canary, FinishReason, PolicyVersion, Sampling
@@ -88,7 +88,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ScriptedLLMEngine:
 @pytest.fixture
 def loop(vllm: ScriptedLLMEngine) -> Iterator[EngineLoop]:
     """An adapter's loop, in its thread."""
-    adapter = VllmAdapter(Path("model"), dtype="float32", max_rows=4, eos_ids=[1], options={}, stall_s=60.0)
+    adapter = VllmAdapter(
+        EngineSettings(
+            model="model", dtype="float32", max_rows=4, eos_ids=[1], version=VERSION, options={}, stall_s=60.0
+        )
+    )
     made = EngineLoop(adapter, VERSION)
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -131,7 +135,9 @@ def test_rounding_above_zero_is_taken_off_and_nan_stays_nan(vllm: ScriptedLLMEng
 def test_canaries_without_numbers_refuse_a_version(vllm: ScriptedLLMEngine, loop: EngineLoop) -> None:
     vllm.outputs = {"score": scored([6, 7, 8], [NAN, 0.0])}
     canary = Canary(token_ids=np.array([6, 7, 8], np.int32), logprobs=np.array([np.nan, 0.0, 0.0], np.float32))
-    done = loop.load(VERSION, Path("new"), [canary], tolerance_nats=0.1, in_flight=True)
+    done = loop.load(
+        NewWeights(version=VERSION, path=Path("new"), digest=b"", canaries=[canary], tolerance_nats=0.1, in_flight=True)
+    )
     with pytest.raises(WeightsRefused, match="inf"):
         done.result(5.0)
 

@@ -31,7 +31,7 @@ WEIGHTS = {"w": torch.ones(4096)}
 SCRIPTED = """
 import sys, time
 import numpy as np
-from swarm.generation import vllm_server
+from swarm.generation import vllm_adapter, vllm_server
 from swarm.generation.vllm_step_loop import Mode, Progress
 from swarm.types import FinishReason
 
@@ -67,7 +67,7 @@ class Scripted:
     def reload(self, path):
         pass
 
-vllm_server._start = lambda settings: Scripted()
+vllm_adapter.VllmAdapter = lambda settings: Scripted()
 sys.argv = sys.argv[:1] + sys.argv[4:]  # without -P -m MODULE
 vllm_server.main()
 """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import WeightsRefused
+from swarm.generation.vllm_messages import NewWeights
 from swarm.generation.vllm_step_loop import EngineLoop, Job, Mode, PendingSequence, Progress, sequence_to_score
 from swarm.types import Canary, FinishReason, LoadReport, PolicyVersion, Sampling
 
@@ -88,7 +89,7 @@ class Running:
         return rows
 
     def load(self, name: str, *canaries: Canary, in_flight: bool = True) -> "Future[LoadReport]":
-        return self.loop.load(NEW, Path(name), canaries, tolerance_nats=0.1, in_flight=in_flight)
+        return self.loop.load(to_become(NEW, name, canaries, in_flight))
 
     def at(self, number: int, act: Callable[[], object]) -> None:
         """Does something right before a step."""
@@ -118,6 +119,12 @@ def running() -> Iterator[Running]:
     made = Running()
     yield made
     made.stop()
+
+
+def to_become(version: PolicyVersion, name: str, canaries: Sequence[Canary], in_flight: bool) -> NewWeights:
+    return NewWeights(
+        version=version, path=Path(name), digest=b"", canaries=canaries, tolerance_nats=0.1, in_flight=in_flight
+    )
 
 
 def canary(logprob: float) -> Canary:
@@ -172,9 +179,7 @@ def test_what_a_refused_version_made_is_taken_back(running: Running) -> None:
 def test_a_refusal_of_the_second_version_goes_back_to_the_first_one_taken(running: Running) -> None:
     running.start()
     running.load("2", canary(-2.0)).result(5.0)
-    third = running.loop.load(
-        PolicyVersion(policy_id="a", step=3), Path("3"), [canary(-9.0)], tolerance_nats=0.1, in_flight=True
-    )
+    third = running.loop.load(to_become(PolicyVersion(policy_id="a", step=3), "3", [canary(-9.0)], in_flight=True))
     with pytest.raises(WeightsRefused):
         third.result(5.0)
     assert running.engine.weights == 2 and running.loop.version == NEW

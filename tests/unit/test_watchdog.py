@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from swarm.generation.watchdog import at_most
+from swarm.generation.vllm_adapter import at_most
 
 # holds the interpreter's lock, so that no other thread of Python could do anything about it
 HANG = "import ctypes; ctypes.PyDLL(None).sleep(60)"
+IMPORT = "from swarm.generation.vllm_adapter import at_most\n"
 
 
 def run(block: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    program = f"from swarm.generation.watchdog import at_most\nwith at_most({seconds}):\n    {block}\nprint('went on')"
+    program = f"{IMPORT}with at_most({seconds}):\n    {block}\nprint('went on')"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
 
 

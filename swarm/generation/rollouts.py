@@ -1,0 +1,56 @@
+"""Rollouts from the sequences that an engine made, and the checks of arguments that all engines share.
+
+Invariant: a rollout of an engine is one turn, all of whose tokens the model chose; its reward is NaN.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from swarm.errors import ConfigError
+from swarm.interfaces import Prompts, Tokenizer
+from swarm.types import FinishReason, FloatArray, IntArray, Rollout, Sampling, TokenTrace, VersionSpan
+
+if TYPE_CHECKING:
+    from swarm.model.version_digest import PublishedTensors
+
+
+def to_rollout(
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    token_ids: Sequence[int] | IntArray,
+    logprobs: Sequence[float] | FloatArray | None,
+    spans: Sequence[VersionSpan],
+    finish: FinishReason,
+) -> Rollout:
+    """One sequence of T tokens; `logprobs` [T] at the sampling temperature, None where they are not known."""
+    num_tokens = len(token_ids)
+    trace = TokenTrace(
+        token_ids=np.asarray(token_ids, np.int32),
+        action_mask=np.ones(num_tokens, np.bool_),
+        logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
+        turn_ids=np.zeros(num_tokens, np.int16),
+        spans=tuple(spans),
+    )
+    text = tokenizer.decode(trace.token_ids.tolist())
+    return Rollout(text=text, trace=trace, sampling=sampling, finish=finish, claimed_reward=float("nan"))
+
+
+def by_prompt(rollouts: Sequence[Rollout], num_samples: int) -> list[list[Rollout]]:
+    """Splits rollouts that are in order of their prompts into those of each prompt."""
+    return [list(rollouts[start : start + num_samples]) for start in range(0, len(rollouts), num_samples)]
+
+
+def check_vocabulary(sequences: Prompts, tokenizer: Tokenizer) -> None:
+    """Raises ValueError where a token id is outside the vocabulary."""
+    outside = [i for sequence in sequences for i in sequence if not 0 <= i < tokenizer.vocab_size]
+    if outside:
+        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {tokenizer.vocab_size}")
+
+
+def published_tensors(weights: object) -> "PublishedTensors":
+    """The weights that `Generator.load` was given, by name. Raises ConfigError where they are something else."""
+    if not isinstance(weights, dict):
+        raise ConfigError(f"weights: expected published tensors by name, got {type(weights).__name__}")
+    return cast("PublishedTensors", weights)
