@@ -168,7 +168,7 @@ def head_trl(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tens
 def load_network() -> Any:
     """SmolLM2-135M in float32."""
     from swarm.config import ModelConfig
-    from swarm.model import load_model
+    from swarm.model.network import load_model
 
     return load_model(ModelConfig(source="smollm2", dtype="float32")).network
 

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from swarm.config import ModelConfig
 from swarm.environments.char_tasks import KINDS
-from swarm.model import PublishedTensors, default_cache_dir, load_model, load_published, published_state, tiny_network
-from swarm.model.network import save_tensors
+from swarm.model.network import load_model, save_tensors, tiny_network
+from swarm.model.source import default_cache_dir
+from swarm.model.version_digest import PublishedTensors, load_published, published_state
 from swarm.simulate.tiny import NUM_STEPS, fine_tune, training_pairs, warm_start
 
 SPECIALIST_STEPS = 120

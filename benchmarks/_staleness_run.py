@@ -27,7 +27,9 @@ from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardedLearner
-from swarm.model import CharTokenizer, load_published, tiny_network
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import load_published
 from swarm.objectives.methods import load_recipe
 from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport

@@ -22,7 +22,9 @@ from swarm.environments.curriculum import TaskMixture
 from swarm.environments.load import build_environments
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import PublishedTensors, default_cache_dir, load_model, published_state
+from swarm.model.network import load_model
+from swarm.model.source import default_cache_dir
+from swarm.model.version_digest import PublishedTensors, published_state
 from swarm.objectives.methods import load_recipe
 from swarm.testing.inline_verifier import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup

@@ -37,7 +37,8 @@ from swarm.generation.vllm_engine import VllmGenerator  # noqa: E402
 from swarm.interfaces import Generator  # noqa: E402
 from swarm.learn.logprobs import score_tokens  # noqa: E402
 from swarm.learn.packing import pack  # noqa: E402
-from swarm.model import LoadedModel, load_model, snapshot, weights_digest  # noqa: E402
+from swarm.model.network import LoadedModel, load_model  # noqa: E402
+from swarm.model.version_digest import snapshot, weights_digest  # noqa: E402
 from swarm.objectives.batch import make_batch  # noqa: E402
 from swarm.types import (  # noqa: E402
     Canary,

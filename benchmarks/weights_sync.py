@@ -30,7 +30,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.flow import Signal
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
-from swarm.model import PublishedTensors, weights_digest
+from swarm.model.version_digest import PublishedTensors, weights_digest
 from swarm.types import (
     Credit,
     Cursor,

@@ -194,7 +194,7 @@ def _require_recipe(node: NodeConfig) -> None:
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:
     """Of the run's model, when this machine has it; a coordinator needs no model."""
-    from swarm.model import load_tokenizer
+    from swarm.model.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(config.node.model).digest.hex()

@@ -34,7 +34,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
+from swarm.model.network import load_model
 from swarm.node_context import NodeContext
 from swarm.objectives.methods import recipes_of
 from swarm.process import load_or_create_identity

@@ -27,7 +27,8 @@ from swarm.generation.transformers_engine import SnapshotEvaluator, Transformers
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.off_policy_guard import GuardedLearner
 from swarm.loops import Ask, Worker
-from swarm.model import LoadedModel, PublishedTensors, load_model, published_state, snapshot, weights_digest
+from swarm.model.network import LoadedModel, load_model
+from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
 from swarm.objectives.batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of

@@ -337,7 +337,7 @@ def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
 
 
 def _load_tokenizer(config: NodeConfig) -> Tokenizer:
-    from swarm.model import load_tokenizer
+    from swarm.model.tokenizer import load_tokenizer
 
     return load_tokenizer(config.model)
 

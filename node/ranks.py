@@ -21,7 +21,7 @@ from swarm.types import NodeId, Role, Task
 if TYPE_CHECKING:
     from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
-    from swarm.model import LoadedModel
+    from swarm.model.network import LoadedModel
     from swarm.objectives.fallbacks import RecipeSet
 
 
@@ -117,7 +117,7 @@ def open_policy(
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import OneProcess
-    from swarm.model import pick_device
+    from swarm.model.network import pick_device
 
     kind = PolicyLearner
     if ranks is not None and ranks.index == 0:
@@ -145,7 +145,7 @@ def follow_leader(config: NodeConfig) -> None:
 
     from swarm.environments.load import build_environments
     from swarm.learn.leader import obey_leader
-    from swarm.model import load_model
+    from swarm.model.network import load_model
     from swarm.objectives.methods import load_recipe, recipes_of
 
     torch.set_num_threads(config.num_threads)

@@ -33,7 +33,8 @@ from swarm.generation.rollouts import by_prompt, check_vocabulary, published_ten
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.identity import Identity
 from swarm.interfaces import Prompts, Tokenizer
-from swarm.model import PublishedTensors, load_model, snapshot
+from swarm.model.network import load_model
+from swarm.model.version_digest import PublishedTensors, snapshot
 from swarm.types import (
     Canary,
     FinishReason,

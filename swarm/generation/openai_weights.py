@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, cast
 
 from swarm.errors import ConfigError, SwarmError, Unavailable, WeightsRefused
 from swarm.generation.http_json import JsonClient, Refusal
-from swarm.model import PublishedTensors
 from swarm.model.lora import SCALE, is_adapter_name
 from swarm.model.network import save_tensors
+from swarm.model.version_digest import PublishedTensors
 from swarm.types import PolicyVersion, short
 
 logger = logging.getLogger(__name__)

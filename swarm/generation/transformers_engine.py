@@ -25,7 +25,8 @@ from swarm.generation.rollouts import by_prompt, check_vocabulary, published_ten
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
 from swarm.interfaces import Prompts, Tokenizer
-from swarm.model import PublishedTensors, load_model, load_published, pick_device, snapshot
+from swarm.model.network import load_model, pick_device
+from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
     FloatArray,

@@ -19,9 +19,9 @@ from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Prompts, Tokenizer
-from swarm.model import PublishedTensors, resolve_source, weights_digest
 from swarm.model.network import save_tensors
-from swarm.model.source import TINY
+from swarm.model.source import TINY, resolve_source
+from swarm.model.version_digest import PublishedTensors, weights_digest
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
-from swarm.model import published_state, weights_digest
+from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.coefficients import scored, with_advantages
 from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged

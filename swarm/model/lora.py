@@ -46,10 +46,6 @@ class LoraLinear(nn.Linear):
         low = functional.linear(functional.linear(input, self.lora_a), self.lora_b)
         return super().forward(input) + SCALE * low
 
-    def merged_weight(self) -> torch.Tensor:
-        """W + SCALE B A in the dtype of W, summed in float32."""
-        return (self.weight.float() + SCALE * (self.lora_b.float() @ self.lora_a.float())).to(self.weight.dtype)
-
 
 def add_adapters(network: nn.Module, rank: int, seed: int = 0) -> None:
     """Freezes the network and puts an adapter on each linear layer except the output head.
@@ -69,16 +65,6 @@ def add_adapters(network: nn.Module, rank: int, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parent, key, child in targets:
         setattr(parent, key, LoraLinear.around(child, rank, generator))
-
-
-def merged_state(network: nn.Module) -> dict[str, torch.Tensor]:
-    """The full state with adapters folded into the base weights: names as without adapters."""
-    state = {name: tensor for name, tensor in network.state_dict().items() if not is_adapter_name(name)}
-    with torch.no_grad():
-        for name, module in network.named_modules():
-            if isinstance(module, LoraLinear):
-                state[f"{name}.weight"] = module.merged_weight()
-    return state
 
 
 def _linear_children(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

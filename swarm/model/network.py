@@ -3,7 +3,6 @@
 Invariant: every weight comes from the checkpoint (none is silently initialised), and no code from it is run.
 """
 
-import shutil
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,11 +16,10 @@ from torch import nn
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
-from swarm.model.lora import add_adapters, merged_state
+from swarm.model.lora import add_adapters
 from swarm.model.source import TINY, resolve_source
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 from swarm.model.version_digest import load_published, published_state, weights_digest
-from swarm.types import Digest
 
 _TINY_FILE = "tiny.safetensors"
 
@@ -32,8 +30,6 @@ class LoadedModel:
 
     network: nn.Module  # transformers causal LM, eval mode; trainable parameters require grad
     tokenizer: Tokenizer
-    base_digest: Digest  # of all published tensors before adapters were added
-    folder: Path | None  # Hugging Face folder it came from; None for the tiny model
 
 
 def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedModel:
@@ -47,7 +43,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
     """
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     if config.source == TINY:
-        folder, tokenizer, network = None, CharTokenizer(), _shipped_tiny().to(dtype)
+        tokenizer, network = CharTokenizer(), _shipped_tiny().to(dtype)
     else:
         folder = resolve_source(config, cache_dir, with_weights=True)
         tokenizer, network = HfTokenizer(folder), _from_folder(folder, dtype)
@@ -60,7 +56,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
         )
     if config.lora_rank:
         add_adapters(network, config.lora_rank)
-    return LoadedModel(network=network, tokenizer=tokenizer, base_digest=digest, folder=folder)
+    return LoadedModel(network=network, tokenizer=tokenizer)
 
 
 def pick_device(name: str) -> torch.device:
@@ -101,17 +97,6 @@ def tiny_network(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return cast("nn.Module", LlamaForCausalLM(config)).eval()
-
-
-def save_model(model: LoadedModel, folder: Path) -> None:
-    """Writes the model for users of transformers: merged weights, config and tokenizer files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    network: Any = model.network
-    network.save_pretrained(folder, state_dict=merged_state(model.network))
-    if model.folder is not None:
-        for pattern in ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.json", "merges.txt"):
-            for file in model.folder.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
 
 
 def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:

@@ -120,7 +120,8 @@ def silo_of(options: SimulationOptions) -> SimulationOptions:
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
     """Converts and caches the model once, before several nodes would do so at the same time."""
-    from swarm.model import load_tokenizer, resolve_source
+    from swarm.model.source import resolve_source
+    from swarm.model.tokenizer import load_tokenizer
 
     config = node_configs(options, directory)[0].model
     with console.status(f"preparing model {config.source} (once)"):

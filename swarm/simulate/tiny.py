@@ -28,8 +28,9 @@ from swarm.environments.environment import is_held_out
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
-from swarm.model import CharTokenizer, published_state, tiny_network
-from swarm.model.network import save_tensors
+from swarm.model.network import save_tensors, tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import published_state
 from swarm.types import Message, PolicyVersion, Sampling, Task
 
 NUM_STEPS = 900

@@ -16,7 +16,7 @@ from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConf
 from swarm.errors import WeightsRefused
 from swarm.events import Event, Kind, events_of
 from swarm.loops import run_agent
-from swarm.model import weights_digest
+from swarm.model.version_digest import weights_digest
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore

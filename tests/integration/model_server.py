@@ -19,8 +19,10 @@ from swarm.generation.openai_dialects import find_server
 from swarm.generation.openai_engine import OpenAIGenerator
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import CharTokenizer, load_published, snapshot, tiny_network
 from swarm.model.lora import add_adapters
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import load_published, snapshot
 from swarm.types import Canary, FloatArray, PolicyVersion, Sampling
 
 START = PolicyVersion(policy_id="a", step=4)

@@ -8,7 +8,7 @@ from model_server import PROMPTS, START, TOKENIZER, Server, canaries_of, engine_
 
 from swarm.generation import http_json
 from swarm.interfaces import Generator as Engine
-from swarm.model import snapshot
+from swarm.model.version_digest import snapshot
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
 
 

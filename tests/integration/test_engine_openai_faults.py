@@ -27,7 +27,8 @@ from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation import http_json
 from swarm.generation.openai_engine import OpenAIGenerator
 from swarm.identity import Identity
-from swarm.model import load_model, snapshot
+from swarm.model.network import load_model
+from swarm.model.version_digest import snapshot
 from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Rollout, Sampling
 
 SHORT = Sampling(max_new_tokens=6)

@@ -1,7 +1,6 @@
 """The real pretrained model: converted once, loaded, and generated from."""
 
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,9 @@ import torch
 
 from swarm.config import ModelConfig
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import LoadedModel, default_cache_dir, load_model, published_state
+from swarm.model.network import LoadedModel, load_model
+from swarm.model.source import default_cache_dir, resolve_source
+from swarm.model.version_digest import published_state
 from swarm.types import Message, PolicyVersion, Sampling, Task
 
 
@@ -39,8 +40,8 @@ def model() -> LoadedModel:
 
 
 def test_the_cached_folder_is_complete_and_holds_safetensors(model: LoadedModel) -> None:
-    assert model.folder is not None
-    names = {path.name for path in Path(model.folder).iterdir()}
+    folder = resolve_source(ModelConfig(source="smollm2"), None, with_weights=True)
+    names = {path.name for path in folder.iterdir()}
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
     assert len(published_state(model.network)) == 272
     assert model.tokenizer.vocab_size == 49152 and model.tokenizer.eos_ids == {2}

@@ -27,7 +27,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
+from swarm.model.network import load_model
 from swarm.model.token_alignment import with_byte_lengths
 from swarm.model.tokenizer import ALPHABET, CharTokenizer
 from swarm.objectives.batch import make_batch

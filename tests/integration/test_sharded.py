@@ -19,7 +19,10 @@ from safetensors.torch import load_file, save_file
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.model import CharTokenizer, add_adapters, tiny_network, weights_digest
+from swarm.model.lora import add_adapters
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import weights_digest
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import AggregatePart, Scored
 from swarm.objectives.recipe import Recipe

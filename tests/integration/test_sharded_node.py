@@ -27,7 +27,7 @@ from swarm.config import (
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import read_checkpoint
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
+from swarm.model.network import load_model
 from swarm.objectives.methods import load_recipe
 
 pytestmark = pytest.mark.timeout(240)  # two processes import torch, twice

@@ -25,7 +25,9 @@ from swarm.generation.canaries import tolerance_nats
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.interfaces import Generator as Engine
-from swarm.model import CharTokenizer, LoadedModel, load_model, published_state, snapshot, weights_digest
+from swarm.model.network import LoadedModel, load_model
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import published_state, snapshot, weights_digest
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
 from swarm.types import Canary, FinishReason, FloatArray, Message, PolicyVersion, Sampling, Task
 
@@ -184,7 +186,7 @@ def test_the_engine_ends_with_the_process_that_started_it(python: str, tmp_path:
 import sys
 from pathlib import Path
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
-from swarm.model import CharTokenizer
+from swarm.model.tokenizer import CharTokenizer
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.types import PolicyVersion
 config = NodeConfig(

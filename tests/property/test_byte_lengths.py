@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.model import CharTokenizer, HfTokenizer
+from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 
 CORPUS = [
     "the cat sat on the mat\n  and then  left",

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import CharTokenizer, tiny_network
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling
 
 VERSION = PolicyVersion(policy_id="a", step=0)

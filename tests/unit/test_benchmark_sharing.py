@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from swarm.interfaces import Generator
-from swarm.model import PublishedTensors
+from swarm.model.version_digest import PublishedTensors
 from swarm.types import Draw, Rollout, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]

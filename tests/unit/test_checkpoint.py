@@ -130,7 +130,7 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
         seen.append(f"rename to {target.name}")
         return rename(path, target)
 
-    monkeypatch.setattr(module, "_sync", syncing)
+    monkeypatch.setattr(module, "sync_path", syncing)
     monkeypatch.setattr(Path, "rename", renaming)
     write_checkpoint(tmp_path / "checkpoints", saved(1, 1))
     assert seen == [

@@ -9,7 +9,9 @@ import torch
 
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator as Engine
-from swarm.model import CharTokenizer, snapshot, tiny_network
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import snapshot
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
 from swarm.types import Canary, FloatArray, PolicyVersion
 

@@ -13,7 +13,9 @@ from swarm.generation.produce import UNSCORED, evaluate, produce
 from swarm.generation.sampling import truncate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
-from swarm.model import CharTokenizer, snapshot, tiny_network
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import snapshot
 from swarm.types import FinishReason, Message, PolicyVersion, Rollout, Sampling, Task
 
 VERSION = PolicyVersion(policy_id="a", step=0)

@@ -12,7 +12,8 @@ from torch import Tensor
 from swarm.config import LearnerConfig, ModelConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharTokenizer, load_model
+from swarm.model.network import load_model
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.fallbacks import MAIN, RecipeSet, merged
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import CorrectionPart, Memory, Requirement, Scored

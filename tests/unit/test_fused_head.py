@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, score_hidden
-from swarm.model import tiny_network
+from swarm.model.network import tiny_network
 from swarm.objectives.part import Prediction
 
 TOKENS, HIDDEN, VOCAB = 23, 7, 19

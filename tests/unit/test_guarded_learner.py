@@ -11,7 +11,8 @@ from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, Re
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardedLearner, GuardLevel
-from swarm.model import CharTokenizer, load_model
+from swarm.model.network import load_model
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe, recipes_of

@@ -17,7 +17,8 @@ from swarm.learn.layer_noise import LayerNoise, layers_of
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
 from swarm.learn.ranks import OneProcess
-from swarm.model import CharTokenizer, tiny_network
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import with_advantages
 from swarm.objectives.methods import load_recipe

@@ -14,7 +14,9 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharTokenizer, tiny_network, weights_digest
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import weights_digest
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe

@@ -15,7 +15,7 @@ from swarm.environments.char_tasks import KINDS, CharEnvironment
 from swarm.generation.produce import evaluate, produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
+from swarm.model.network import load_model
 from swarm.objectives.methods import load_recipe
 from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
 

@@ -15,7 +15,9 @@ from swarm.cli.main import app
 from swarm.config import EnvironmentConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.learner import PolicyLearner
-from swarm.model import CharTokenizer, add_adapters, tiny_network
+from swarm.model.lora import add_adapters
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Memory, Prediction, Probe, Requirement, Scope, Scored, TermPart
 from swarm.objectives.recipe import Recipe

@@ -10,18 +10,9 @@ import torch
 import swarm.model.source as source
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
-from swarm.model import (
-    add_adapters,
-    load_model,
-    load_published,
-    merged_state,
-    pick_device,
-    published_state,
-    save_model,
-    snapshot,
-    tiny_network,
-    weights_digest,
-)
+from swarm.model.lora import add_adapters
+from swarm.model.network import load_model, pick_device, tiny_network
+from swarm.model.version_digest import load_published, published_state, snapshot, weights_digest
 
 TINY = ModelConfig(source="tiny", dtype="float32")
 
@@ -108,8 +99,8 @@ def test_tensors_that_do_not_fit_change_nothing(fault: str) -> None:
 
 
 def test_a_wrong_model_digest_is_refused_and_the_right_one_accepted() -> None:
-    right = load_model(TINY).base_digest.hex()
-    assert load_model(TINY.model_copy(update={"digest": right})).base_digest.hex() == right
+    right = weights_digest(published_state(load_model(TINY).network)).hex()
+    load_model(TINY.model_copy(update={"digest": right}))
     with pytest.raises(ConfigError, match=r"model\.digest"):
         load_model(TINY.model_copy(update={"digest": "00" * 32}))
 
@@ -117,7 +108,6 @@ def test_a_wrong_model_digest_is_refused_and_the_right_one_accepted() -> None:
 def test_fresh_adapters_change_nothing_and_only_they_are_published_and_trained() -> None:
     model = load_model(TINY.model_copy(update={"lora_rank": 4}))
     assert torch.equal(logits_of(model.network), logits_of(load_model(TINY).network))
-    assert model.base_digest == load_model(TINY).base_digest
     state = published_state(model.network)
     assert len(state) == 2 * 2 * 7  # two factors for seven linear layers in each of two blocks
     assert all(name.endswith((".lora_a", ".lora_b")) for name in state)
@@ -127,7 +117,7 @@ def test_fresh_adapters_change_nothing_and_only_they_are_published_and_trained()
     assert weights_digest(published_state(again.network)) == weights_digest(state)
 
 
-def test_gradients_reach_the_adapters_only_and_merging_gives_the_same_function() -> None:
+def test_gradients_reach_the_adapters_only() -> None:
     network = tiny_network()
     plain = copy.deepcopy(network)
     add_adapters(network, 4)
@@ -140,23 +130,7 @@ def test_gradients_reach_the_adapters_only_and_merging_gives_the_same_function()
     network(input_ids=ids, labels=ids).loss.backward()
     grads = {name for name, p in network.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert grads == set(published_state(network))
-    expected = logits_of(network)
-    assert (expected - logits_of(plain)).abs().max() > 0.01
-    plain.load_state_dict(merged_state(network))
-    torch.testing.assert_close(logits_of(plain), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_saved_adapted_model_opens_in_transformers_with_the_same_function(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = load_model(TINY.model_copy(update={"lora_rank": 2}))
-    with torch.no_grad():
-        for tensor in published_state(model.network).values():
-            tensor.add_(0.02)
-    save_model(model, tmp_path / "out")
-    opened, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    torch.testing.assert_close(logits_of(opened.eval()), logits_of(model.network), atol=1e-5, rtol=1e-5)
+    assert (logits_of(network) - logits_of(plain)).abs().max() > 0.01
 
 
 def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_path: Path) -> None:

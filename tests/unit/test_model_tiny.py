@@ -8,7 +8,8 @@ from swarm.config import ModelConfig
 from swarm.environments.char_tasks import ALPHABET, KINDS
 from swarm.environments.environment import is_held_out
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model import load_model, published_state, tiny_network, weights_digest
+from swarm.model.network import load_model, tiny_network
+from swarm.model.version_digest import published_state, weights_digest
 from swarm.simulate.tiny import DISTORTIONS, accuracies, fine_tune, mislabel, training_pairs
 from swarm.types import PolicyVersion
 

@@ -10,7 +10,7 @@ import pytest
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
-from swarm.model import CharTokenizer, HfTokenizer, load_tokenizer
+from swarm.model.tokenizer import CharTokenizer, HfTokenizer, load_tokenizer
 from swarm.types import Message, Task
 
 TEMPLATE = (
@@ -124,7 +124,7 @@ def test_an_unknown_source_says_what_is_possible(tmp_path: Path) -> None:
 @pytest.mark.timeout(90)
 def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None:
     program = (
-        "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model import load_tokenizer\n"
+        "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model.tokenizer import load_tokenizer\n"
         "from swarm.types import Message, Task\n"
         f"tokenizer = load_tokenizer(ModelConfig(source={str(folder)!r}))\n"
         "tokenizer.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"

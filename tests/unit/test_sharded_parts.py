@@ -14,7 +14,7 @@ from swarm.errors import ConfigError
 from swarm.learn.data_parallel import ShardedRanks
 from swarm.learn.leader import RankCommand
 from swarm.learn.packing import pack
-from swarm.model import CharTokenizer
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import make_batch
 from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, Role

@@ -17,8 +17,7 @@ from swarm.environments.char_tasks import KINDS, CharEnvironment
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
-from swarm.model import load_model
-from swarm.model.network import LoadedModel
+from swarm.model.network import LoadedModel, load_model
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Requirement
 from swarm.objectives.requirements import NOT_YET

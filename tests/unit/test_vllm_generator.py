@@ -17,8 +17,8 @@ from swarm.errors import Unavailable, WeightsRefused
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.generation.vllm_messages import EngineSettings
 from swarm.generation.vllm_process import EngineProcess
-from swarm.model import CharTokenizer
 from swarm.model.network import save_tensors
+from swarm.model.tokenizer import CharTokenizer
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
 
 pytestmark = pytest.mark.timeout(60)

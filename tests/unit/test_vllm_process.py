@@ -11,7 +11,7 @@ from swarm.generation.canaries import TOLERANCE_NATS, tolerance_nats
 from swarm.generation.vllm_engine import VllmGenerator
 from swarm.generation.vllm_messages import EngineSettings
 from swarm.generation.vllm_process import EngineProcess, has_vllm, vllm_python
-from swarm.model import CharTokenizer
+from swarm.model.tokenizer import CharTokenizer
 from swarm.types import PolicyVersion
 
 

@@ -9,7 +9,7 @@ import torch
 
 from swarm.errors import WeightsRefused
 from swarm.identity import Identity
-from swarm.model import weights_digest
+from swarm.model.version_digest import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
 from swarm.weights import apply
 from swarm.weights.apply import Applier

@@ -8,7 +8,8 @@ import pytest
 from node.build import build_worker
 from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig, WeightsConfig
 from swarm.errors import ConfigError
-from swarm.model import load_model, published_state
+from swarm.model.network import load_model
+from swarm.model.version_digest import published_state
 from swarm.testing.builders import make_identity
 from swarm.types import Role
 

@@ -12,7 +12,7 @@ import torch
 import zstandard
 
 from swarm.identity import Identity
-from swarm.model import weights_digest
+from swarm.model.version_digest import weights_digest
 from swarm.types import Canary, PolicyVersion, SealedManifest
 from swarm.weights import delta
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, split_chunks
