@@ -41,6 +41,7 @@ from swarm.weights.tensors import TorchWeights, specs_of
 from swarm.weights.verify import VerifiedVersion
 
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
+NUM_CANARIES: Final = 4  # prompts whose log-probs go into each manifest
 EvaluationTasks = Mapping[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
 
 
@@ -101,7 +102,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
         canaries = [task for tasks in zip(*evaluations.values(), strict=False) for task in tasks]
         publisher = Publisher(
             open_weight_store(config).put_chunk,
-            [tokenizer.encode_prompt(task) for task in canaries[: config.weights.num_canaries]],
+            [tokenizer.encode_prompt(task) for task in canaries[:NUM_CANARIES]],
             evaluator.score,
             config.weights.anchor_every,
         )

@@ -105,7 +105,7 @@ class Daemon(Service):
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.transport = GrpcTransport(
-            identity, config.run_id, exchange, self.clock, is_welcome=self.agent.reputation.is_allowed
+            identity, config.run_id, exchange, self.clock, require_allowed=self.agent.reputation.require_allowed
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)

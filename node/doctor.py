@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.identity import Identity
 from swarm.process import is_running
-from swarm.types import JsonDict
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
 CLOCK_YEARS = (2025, 2100)
@@ -42,10 +41,6 @@ class Finding:
     detail: str
     fix: str = ""
     is_fatal: bool = False
-
-    def as_dict(self) -> JsonDict:
-        """For --json."""
-        return asdict(self)
 
 
 async def examine(config_path: Path | None) -> list[Finding]:

@@ -7,6 +7,7 @@ for an advert or a handshake.
 import hashlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable
 from functools import lru_cache
@@ -62,6 +63,11 @@ Verify = Callable[[bytes, bytes, bytes, bytes], bool]
 def node_id_of(public_key: bytes) -> NodeId:
     """The node id of a public key: lower-case hex SHA-256, 64 characters."""
     return hashlib.sha256(public_key).hexdigest()
+
+
+def is_hex_digest(text: str) -> bool:
+    """True for 64 lower-case hex digits: a SHA-256, as a node id is."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:

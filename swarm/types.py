@@ -18,6 +18,7 @@ FloatArray = NDArray[np.float32]
 
 NodeId = str  # lower-case hex SHA-256 of the node's Ed25519 public key (64 characters)
 Digest = bytes  # SHA-256, 32 bytes
+RUN_ID_PATTERN = r"^[A-Za-z0-9._-]{1,40}$"  # of the name of a run
 
 
 def short(identity: str | bytes) -> str:
@@ -419,11 +420,6 @@ class DrawnGroup:
     def in_flight_steps(self) -> int:
         """The part of the age that passed while it was generated: newest token minus oldest token."""
         return min(self.age_steps, self.scored.group.newest_step - self.scored.group.oldest_step)
-
-    @property
-    def in_queue_steps(self) -> int:
-        """The rest: from its newest token to its use (transport, admission, replay)."""
-        return self.age_steps - self.in_flight_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ Invariant: importing this file is cheap (no torch, no gRPC); each command import
 import asyncio
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,7 +114,7 @@ def doctor(
 
     findings = asyncio.run(examine(config))
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
             mark = (

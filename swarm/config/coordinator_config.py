@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from swarm.config.node_config import DirectoryConfig, Endpoint, Model, NodeConfig, PositiveFloat, TelemetryConfig
+from swarm.types import RUN_ID_PATTERN
 
 
 class CoordinatorConfig(Model):
@@ -15,7 +16,7 @@ class CoordinatorConfig(Model):
 
     dir: Path = Path("swarm-coordinator")
     """State: key, SQLite database."""
-    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
     """Name of the run."""
     listen: str = "127.0.0.1:0"
     """host:port of the gRPC service."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from swarm.addresses import dialable_endpoint, dialable_multiaddress
-from swarm.types import Role
+from swarm.types import RUN_ID_PATTERN, Role
 
 Positive = Annotated[int, Field(gt=0)]
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
@@ -139,8 +139,6 @@ class WeightsConfig(Model):
     """Encode every version and serve it, so that generators can follow."""
     anchor_every: Annotated[int, Field(ge=1, le=1000)] = 10
     """Versions between two that are published in full, too."""
-    num_canaries: Annotated[int, Field(ge=0, le=16)] = 4
-    """Prompts whose log-probs go into each manifest."""
     store_bytes: Positive = 8 * 2**30
     """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
     and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""
@@ -373,7 +371,7 @@ class NodeConfig(Model):
     """State of the node: key, store, checkpoints, logs."""
     name: str = Field(default="", max_length=40)
     """For people; empty uses the first eight characters of the node id."""
-    run_id: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
     """The swarm to take part in."""
     roles: tuple[Role, ...] = (Role.TRAINER, Role.GENERATOR)
     """Which loops run."""

@@ -13,8 +13,6 @@ from swarm.environments.environment import NumberedEnvironment, Problem
 from swarm.errors import ConfigError
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
-MAX_PROMPT_CHARS = 14
-MAX_ANSWER_CHARS = 8
 _LETTERS = ALPHABET[:26]
 _DIGITS = ALPHABET[26:36]
 
@@ -93,14 +91,6 @@ class CharTask:
             raise ConfigError(f"char task {kind!r} is unknown; known: {', '.join(KINDS)}")
         self.kind = kind
         self.seed = seed
-
-    def question(self, task_id: int) -> str:
-        """The prompt with that number, ending in `=`."""
-        return self.sample(task_id)[0]
-
-    def answer(self, task_id: int) -> str:
-        """The right answer to `question(task_id)`."""
-        return self.sample(task_id)[1]
 
     def sample(self, task_id: int) -> tuple[str, str]:
         """(question, answer), from a generator seeded by the task's name, its seed and the number."""

@@ -163,17 +163,13 @@ def evaluation_tasks(env: Environment, split: Literal["held_out", "all"], num: i
     """
     source = random.Random(f"evaluation:{env.name}:{split}:{seed}")
     chosen: dict[tuple[str, ...], Task] = {}
-    for task_id in _candidates(source, env.num_tasks, 16 * num + 256):
+    for task_id in source.sample(range(env.num_tasks), min(16 * num + 256, env.num_tasks)):
         task = env.task(task_id)
         if split == "all" or task.is_held_out:
             chosen.setdefault(tuple(message.content for message in task.messages), task)
         if len(chosen) == num:
             break
     return list(chosen.values())
-
-
-def _candidates(source: random.Random, num_tasks: int, limit: int) -> list[int]:
-    return source.sample(range(num_tasks), min(limit, num_tasks))
 
 
 # --- adaptive ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from swarm.errors import ConfigError
 from swarm.flow import BoundedTable
 from swarm.types import Message, Task
 
-HELD_OUT_SHARE = 0.25
 _HELD_OUT_BELOW = 0x40  # a quarter of the 256 values of a digest's first byte
 _CACHED_PROBLEMS = 256
 

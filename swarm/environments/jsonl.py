@@ -1,12 +1,16 @@
-"""Problems from a file: JSON lines, or a Hugging Face dataset when `datasets` is installed.
+"""Problems from a file, judged by their reference or by a function of the user.
+
+The file has JSON lines, or is a Hugging Face dataset when `datasets` is installed.
 
 Invariant: the file is read one bounded line at a time, and with a digest in the configuration it is exactly
-the file that every other node of the run has.
+the file that every other node of the run has. A function comes from this node's own configuration and is called in the
+sandbox like every other verifier, because the answers may come from peers.
 """
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 from array import array
@@ -17,9 +21,12 @@ from typing import Any, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import NumberedEnvironment, Problem
 from swarm.errors import ConfigError
+from swarm.plugins import load_object
 
 MAX_LINE_BYTES = 2**20
 _PARAMS = frozenset({"path", "split", "question", "answer"})
+
+RewardFunction = Callable[[str, str, str], float]  # question, answer without the white space around it, reference
 
 
 class RecordEnvironment(NumberedEnvironment):
@@ -29,7 +36,9 @@ class RecordEnvironment(NumberedEnvironment):
     `datasets`. params.question and params.answer name the fields, params.split the split (default train).
     """
 
-    def __init__(self, config: EnvironmentConfig) -> None:
+    is_answer_needed = True  # each record has one
+
+    def __init__(self, config: EnvironmentConfig, verifier: str = "match/1") -> None:
         """Raises ConfigError: no such file, another digest, a line that is too long, no records."""
         unknown = sorted(set(config.params) - _PARAMS)
         if unknown:
@@ -37,17 +46,48 @@ class RecordEnvironment(NumberedEnvironment):
         count, self._record = open_records(config, str(config.params.get("path") or config.dataset))
         self._question_key = str(config.params.get("question", "question"))
         self._answer_key = str(config.params.get("answer", "answer"))
-        super().__init__(config, "match/1", count)
+        super().__init__(config, verifier, count)
 
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
-        missing = [key for key in (self._question_key, self._answer_key) if key not in record]
+        needed = (self._question_key, self._answer_key) if self.is_answer_needed else (self._question_key,)
+        missing = [key for key in needed if key not in record]
         if missing:
             raise LookupError(f"environment {self.name}: record {task_id} has no field {missing[0]!r}")
-        return Problem(question=str(record[self._question_key]), reference=str(record[self._answer_key]))
+        return Problem(question=str(record[self._question_key]), reference=str(record.get(self._answer_key, "")))
 
     def judge(self, problem: Problem, answer: str) -> float:
         return 1.0 if is_same_answer(answer, problem.reference) else 0.0
+
+
+class FunctionEnvironment(RecordEnvironment):
+    """Problems of a file (params.path), judged by the RewardFunction that `config.dataset` names.
+
+    It gets "" as the reference of a record without one.
+    """
+
+    is_answer_needed = False
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Raises ConfigError: the function or the problems cannot be loaded."""
+        if not config.params.get("path"):
+            raise ConfigError(f"environment {config.name}: params.path must name the .jsonl file of problems")
+        score = load_object(config.dataset)
+        if not callable(score):
+            raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
+        self._score = cast("RewardFunction", score)
+        super().__init__(config, f"function-{_source_digest(self._score)}/1")
+
+    def judge(self, problem: Problem, answer: str) -> float:
+        return float(self._score(problem.question, answer, problem.reference))
+
+
+def _source_digest(score: RewardFunction) -> str:
+    """First hex digits of the SHA-256 of the file that defines the function: equal code, equal name."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(score)).read_bytes()).hexdigest()[:16]
+    except (TypeError, OSError):
+        return "builtin"
 
 
 def is_same_answer(answer: str, reference: str) -> bool:

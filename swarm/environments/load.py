@@ -33,7 +33,7 @@ def build_environment(config: EnvironmentConfig) -> Environment:
 
         return RecordEnvironment(config)
     if config.kind == "function":
-        from swarm.environments.reward_function import FunctionEnvironment
+        from swarm.environments.jsonl import FunctionEnvironment
 
         return FunctionEnvironment(config)
     return load_plugin(config)

@@ -72,14 +72,14 @@ class GrpcTransport:
         clock: Clock,
         limits: ServerLimits | None = None,
         stall_timeout_s: float = STALL_TIMEOUT_S,
-        is_welcome: Callable[[NodeId], bool] = lambda node_id: True,
+        require_allowed: Callable[[NodeId], None] = lambda node_id: None,
     ) -> None:
-        """`is_welcome`: a peer that is not is refused at Hello and at every call, until it is again."""
+        """`require_allowed`: see `Sessions`."""
         self._identity = identity
         self._run_id = run_id
         self._config = config
         self._clock = clock
-        self._sessions = Sessions(identity, run_id, clock, limits, is_welcome)
+        self._sessions = Sessions(identity, run_id, clock, limits, require_allowed)
         self._stall_timeout_s = stall_timeout_s
         self._server: grpc.aio.Server | None = None
         self._clients: set[GrpcPeer] = set()

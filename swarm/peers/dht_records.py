@@ -14,10 +14,7 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
 from swarm.types import Advert, NodeId
-from swarm.wire.adverts import open_advert
-
-MAX_TTL_S = 300.0
-"""Longest time for which any directory keeps an advert, seconds."""
+from swarm.wire.adverts import MAX_ADVERT_TTL_S, open_advert
 
 MAX_VALUE_BYTES = 1024
 """Largest value of a record."""
@@ -37,8 +34,8 @@ def check_own(advert: Advert, node_id: NodeId, run_id: str, now_s: float) -> Non
     """Asserts the bounds of an advert that a node announces in any directory, this one or the virtual one."""
     assert advert.node_id == node_id, f"{advert.node_id} is not this node, {node_id}"
     assert advert.run_id == run_id, f"run {advert.run_id!r} is not {run_id!r}"
-    assert now_s < advert.expires_at_s <= now_s + MAX_TTL_S, (
-        f"expiry in {advert.expires_at_s - now_s} s, at most {MAX_TTL_S}"
+    assert now_s < advert.expires_at_s <= now_s + MAX_ADVERT_TTL_S, (
+        f"expiry in {advert.expires_at_s - now_s} s, at most {MAX_ADVERT_TTL_S}"
     )
 
 
@@ -81,7 +78,7 @@ class RecordChecker:
             len(public_key) != _KEY_BYTES
             or len(data) > MAX_VALUE_BYTES
             or not math.isfinite(expires_at_s)
-            or not now_s < expires_at_s <= now_s + MAX_TTL_S
+            or not now_s < expires_at_s <= now_s + MAX_ADVERT_TTL_S
             or shard_of(public_key, self._shards) != shard
         ):
             return None

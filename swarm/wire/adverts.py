@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from swarm.errors import TooLarge
 from swarm.identity import DOMAIN_ADVERT, Identity, Verify, node_id_of, verify
-from swarm.types import Advert, Correction, Cursor, RefusalReason, Role
+from swarm.types import RUN_ID_PATTERN, Advert, Correction, Cursor, RefusalReason, Role
 from swarm.wire.rollout_groups import (
     MAX_STEP,
     MAX_TASK_ID,
@@ -29,8 +29,6 @@ MAX_EPOCH_CHARS: Final = 64
 _MAX_REWARD: Final = 1e6
 
 _ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,100}):[0-9]{1,5}")
-_NODE_ID: Final = re.compile(r"[0-9a-f]{64}")
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 ROLE_NUMBERS: Final = {
     Role.TRAINER: advert_pb2.ROLE_TRAINER,
@@ -81,7 +79,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
     """An advert within its bounds (its expiry is not judged), or None."""
     floats = (message.reward_mean, message.reward_std, message.expires_at_s)
     is_whole = (
-        _RUN_ID.fullmatch(message.run_id) is not None
+        re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
         and len(message.endpoints) <= MAX_ENDPOINTS
         and all(is_endpoint(endpoint) for endpoint in message.endpoints)
         and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
@@ -119,11 +117,6 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
 def is_endpoint(text: str) -> bool:
     """True for host:port with a usable port and nothing but the characters of a name or address."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
-
-
-def is_node_id(text: str) -> bool:
-    """True for 64 lower-case hex digits."""
-    return _NODE_ID.fullmatch(text) is not None
 
 
 def seal_advert(advert: Advert, identity: Identity) -> bytes:

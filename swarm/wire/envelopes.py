@@ -71,7 +71,7 @@ def open_group(sealed: SealedGroup, max_bytes: int, verify: Verify = verify) -> 
     try:
         return _open_group(sealed, max_bytes, verify)
     except Malformed as error:
-        return error.refused(sealed.producer, sealed.digest)
+        return Refused(reason=error.reason, detail=error.detail, producer=sealed.producer, digest=sealed.digest)
 
 
 def _open_group(sealed: SealedGroup, max_bytes: int, verify: Verify) -> RolloutGroup:

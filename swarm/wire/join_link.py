@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from swarm.config import NodeConfig, parse_config
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
-from swarm.identity import Identity
-from swarm.types import JsonDict, NodeId
+from swarm.identity import Identity, is_hex_digest
+from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 from swarm.wire.adverts import is_endpoint
-from swarm.wire.run_manifest import RUN_ID, RunManifest, check_manifest, read_manifest
+from swarm.wire.run_manifest import RunManifest, check_manifest, read_manifest
 
 MAX_BOOTSTRAP_PEERS: Final = 16
 MAX_ADDRESSES: Final = 8
-_HEX_256: Final = re.compile(r"[0-9a-f]{64}")
 _MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
 
 
@@ -48,9 +47,9 @@ class JoinLink:
         for address in addresses:
             if not is_endpoint(address):
                 raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
-        if not RUN_ID.fullmatch(run_id):
+        if not re.fullmatch(RUN_ID_PATTERN, run_id):
             raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
-        if not _HEX_256.fullmatch(fingerprint.lower()):
+        if not is_hex_digest(fingerprint.lower()):
             raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
         return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())
 

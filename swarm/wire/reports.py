@@ -6,8 +6,9 @@ Invariant: what comes back from a message is finite and bounded, or None; neithe
 import math
 from typing import Final
 
+from swarm.identity import is_hex_digest
 from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion
-from swarm.wire.adverts import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_endpoint, is_node_id
+from swarm.wire.adverts import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_endpoint
 from swarm.wire.rollout_groups import MAX_STEP, Malformed, decimal, version_from_message, version_to_message
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2
@@ -96,7 +97,7 @@ def heartbeat_to_report(message: pb.HeartbeatRequest, node_id: NodeId) -> NodeRe
 
 def _is_edge(edge: pb.EdgeReport) -> bool:
     return (
-        is_node_id(edge.source)
+        is_hex_digest(edge.source)
         and all(map(math.isfinite, (edge.age_mean_steps, edge.ess_share, edge.mismatch_kl, edge.reward_mean)))
         and 0.0 <= edge.age_mean_steps < MAX_STEP
         and 0.0 <= edge.ess_share <= 1.0 + 1e-6
@@ -130,7 +131,7 @@ def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
     is_whole = (
         message.max_age_steps <= MAX_AGE_STEPS
         and len(weights) <= MAX_SOURCES
-        and all(is_node_id(source) and 0.0 <= weight <= 1.0 for source, weight in weights.items())
+        and all(is_hex_digest(source) and 0.0 <= weight <= 1.0 for source, weight in weights.items())
         and message.state in ADVICE_STATES
         and 0.0 < message.lease_s <= _MAX_LEASE_S
     )

@@ -23,7 +23,6 @@ from swarm.types import (
     NodeId,
     PolicyVersion,
     RefusalReason,
-    Refused,
     Rollout,
     RolloutGroup,
     Sampling,
@@ -58,10 +57,6 @@ class Malformed(Exception):
         self.reason = reason
         self.detail = detail
 
-    def refused(self, producer: NodeId | None = None, digest: bytes | None = None) -> Refused:
-        """The same as data."""
-        return Refused(reason=self.reason, detail=self.detail, producer=producer, digest=digest)
-
 
 @lru_cache(maxsize=256)  # rewards and sampling parameters repeat; formatting one costs more than all its checks
 def decimal(value: float) -> float:
@@ -92,20 +87,6 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
     for rollout in group.rollouts:
         _fill_rollout(body.rollouts.add(), rollout)
     return body
-
-
-def rollout_to_message(rollout: Rollout) -> rollout_pb2.Rollout:
-    """A rollout as a message. Log-probs of tokens that the model did not choose are not sent."""
-    message = rollout_pb2.Rollout()
-    _fill_rollout(message, rollout)
-    return message
-
-
-def sampling_to_message(sampling: Sampling) -> rollout_pb2.Sampling:
-    """How tokens are drawn, as a message."""
-    message = rollout_pb2.Sampling()
-    _fill_sampling(message, sampling)
-    return message
 
 
 # In place: what is given to the constructor of a message is copied into it, once more at each level.

@@ -22,16 +22,14 @@ from swarm.config import (
     ReplayConfig,
 )
 from swarm.errors import ConfigError, Unauthenticated
-from swarm.identity import DOMAIN_MANIFEST, node_id_of, verify
-from swarm.types import JsonDict, NodeId
+from swarm.identity import DOMAIN_MANIFEST, is_hex_digest, node_id_of, verify
+from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 
 MAX_MANIFEST_BYTES: Final = 128 * 1024
 MAX_ENVIRONMENTS: Final = 64
 BUILT_IN_MODELS: Final = ("smollm2", "tiny")
 
-_HEX_256: Final = re.compile(r"[0-9a-f]{64}")
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
-RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 
@@ -69,7 +67,7 @@ class RunManifest(Model):
 
     format: Literal[1] = 1
     """Version of this schema."""
-    run_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    run_id: str = Field(pattern=RUN_ID_PATTERN)
     """Name of the run."""
     created_at_s: float = Field(ge=0, allow_inf_nan=False)
     """Wall clock of the coordinator when the run was made."""
@@ -148,7 +146,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
     if env.kind in ("function", "plugin"):
         raise ConfigError(f"{where}.kind: unknown_environment: `{env.kind}` names local code; configure it locally")
     if env.kind == "jsonl":
-        if not _HEX_256.fullmatch(env.digest):
+        if not is_hex_digest(env.digest):
             raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
         if not _JSONL_PATH.fullmatch(env.dataset) or "path" in env.params:
             raise ConfigError(f"{where}.dataset: unknown_environment: expected a relative path to a .jsonl file, no ..")
@@ -184,7 +182,7 @@ def _check_params(where: str, value: Any, depth: int = 0) -> None:
 
 
 def _check_digest(name: str, digest: str) -> None:
-    if digest and not _HEX_256.fullmatch(digest):
+    if digest and not is_hex_digest(digest):
         raise ConfigError(f"manifest: {name}: expected 64 lower-case hex characters, got {digest[:80]!a}")
 
 

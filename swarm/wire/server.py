@@ -74,10 +74,10 @@ class Sessions(pb_grpc.SessionServiceServicer):
         run_id: str,
         clock: Clock,
         limits: ServerLimits | None = None,
-        is_welcome: Callable[[NodeId], bool] = lambda node_id: True,
+        require_allowed: Callable[[NodeId], None] = lambda node_id: None,
     ) -> None:
-        """`is_welcome`: checked at Hello and at every call; other nodes get Unavailable."""
-        self._is_welcome = is_welcome
+        """`require_allowed`: called at Hello and at every call; raises Unavailable for a node that is refused."""
+        self._require_allowed = require_allowed
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
         self.identity = identity
@@ -102,7 +102,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
             raise Unauthenticated("no session: call Hello on this connection first")
         if session.peer != context.peer():
             raise Unauthenticated("the session belongs to another connection")
-        self._require_welcome(session.node_id)
+        self._require_allowed(session.node_id)
         return session.node_id
 
     @rpc
@@ -150,12 +150,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
         signed = hello_message(nonce, self.certificate.digest, client, self.identity.node_id, self._run_id)
         if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
             raise Unauthenticated("the signature does not fit key, challenge and certificate")
-        self._require_welcome(client)
+        self._require_allowed(client)
         return client
-
-    def _require_welcome(self, node_id: NodeId) -> None:
-        if not self._is_welcome(node_id):
-            raise Unavailable("your reputation here is below the floor; it recovers with time, try again later")
 
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()

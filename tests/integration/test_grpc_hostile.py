@@ -138,24 +138,27 @@ async def test_stolen_session_token_is_refused_on_another_connection(node: Node)
     await thief.close()
 
 
-async def test_a_peer_that_is_not_welcome_is_refused_at_hello_and_in_its_session_until_it_is_again():
+async def test_a_peer_that_is_not_allowed_is_refused_at_hello_and_in_its_session_until_it_is_again():
     identity, liar, honest = Identity.create(), Identity.create(), Identity.create()
-    unwelcome: set[NodeId] = set()
-    transport = GrpcTransport(
-        identity, RUN, ExchangeConfig(), SystemClock(), is_welcome=lambda peer: peer not in unwelcome
-    )
+    refused: set[NodeId] = set()
+
+    def require_allowed(peer: NodeId) -> None:
+        if peer in refused:
+            raise Unavailable("its reputation is low")
+
+    transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), require_allowed=require_allowed)
     (endpoint,) = await transport.serve(Endless(sealed_of(identity, bytes(100))))
     open_as = functools.partial(open_channel, endpoint, identity.node_id, run_id=RUN, timeout_s=5.0)
     channel, other = await open_as(identity=liar), await open_as(identity=honest)
     metadata = await channel.metadata(5.0)
     await read_one(channel, metadata)
-    unwelcome.add(liar.node_id)
+    refused.add(liar.node_id)
     assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(Unavailable, match="reputation") as caught:
         await open_as(identity=liar)
     assert not isinstance(caught.value, Unauthenticated)
     await read_one(other, await other.metadata(5.0))
-    unwelcome.clear()
+    refused.clear()
     await read_one(channel, metadata)
     await (await open_as(identity=liar)).close()
     await channel.close()

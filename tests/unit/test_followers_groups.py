@@ -74,7 +74,7 @@ def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> Non
     async def run() -> None:
         bench = Bench()
         draw = await bench.draw_two()
-        assert [(d.age_steps, d.in_flight_steps, d.in_queue_steps) for d in draw.groups] == [(2, 1, 1), (0, 0, 0)]
+        assert [(d.age_steps, d.in_flight_steps) for d in draw.groups] == [(2, 1), (0, 0)]
         assert (bench.agent.journal.num_local, bench.agent.journal.num_external) == (2, 0)
         drawn = bench.emitted(GroupsDrawn)[0].groups
         assert [(g.is_own_policy, g.producer, g.in_flight_steps) for g in drawn] == [

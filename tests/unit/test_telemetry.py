@@ -385,12 +385,6 @@ def test_logging_is_set_up_once_and_names_the_node(capsys: pytest.CaptureFixture
     assert json.loads(lines[0])["node"] == "ada"
 
 
-@pytest.mark.parametrize(("level", "format"), [("LOUD", "json"), ("INFO", "xml")])
-def test_unknown_level_or_format_is_a_configuration_error(level: str, format: str):
-    with pytest.raises(ConfigError, match=r"telemetry\.log_"):
-        setup_logging(level, format)
-
-
 def test_a_version_that_was_not_taken_is_counted_and_what_is_followed_is_shown() -> None:
     telemetry = Telemetry(node="gen")
     seconds = {"stage": 0.5, "load": 0.2, "pause": 0.1}

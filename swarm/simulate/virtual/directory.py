@@ -8,9 +8,9 @@ from collections.abc import Callable
 from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.identity import Identity, Verify, verify
-from swarm.peers.dht_records import MAX_TTL_S, check_own
+from swarm.peers.dht_records import check_own
 from swarm.types import Advert, NodeId
-from swarm.wire.adverts import open_advert, seal_advert
+from swarm.wire.adverts import MAX_ADVERT_TTL_S, open_advert, seal_advert
 
 CanSee = Callable[[NodeId, NodeId], bool]
 """Whether the first node can read what the second one announced (false across a partition)."""
@@ -74,7 +74,9 @@ class MemoryView:
             if advert.expires_at_s > now_s and run_id == self._run_id
         ]
         if len(found) < len(directory.adverts):
-            for key in [key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_TTL_S]:
+            for key in [
+                key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_ADVERT_TTL_S
+            ]:
                 del directory.adverts[key]
         can_see = directory.can_see
         if can_see is None or not directory.is_parted():
