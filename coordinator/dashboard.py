@@ -55,7 +55,7 @@ class Dashboard:
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Stops listening."""
+        """Closes the listening socket."""
         if self._server is not None:
             self._server.close()
 

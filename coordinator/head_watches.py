@@ -66,7 +66,7 @@ class HeadWatches:
 
     @property
     def num_open(self) -> int:
-        """Watches open now."""
+        """Number of watches that are open."""
         return self._of_node.total()
 
     @contextmanager

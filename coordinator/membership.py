@@ -24,7 +24,6 @@ class Member:
 
     @property
     def node_id(self) -> NodeId:
-        """Whose lease it is."""
         return self.report.node_id
 
     def is_live(self, now_s: float) -> bool:

@@ -44,7 +44,7 @@ class CoordinatorStore(Protocol):
     """Durable state of the coordinator."""
 
     async def load(self) -> Remembered:
-        """What was stored."""
+        """Everything that was stored, for a restart."""
         ...
 
     async def add_versions(self, entries: list[LedgerEntry]) -> None:
@@ -70,7 +70,7 @@ class CoordinatorStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Flushes and closes."""
+        """Flushes to disk and closes the store."""
         ...
 
 

@@ -57,7 +57,7 @@ LEAVE_TIMEOUT_S = 3.0
 
 
 class Daemon(Service):
-    """One running node.
+    """A running node: its agent, servers and loops, and the worker beside them.
 
     Example:
         async with Daemon(config) as daemon:

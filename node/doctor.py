@@ -44,7 +44,7 @@ class Finding:
 
 
 async def examine(config_path: Path | None) -> list[Finding]:
-    """Runs every check. Raises ConfigError when the configuration itself cannot be read."""
+    """Findings of every check. Raises ConfigError when the configuration itself cannot be read."""
     config = load_config(NodeConfig, config_path)
     return [
         _check_python(),

@@ -182,7 +182,7 @@ class GroupUnscored(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUse:
-    """One group of a draw."""
+    """A group that a draw handed out, with its age and use."""
 
     digest: str
     producer: NodeId
@@ -289,7 +289,7 @@ class StepMade(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEvaluated(Event):
-    """One greedy accuracy."""
+    """Greedy accuracy on one environment and split."""
 
     step: int
     env: str
@@ -324,7 +324,7 @@ class VersionPublished(Event):
 
     @classmethod
     def of(cls, version: PolicyVersion) -> Self:
-        """A new version."""
+        """The event of a new version."""
         return cls(policy_id=version.policy_id, step=version.step, digest=digest_text(version.digest))
 
 

@@ -201,5 +201,5 @@ class RunningMean:
     value: float | None = None  # None before the first
 
     def add(self, value: float) -> None:
-        """Takes one more value."""
+        """Updates the mean with one more value."""
         self.value = value if self.value is None else self.memory * self.value + (1 - self.memory) * value

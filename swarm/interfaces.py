@@ -159,7 +159,7 @@ class PromptChooser(Protocol):
         ...
 
     def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
-        """Memory after a group."""
+        """Memory after the rewards of one more group."""
         ...
 
 
@@ -251,7 +251,7 @@ class ExchangeHandler(Protocol):
         ...
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """A held group. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
+        """The held group of that digest. Raises NotHeld; Unavailable for a peer whose reputation is too low."""
         ...
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
@@ -344,7 +344,7 @@ class Discovery(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Leaves the directory."""
+        """Stops taking part in the directory."""
         ...
 
 
@@ -409,7 +409,7 @@ class GroupStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Flushes and closes."""
+        """Flushes to disk and closes the store."""
         ...
 
 
@@ -436,7 +436,7 @@ class CoordinatorClient(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection to the coordinator."""
         ...
 
 
@@ -512,7 +512,7 @@ class Learner(Protocol):
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest version."""
+        """Newest version of the policy in training."""
         ...
 
     def step(self, draw: Draw) -> StepReport:

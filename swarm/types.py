@@ -43,7 +43,7 @@ class Correction(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a rollout ended."""
+    """Why generation of a rollout ended."""
 
     STOP = "stop"  # the model said so (EOS kept in the trace)
     LENGTH = "length"  # max_new_tokens reached
@@ -73,7 +73,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens were drawn. Log-probs are exact only for pure temperature sampling."""
+    """Sampling parameters of generation. Log-probs are exact only for pure temperature sampling."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -89,7 +89,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One chat message. A last message of role `assistant` is a prefix that generation continues."""
+    """A message of a chat. A last message of role `assistant` is a prefix that generation continues."""
 
     role: str
     content: str
@@ -204,7 +204,7 @@ class SealedGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the body."""
+        """Bytes of the body as it travels."""
         return len(self.body)
 
 

@@ -25,10 +25,10 @@ from swarm.types import Correction, Role
 
 
 class _Commands(TyperGroup):
-    """Turns our own errors into one red line and exit code 2."""
+    """Command group of `swarm`."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
+        """Runs the command; an error of ours becomes a line and exit code 2."""
         try:
             return super().invoke(ctx)
         except SwarmError as error:

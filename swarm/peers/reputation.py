@@ -116,12 +116,12 @@ class Reputation:
         return self._touch(peer).quota.try_take(self._clock.monotonic_s())
 
     def record_good(self, producer: NodeId) -> None:
-        """A group of this producer was admitted."""
+        """Credits the producer of an admitted group."""
         entry = self._touch(producer)
         entry.score = min(_BEST, entry.score + _GOOD)
 
     def record_refused(self, reason: RefusalReason, via: NodeId, producer: NodeId | None) -> None:
-        """A group was refused.
+        """Charges a refused group to who is to blame for it.
 
         Args:
             reason: why.

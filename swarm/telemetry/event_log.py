@@ -160,7 +160,7 @@ class EventTail:
         self._offset = 0  # of its first byte that was not read
 
     def read(self) -> list[Event]:
-        """New events, in order."""
+        """Events written since the last call, in order."""
         files = self._open_unread()
         try:
             return [event for file in files for event in self._read_rest(file)]

@@ -51,7 +51,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flushes."""
+        """Writes what is pending and closes."""
         ...
 
 

@@ -39,7 +39,7 @@ class EngineBench:
 
     @property
     def next(self) -> PolicyVersion:
-        """What `newer` becomes."""
+        """Version that `newer` becomes."""
         return replace(self.start, step=self.start.step + 1, digest=b"")
 
 

@@ -73,7 +73,7 @@ def version_to_message(version: PolicyVersion) -> policy_pb2.PolicyVersion:
 
 
 def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
-    """A group as a message. Log-probs of tokens that the model did not choose are not sent."""
+    """A rollout group as a protobuf message. Log-probs of tokens that the model did not choose are not sent."""
     body = rollout_pb2.GroupBody(
         run_id=group.run_id,
         policy_id=group.policy_id,
@@ -207,7 +207,7 @@ def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
 
 
 def sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
-    """How tokens were drawn. Raises Malformed."""
+    """Sampling parameters from a message. Raises Malformed."""
     return _sampling(
         message.temperature, message.top_p, message.repetition_penalty, message.top_k, message.max_new_tokens
     )

@@ -104,7 +104,7 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
 
 
 def require_digest(digest: bytes) -> Digest:
-    """A digest of a request. Raises Malformed unless it has the length of one."""
+    """The digest of a request. Raises Malformed unless it has the length of one."""
     if len(digest) != DIGEST_BYTES:
         raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
     return digest

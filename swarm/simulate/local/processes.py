@@ -58,7 +58,6 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """True while it runs."""
         return self._process is not None and self._process.returncode is None
 
     def check(self) -> None:

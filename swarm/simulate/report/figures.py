@@ -27,7 +27,6 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """After minus before."""
         return self.after - self.before
 
 

@@ -92,7 +92,7 @@ def as_json(result: SimulationResult) -> JsonDict:
 
 
 def render_html(result: SimulationResult) -> str:
-    """The page as text."""
+    """The report as one HTML page."""
     environment = Environment(
         loader=PackageLoader("swarm.simulate.report"),
         autoescape=True,

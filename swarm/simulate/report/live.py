@@ -147,7 +147,7 @@ class LiveProgress:
             self._print_line()
 
     def table(self) -> Table:
-        """The current picture."""
+        """Table of every node as it stands now."""
         table = Table(title=Text(f"{self._title}  {self._elapsed()}"), title_justify="left")
         for name in ("node", "state", "step"):
             table.add_column(name)

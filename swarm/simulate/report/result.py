@@ -86,7 +86,7 @@ class VersionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
-    """What one node did."""
+    """Result of one node: steps, evaluations, groups, bytes and failures."""
 
     name: str
     node_id: NodeId
@@ -121,7 +121,7 @@ class NodeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmResult:
-    """One run of all nodes."""
+    """Result of one run of all nodes."""
 
     nodes: tuple[NodeResult, ...]
     began_at_s: float  # wall clock; until the first step it was set-up
@@ -130,7 +130,6 @@ class SwarmResult:
 
     @property
     def trainers(self) -> tuple[NodeResult, ...]:
-        """The nodes that learn."""
         return tuple(node for node in self.nodes if node.trains)
 
     @property

@@ -35,7 +35,7 @@ class Crash:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultPlan:
-    """The faults of one run. The defaults are a perfect network.
+    """The network and node faults of one run. The defaults are a perfect network.
 
     Rates are per message: one item of a subscription, or one answer to a fetch. Nodes are numbered in the
     order in which the network met them; times are seconds since the network was made.

@@ -114,7 +114,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.set_exception_handler(self._note_unhandled)
 
     def time(self) -> float:
-        """Virtual seconds."""
         return self._virtual_s
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:

@@ -44,7 +44,7 @@ class VirtualRun:
 
     @property
     def command(self) -> str:
-        """Replays this run."""
+        """Command line that replays this run."""
         return f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {self.num_rounds} --seed {self.seed}"
 
 
@@ -56,7 +56,7 @@ def run_seed(
     parts: Parts | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> VirtualRun:
-    """One virtual swarm.
+    """Runs a virtual swarm from a seed.
 
     Args:
         seed: of everything that happens.

@@ -34,11 +34,9 @@ class KeptEnvironment(CharEnvironment):
         self._kept: dict[int, tuple[Problem, Task]] = {}
 
     def problem(self, task_id: int) -> Problem:
-        """The problem with that number. Raises LookupError."""
         return self._keep(task_id)[0]
 
     def task(self, task_id: int) -> Task:
-        """The problem as a chat. Raises LookupError."""
         return self._keep(task_id)[1]
 
     def _keep(self, task_id: int) -> tuple[Problem, Task]:
