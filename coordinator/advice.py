@@ -105,11 +105,6 @@ class OffPolicyAdvisor:
         """The advised lag bound; None while there is no opinion."""
         return self._advised.max_age_steps
 
-    @property
-    def source_weights(self) -> dict[NodeId, float]:
-        """Advised weights below 1."""
-        return dict(self._advised.weights)
-
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
         """Takes the newest figures of one learner in place of its last ones, so that it never holds more than
         one message's worth. What it says of itself, or what is not finite, is ignored."""

@@ -85,10 +85,6 @@ class Membership:
         for member in sorted(members, key=lambda member: member.last_seen_s)[-self._max_members :]:
             self._put(member)
 
-    def get(self, node_id: NodeId) -> Member | None:
-        """One member, alive or gone."""
-        return self._members.get(node_id)
-
     def all(self) -> list[Member]:
         """Every known member by name, then id."""
         return sorted(self._members.values(), key=lambda member: (member.report.name, member.node_id))

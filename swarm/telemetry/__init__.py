@@ -5,7 +5,7 @@ delivered never stops the node. Every metric is named and explained in `swarm.te
 """
 
 from swarm.telemetry.event_log import EventLog, EventTail, count_refusals, read_events
-from swarm.telemetry.logs import log_context, setup_logging
+from swarm.telemetry.logs import setup_logging
 from swarm.telemetry.metrics import METRICS, Metric
 from swarm.telemetry.recorder import Telemetry, make_sinks
 
@@ -16,7 +16,6 @@ __all__ = [
     "Metric",
     "Telemetry",
     "count_refusals",
-    "log_context",
     "make_sinks",
     "read_events",
     "setup_logging",

@@ -1,21 +1,16 @@
 """Structured logs: a constant message plus fields, as JSON or as one readable line.
 
-Invariant: fields of `log_context` (node, group, peer) are on every record made inside it, in any task
-that it starts, and never on a record outside.
+Invariant: a record is one line, also where a field came from a peer; the node's name is on every one.
 """
 
 import json
 import logging
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from swarm.events import finite
 
-_context: ContextVar[dict[str, Any] | None] = ContextVar("swarm_log_context", default=None)
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -27,9 +22,8 @@ def setup_logging(level: str = "INFO", format: str = "console", node: str = "") 
         format: `console` or `json` (one object per line).
         node: put into every record when not empty.
     """
-    constants = {"node": node} if node else {}
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(constants) if format == "json" else ConsoleFormatter(constants))
+    handler.setFormatter(JsonFormatter(node) if format == "json" else ConsoleFormatter(node))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel("WARNING" if level in ("DEBUG", "INFO") else level)
@@ -37,22 +31,12 @@ def setup_logging(level: str = "INFO", format: str = "console", node: str = "") 
         logging.getLogger(package).setLevel(level)
 
 
-@contextmanager
-def log_context(**fields: Any) -> Generator[None]:
-    """Adds fields to every record made inside, also in tasks and `asyncio.to_thread` calls started inside."""
-    token = _context.set({**(_context.get() or {}), **fields})
-    try:
-        yield
-    finally:
-        _context.reset(token)
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per record: at, level, logger, message, fields, and the traceback as `error`."""
 
-    def __init__(self, constants: dict[str, Any] | None = None) -> None:
+    def __init__(self, node: str = "") -> None:
         super().__init__()
-        self._constants = constants or {}
+        self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -61,7 +45,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record, self._constants),
+            **_fields(record, self._node),
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -71,21 +55,21 @@ class JsonFormatter(logging.Formatter):
 class ConsoleFormatter(logging.Formatter):
     """`12:00:01 INFO  swarm.loops: group refused reason=too_old node=ada`, tracebacks below."""
 
-    def __init__(self, constants: dict[str, Any] | None = None) -> None:
+    def __init__(self, node: str = "") -> None:
         super().__init__()
-        self._constants = constants or {}
+        self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line, control characters of field values escaped."""
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f" {key}={_plain(value)}" for key, value in _fields(record, self._constants).items())
+        fields = "".join(f" {key}={_plain(value)}" for key, value in _fields(record, self._node).items())
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{fields}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
-def _fields(record: logging.LogRecord, constants: dict[str, Any]) -> dict[str, Any]:
+def _fields(record: logging.LogRecord, node: str) -> dict[str, Any]:
     own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
-    return {**constants, **(_context.get() or {}), **own}
+    return {"node": node, **own} if node else own
 
 
 def _plain(value: object) -> str:

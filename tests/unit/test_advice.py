@@ -73,7 +73,7 @@ def test_the_bound_is_released_when_nobody_reports_late_data_any_more() -> None:
     advisor.decide(0.0)
     assert advisor.max_age_steps == 1
     advisor.decide(200.0)
-    assert advisor.max_age_steps is None and advisor.source_weights == {}
+    assert advisor.max_age_steps is None and advisor.advice("", 1.0).source_weights == {}
 
 
 def test_hopeless_figures_freeze() -> None:
@@ -87,7 +87,7 @@ def test_young_data_of_a_different_policy_lowers_its_weight_and_not_the_lag_boun
     advisor = OffPolicyAdvisor(base_max_age_steps=4)
     advisor.report("a", (edge(ess=0.2, age=0.0),), 0.0)
     changes = advisor.decide(0.0)
-    assert advisor.max_age_steps is None and advisor.source_weights == {SOURCE: 0.4}
+    assert advisor.max_age_steps is None and advisor.advice("", 1.0).source_weights == {SOURCE: 0.4}
     assert [(change.what, change.before, change.after) for change in changes] == [("weight", "1.00", "0.40")]
     assert "ess 0.200" in changes[0].reason
 
@@ -96,7 +96,7 @@ def test_mismatch_lowers_the_weight_too() -> None:
     advisor = OffPolicyAdvisor(base_max_age_steps=4)
     advisor.report("a", (edge(kl=0.4, age=0.0),), 0.0)
     advisor.decide(0.0)
-    assert advisor.source_weights == {SOURCE: 0.25}
+    assert advisor.advice("", 1.0).source_weights == {SOURCE: 0.25}
 
 
 def test_small_changes_of_a_weight_are_not_advised() -> None:
@@ -104,7 +104,7 @@ def test_small_changes_of_a_weight_are_not_advised() -> None:
     advisor.report("a", (edge(ess=0.30, age=0.0),), 0.0)
     advisor.decide(0.0)
     advisor.report("a", (edge(ess=0.33, age=0.0),), 1.0)
-    assert advisor.decide(1.0) == [] and advisor.source_weights == {SOURCE: 0.6}
+    assert advisor.decide(1.0) == [] and advisor.advice("", 1.0).source_weights == {SOURCE: 0.6}
 
 
 def test_one_liar_among_three_reporters_moves_nothing() -> None:

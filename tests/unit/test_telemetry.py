@@ -33,7 +33,7 @@ from swarm.events import (
     events_of,
     kind_of,
 )
-from swarm.telemetry import METRICS, EventLog, Telemetry, log_context, make_sinks, read_events, setup_logging
+from swarm.telemetry import METRICS, EventLog, Telemetry, make_sinks, read_events, setup_logging
 from swarm.telemetry.logs import ConsoleFormatter, JsonFormatter
 from swarm.telemetry.metrics import markdown
 from swarm.telemetry.recorder import MAX_SOURCES, overlap_share
@@ -338,19 +338,12 @@ def record(message: str, **extra: object) -> logging.LogRecord:
     return made
 
 
-def test_a_json_record_has_message_fields_and_context():
-    with log_context(group="3fa1"):
-        line = JsonFormatter({"node": "ada"}).format(record("group refused", reason="too_old", value=float("nan")))
+def test_a_json_record_has_message_fields_and_node():
+    line = JsonFormatter("ada").format(record("group refused", reason="too_old", value=float("nan")))
     entry = json.loads(line)
     assert entry["at"] == "1970-01-01T00:00:00.500Z"
     assert entry["message"] == "group refused"
-    assert (entry["node"], entry["group"], entry["reason"], entry["value"]) == ("ada", "3fa1", "too_old", None)
-
-
-def test_context_ends_with_its_block():
-    with log_context(group="3fa1"), log_context(peer="b"):
-        pass
-    assert "group" not in json.loads(JsonFormatter().format(record("x")))
+    assert (entry["node"], entry["reason"], entry["value"]) == ("ada", "too_old", None)
 
 
 def test_a_field_from_a_peer_cannot_forge_a_line_or_steer_the_terminal():

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -77,7 +77,8 @@ class HostileNode:
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Harmful groups, for ever."""
-        for kind in self._kinds():
+        start = self._rng.randrange(len(KINDS))
+        for kind in itertools.islice(itertools.cycle(KINDS), start, None):
             await asyncio.sleep(SEND_EVERY_S)
             self._number += 1
             sealed = await self._make(kind)
@@ -108,10 +109,6 @@ class HostileNode:
         if self._rng.random() < 0.3:
             raise NotHeld("not here")
         return self._rng.randbytes(200)
-
-    def _kinds(self) -> Iterator[str]:
-        start = self._rng.randrange(len(KINDS))
-        return itertools.islice(itertools.cycle(KINDS), start, None)
 
     async def _make(self, kind: str) -> SealedGroup:
         victim = await self._honest_group()
