@@ -19,8 +19,7 @@ from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ToyTokenizer, make_rollout
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_rollout
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 

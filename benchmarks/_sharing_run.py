@@ -30,7 +30,7 @@ from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
 from swarm.objectives.methods import load_recipe
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 GROUP_SIZE: Final = 8

@@ -31,7 +31,7 @@ from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import load_published
 from swarm.objectives.methods import load_recipe
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
 
 GROUP_SIZE: Final = 8

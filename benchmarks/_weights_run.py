@@ -26,7 +26,7 @@ from swarm.model.network import load_model
 from swarm.model.source import default_cache_dir
 from swarm.model.version_digest import PublishedTensors, published_state
 from swarm.objectives.methods import load_recipe
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier
 from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
 
 logger = logging.getLogger(__name__)

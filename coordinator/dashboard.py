@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -84,16 +85,7 @@ class Dashboard:
                 }
                 for member in core.shown_members(MAX_SHOWN_MEMBERS)
             ],
-            "edges": [
-                {
-                    "source": figures.source,
-                    "num_reporters": figures.num_reporters,
-                    "ess_share": figures.ess_share,
-                    "mismatch_kl": figures.mismatch_kl,
-                    "age_mean_steps": figures.age_mean_steps,
-                }
-                for figures in core.advisor.figures(now_s)
-            ],
+            "edges": [asdict(figures) for figures in core.advisor.figures(now_s)],
             "advice": [
                 {
                     "at": datetime.fromtimestamp(change.at_s, UTC).strftime("%H:%M:%S"),

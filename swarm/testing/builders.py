@@ -5,7 +5,7 @@ Invariant: everything a builder makes by default is consistent: it passes admiss
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm.errors import RolloutFailed
 from swarm.identity import Identity
-from swarm.interfaces import Verdict
+from swarm.interfaces import Environment, Verdict
 from swarm.types import (
     Advert,
     Correction,
@@ -121,6 +121,32 @@ class ScriptedVerifier:
             verifier=self.version,
             reference=reference,
         )
+
+
+class InlineVerifier:
+    """A verifier inside the calling process, for simulations and benchmarks in which every answer is our own.
+
+    An external answer must go through `swarm.environments.sandbox.verifier`; the one exception is an environment of
+    kind char, whose verifier compares two strings and can run nothing.
+    """
+
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
+        """`environments` by name, as `build_environments` returns them."""
+        self._environments = dict(environments)
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        environment = self._environments.get(env)
+        if environment is None:
+            raise LookupError(f"environment {env!r} is not part of this run")
+        return Verdict(
+            task=environment.task(task_id),
+            rewards=np.array([environment.reward(task_id, answer) for answer in answers], dtype=np.float32),
+            verifier=environment.verifier,
+            reference=environment.reference(task_id),
+        )
+
+    async def close(self) -> None:
+        """Nothing to end; here so that both verifiers can be closed alike."""
 
 
 def make_identity(number: int = 0) -> Identity:

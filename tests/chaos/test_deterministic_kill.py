@@ -20,8 +20,7 @@ from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, St
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
-from swarm.testing.builders import ToyTokenizer, make_identity, make_rollout
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_identity, make_rollout
 from swarm.testing.nodes import inline, make_agent, make_context
 from swarm.types import Draw, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 

@@ -16,7 +16,7 @@ from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import MAX_REQUEST_BYTES, SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Verifier
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
 

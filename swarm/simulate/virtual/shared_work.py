@@ -18,7 +18,7 @@ from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Offload, Result, Tokenizer, Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
-from swarm.testing.inline_verifier import InlineVerifier
+from swarm.testing.builders import InlineVerifier
 from swarm.types import Message, RolloutGroup, Task
 from swarm.wire.envelopes import open_group
 
