@@ -20,9 +20,10 @@ from swarm.events import GroupPut, NodeRestored, StepMade, events_of
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
-from swarm.simulate.report.html import render_summary, write_report
+from swarm.simulate.report.html import write_report
 from swarm.simulate.report.live import LiveProgress
 from swarm.simulate.report.result import SimulationResult, SwarmResult, node_result
+from swarm.simulate.report.terminal import render_summary
 from swarm.types import Role
 
 MIN_REPORTED_BYTES = 10**8  # deleted

@@ -41,10 +41,10 @@ from swarm.simulate.report.figures import (
     smooth,
     step_curve,
 )
-from swarm.simulate.report.html import as_json, render_html, render_summary, write_report
+from swarm.simulate.report.html import as_json, render_html, write_report
 from swarm.simulate.report.live import PLAIN_EVERY_S, LiveProgress, figure
 from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, node_result
-from swarm.simulate.report.terminal import table_of
+from swarm.simulate.report.terminal import render_summary, table_of
 from swarm.types import EdgeReport
 
 ADA, BELL = "a" * 64, "b" * 64

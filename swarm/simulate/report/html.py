@@ -29,10 +29,8 @@ from swarm.simulate.report.figures import (
 )
 from swarm.simulate.report.live import figure
 from swarm.simulate.report.result import RIVALS, NodeResult, SimulationResult, SwarmResult
-from swarm.simulate.report.terminal import arrow, render_summary
+from swarm.simulate.report.terminal import arrow
 from swarm.types import JsonDict, short
-
-__all__ = ["render_summary", "write_report"]
 
 LEARN_PHASES = ("draw_wait", "score", "backward", "optimizer", "publish", "evaluate")
 _PHASE_TITLES = {
