@@ -1,7 +1,7 @@
 """Parts that at least two methods share, and what methods of one's own are built from: a file for each kind.
 
-Invariant: parts know nothing of methods; a method's own parts stand in its file. A method imports all it takes from
-here; where a name comes from, its kind says.
+Invariant: parts know nothing of methods; a method's own parts stand in its file. A method imports what it takes from
+here, functions from their own file where one line does not hold them all.
 """
 # ruff: noqa: F403
 

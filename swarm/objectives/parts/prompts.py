@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from swarm.errors import ConfigError
 from swarm.objectives.part import Memory
 
 MAX_PROMPTS = 20_000
@@ -45,17 +44,13 @@ def bin_of(value: float, num_bins: int, before: int | None, margin: float) -> in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bins:
-    """How prompts are sorted; `remembered` is what a part keeps of them."""
+    """How prompts are sorted, by constants of a part (`Count`, margin not negative)."""
 
     num_bins: int
     k: int  # answers of which one must be right
     window: int  # groups of a prompt that count
     margin: float  # hysteresis
     limit: int  # prompts
-
-    def __post_init__(self) -> None:
-        if min(self.num_bins, self.k, self.window, self.limit) < 1 or self.margin < 0:
-            raise ConfigError("num_bins, k, window and remembers must be positive, margin not negative")
 
     def with_group(self, prompts: Prompts, key: str, reward: float, num_responses: int) -> dict[str, Memory]:
         """The table after a group of that mean reward, its prompt last; the oldest beyond the limit are forgotten."""
