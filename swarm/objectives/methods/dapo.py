@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import Batch, CorrectionPart, PositiveShare, RewardPart, Scored
-from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio
+from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, allowed_length
 from swarm.objectives.recipe import Recipe
 
 
@@ -45,7 +45,7 @@ class Overlong(RewardPart):
     factor: float = 1.0
 
     def __call__(self, batch: Batch) -> Tensor:
-        limit = torch.maximum(batch.max_new_tokens, batch.length).to(torch.float64).clamp(min=1)
+        limit = allowed_length(batch).to(torch.float64)
         buffer = self.share * limit
         excess = (batch.length.to(torch.float64) - (limit - buffer)) / buffer
         return batch.rewards - (self.factor * excess.clamp(min=0)).to(batch.rewards.dtype)

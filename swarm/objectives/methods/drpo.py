@@ -24,6 +24,7 @@ from swarm.objectives.part import (
     unbounded,
 )
 from swarm.objectives.parts import GroupCentred, NoRatio, difference, step_mean
+from swarm.objectives.parts.aggregate import allowed_length
 from swarm.objectives.recipe import Recipe
 
 
@@ -81,8 +82,7 @@ class DecoupledReward(WeightPart):
         outcomes = batch.rewards if batch.outcomes is None else batch.outcomes
         is_success = (outcomes > self.correct) & (count > 0)
         is_failure = (outcomes <= self.correct) & (batch.length > 0)
-        limit = torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
-        log_weight = (1 - batch.length.to(likelihood.dtype) / limit) / self.scale
+        log_weight = (1 - batch.length.to(likelihood.dtype) / allowed_length(batch)) / self.scale
         losses = torch.zeros_like(scored.logprobs)
         for group in batch.group_index.unique().tolist():
             members = batch.group_index == group

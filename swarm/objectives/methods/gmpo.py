@@ -7,8 +7,8 @@ Each log-ratio is clipped on the side that the advantage pushes to before it ent
 
 import torch
 
-from swarm.objectives.part import NotNegative, Scope, Scored, TokenLosses, WeightPart, on_mask
-from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio
+from swarm.objectives.part import NotNegative, Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts import GroupZScore, RolloutMean, TokenRatio, rollout_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -26,9 +26,7 @@ class GeometricMean(WeightPart):
     def __call__(self, scored: Scored) -> TokenLosses:
         plain, advantages, mask = scored.log_ratio, scored.advantages, scored.mask
         held = torch.where(advantages >= 0, plain.clamp(max=self.high), plain.clamp(min=-self.low))
-        total = on_mask(held, mask).sum(dim=1, keepdim=True)
-        mean = total / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return TokenLosses(losses=-advantages * torch.exp(mean), bounded=held != plain)
+        return TokenLosses(losses=-advantages * torch.exp(rollout_mean(held, mask)), bounded=held != plain)
 
 
 RECIPE = Recipe(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, NotNegative, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, allowed_length, group_scores, group_statistics
 from swarm.objectives.recipe import Recipe
 
 
@@ -36,7 +36,7 @@ class BudgetGroups(AdvantagePart):
     def __call__(self, batch: Batch) -> Tensor:
         assert batch.budgets is not None, "the run does not supply budgets"
         length, budget = batch.length.to(torch.float64), batch.budgets.to(torch.float64)
-        limit = torch.maximum(batch.max_new_tokens, batch.length).to(torch.float64).clamp(min=1)
+        limit = allowed_length(batch).to(torch.float64)
         budget = torch.minimum(budget, limit)
         earned = self._worth(torch.maximum(length, budget) / limit) - self.cost * (length - budget).clamp(min=0) / limit
         rewards = torch.where(batch.rewards > self.correct, earned, torch.zeros_like(earned))

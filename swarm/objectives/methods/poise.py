@@ -26,9 +26,8 @@ from swarm.objectives.part import (
     Scope,
     Scored,
     ShapePart,
-    on_mask,
 )
-from swarm.objectives.parts import Clip, LeaveOneOut, RolloutMean, TokenRatio, group_sum
+from swarm.objectives.parts import Clip, LeaveOneOut, RolloutMean, TokenRatio, group_sum, rollout_mean
 from swarm.objectives.recipe import Recipe
 
 
@@ -114,17 +113,12 @@ class CrossBaseline(ShapePart):
         columns: list[Tensor] = []
         for name in self.probes:
             values = torch.where(mask, scored.probes[name].double(), zeros)
-            columns += [_mean(values, is_first), _mean(values, is_last)]
+            columns += [rollout_mean(values, is_first)[:, 0], rollout_mean(values, is_last)[:, 0]]
         entropy = torch.where(mask, scored.entropy.detach().double(), zeros)
-        usual = _mean(entropy, mask)
-        spread = _mean((entropy - usual[:, None]) ** 2, mask).sqrt()
+        usual = rollout_mean(entropy, mask)[:, 0]
+        spread = rollout_mean((entropy - usual[:, None]) ** 2, mask)[:, 0].sqrt()
         constant = (count[:, 0] > 0).double()
         return torch.stack([*columns, usual, spread, entropy.max(dim=1).values, constant], dim=1)
-
-
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """By rollout, over `mask`: [N]."""
-    return on_mask(values, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def _others(scored: Scored) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ from swarm.objectives.part import (
     WeightPart,
 )
 from swarm.objectives.parts import TokenRatio
+from swarm.objectives.parts.aggregate import allowed_length
 from swarm.objectives.parts.clip import clip_surrogate, covariances, largest
 from swarm.objectives.parts.group_statistics import group_centred, group_statistics
 from swarm.objectives.recipe import Recipe
@@ -147,11 +148,10 @@ class ConstantLengthApart(AggregatePart):
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
         batch = scored.batch
-        limit = torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
         is_fresh = batch.age_steps == 0
         count = torch.where(is_fresh, is_fresh.sum(), (~is_fresh).sum())  # [N], of its kind
         share = batch.num_rollouts / max(1, batch.step_rollouts)  # of the step, where it has several recipes
-        return share * (losses.sum(dim=1) / limit / count).sum()
+        return share * (losses.sum(dim=1) / allowed_length(batch) / count).sum()
 
 
 RECIPE = Recipe(

@@ -6,7 +6,7 @@ Invariant: denominators are totals of the whole optimizer step, never counted in
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import AggregatePart, Scope, Scored
+from swarm.objectives.part import AggregatePart, Batch, Scope, Scored
 
 
 class TokenMean(AggregatePart):
@@ -41,6 +41,11 @@ class RolloutSum(AggregatePart):
         return losses.sum() / max(1, scored.batch.step_rollouts)
 
 
+def allowed_length(batch: Batch) -> Tensor:
+    """Tokens that each rollout was allowed, at least those it has and at least 1: int64 [N]."""
+    return torch.maximum(batch.max_new_tokens, batch.length).clamp(min=1)
+
+
 class ConstantLength(AggregatePart):
     """Every rollout is divided by the length it was allowed, so that a long response is not discounted.
 
@@ -52,8 +57,7 @@ class ConstantLength(AggregatePart):
     equation = "L = (1/N) sum_i (1/limit_i) sum_t L_t"
 
     def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
-        limit = torch.maximum(scored.batch.max_new_tokens, scored.batch.length).clamp(min=1)
-        return (losses.sum(dim=1) / limit).sum() / max(1, scored.batch.step_rollouts)
+        return (losses.sum(dim=1) / allowed_length(scored.batch)).sum() / max(1, scored.batch.step_rollouts)
 
 
 class KeptTokenMean(AggregatePart):
