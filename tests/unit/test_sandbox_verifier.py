@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import build_environments
@@ -18,7 +19,10 @@ from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Verifier
 from swarm.testing.builders import InlineVerifier
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only"),
+    pytest.mark.asyncio(loop_scope="module"),  # that of `obedient`
+]
 
 CHAR = EnvironmentConfig(name="rev", kind="char", dataset="reverse", prefill="A:")
 MATRIX = EnvironmentConfig(name="matrix", kind="reasoning_gym", dataset="binary_matrix")
@@ -28,13 +32,21 @@ OBEDIENT = "def score(question, answer, reference):\n    space = {'result': 0.0}
 )
 
 
-@pytest.fixture
-async def obedient(tmp_path: Path) -> AsyncIterator[SandboxVerifier]:
-    (tmp_path / "rule.py").write_text(OBEDIENT)
-    (tmp_path / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
-    params = {"path": str(tmp_path / "problems.jsonl")}
-    config = EnvironmentConfig(name="run", kind="function", dataset=f"{tmp_path / 'rule.py'}:score", params=params)
-    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=1.0, memory_bytes=512 * 2**20))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the worst verifier is made of."""
+    folder = tmp_path_factory.mktemp("obedient")
+    (folder / "rule.py").write_text(OBEDIENT)
+    (folder / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def obedient(folder: Path) -> AsyncIterator[SandboxVerifier]:
+    """One for all tests: a child takes half a second to start, and whatever an answer does, the next one works."""
+    params = {"path": str(folder / "problems.jsonl")}
+    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
+    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=2.0, cpu_s=100.0, memory_bytes=512 * 2**20))
     yield verifier
     await verifier.close()
 
@@ -158,15 +170,15 @@ async def test_an_answer_that_breaks_the_child_fails_alone_in_bounded_time(
     ],
 )
 async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
-    obedient: SandboxVerifier, code: str, tmp_path: Path
+    obedient: SandboxVerifier, code: str, folder: Path
 ) -> None:
     if not (await obedient.limits_in_force())["system_calls"]:
         pytest.skip("no seccomp filter on this machine")
-    before = contents(tmp_path)
+    before, num_started = contents(folder), obedient.num_started
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code.replace("{dir}", str(tmp_path))])
-    assert contents(tmp_path) == before
-    assert await works(obedient) and obedient.num_started == 1
+        await obedient.score("run", 0, [code.replace("{dir}", str(folder))])
+    assert contents(folder) == before
+    assert await works(obedient) and obedient.num_started == num_started
 
 
 @pytest.mark.parametrize(
@@ -183,17 +195,18 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
         "import ctypes, os\nfd = ctypes.CDLL(None).open(b'{dir}/secret', 0)\nassert fd >= 0",
     ],
 )
-async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, code: str, tmp_path: Path) -> None:
+async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, code: str, folder: Path) -> None:
     if not (await obedient.limits_in_force())["file_reads"]:
         pytest.skip("no Landlock on this machine")
-    (tmp_path / "secret").write_text("key")
+    (folder / "secret").write_text("key")
+    num_started = obedient.num_started
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code.replace("{dir}", str(tmp_path)).replace("{home}", str(Path.home()))])
-    assert await works(obedient) and obedient.num_started == 1
+        await obedient.score("run", 0, [code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))])
+    assert await works(obedient) and obedient.num_started == num_started
 
 
 async def test_verifiers_still_import_what_is_installed_and_read_their_records(
-    obedient: SandboxVerifier, tmp_path: Path
+    obedient: SandboxVerifier,
 ) -> None:
     code = (
         "import colorsys, email, importlib.resources, sympy\n"
@@ -208,6 +221,7 @@ async def test_the_child_sees_no_environment_variables_of_ours(
     obedient: SandboxVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
+    await obedient.close()  # the next child starts with it
     verdict = await obedient.score("run", 0, ["import os; result = float('SECRET_TOKEN' in os.environ)", "result = 1"])
     assert verdict.rewards.tolist() == [0.0, 1.0]
 
@@ -229,11 +243,11 @@ async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up() -> None:
 
 async def test_a_child_killed_from_outside_is_started_again(obedient: SandboxVerifier) -> None:
     assert await works(obedient)
-    child = obedient._child
+    child, num_started = obedient._child, obedient.num_started
     assert child is not None
     os.kill(child.pid, signal.SIGKILL)
     await child.wait()
-    assert await works(obedient) and obedient.num_started == 2
+    assert await works(obedient) and obedient.num_started == num_started + 1
 
 
 async def test_a_cancelled_request_does_not_shift_the_replies_of_the_next(obedient: SandboxVerifier) -> None:
