@@ -85,7 +85,21 @@ def test_a_rewound_follower_takes_the_anchor_since_nothing_starts_from_what_it_h
     assert steps(planner.plan) == [(None, 4), (4, 5)]
 
 
-def test_the_cheapest_way_is_planned_and_what_lies_on_the_disk_costs_next_to_nothing() -> None:
+def test_an_abandoned_branch_stays_abandoned_although_its_step_was_forgotten() -> None:
+    """0 and 1, then 2, 3 and 4 of another branch; the patch to 3 was forgotten, so 4 is reached from 3 alone."""
+    branch = patch(2, 1, branch="b", base_branch=""), patch(3, 2, branch="b"), patch(4, 3, branch="b")
+    planner = planner_of(patch(0, None), patch(1, 0))
+    for each in (patch(2, 1), patch(3, 2), *branch):
+        planner.known.add(each, is_from_owner=True)
+        planner.set_missing(each, each.manifest.chunks)
+    planner.known.forget({branch[1].digest})
+    planner.set_held(version(3))
+    assert steps(planner.plan) == [(None, 0), (0, 1), (1, 2)] and not planner.known.is_behind(2, version(3))
+    planner.set_held(version(3, "b"))  # merely forgotten: no reason to go back
+    assert steps(planner.plan) == [(3, 4)] and planner.known.is_behind(2, version(3, "b"))
+
+
+def test_the_cheapest_chain_is_planned_and_what_lies_on_the_disk_costs_next_to_nothing() -> None:
     patches = [patch(step, step - 1, 3) for step in range(1, 5)]
     catch_up, anchor = patch(4, 0, 5), patch(4, None, 40)
     planner = planner_of(patch(0, None, 40), *patches, catch_up, anchor, held=version(0))
