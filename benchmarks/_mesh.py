@@ -16,6 +16,7 @@ from swarm.errors import NotHeld, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
+from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, Refused, SealedGroup, StreamFilter
 from swarm.wire.envelopes import open_group
 
@@ -97,7 +98,7 @@ class GrpcMesh:
             return  # the peer ended first; what is missing shows as a run that never completes
 
 
-class _Log:
+class _Log(HoldsNothing):
     """A node's own groups in memory, followed by any number of subscribers."""
 
     def __init__(self) -> None:

@@ -5,18 +5,19 @@ Invariant: everything a builder makes by default is consistent: it passes admiss
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from swarm.errors import RolloutFailed
+from swarm.errors import NotHeld, RolloutFailed, Unavailable
 from swarm.identity import Identity
-from swarm.interfaces import Environment, Verdict
+from swarm.interfaces import Environment, ExchangeHandler, StreamItem, Tokenizer, Verdict
 from swarm.types import (
     Advert,
     Correction,
+    Credit,
     Cursor,
     Digest,
     FinishReason,
@@ -29,6 +30,8 @@ from swarm.types import (
     Sampling,
     ScoredGroup,
     SealedGroup,
+    SealedManifest,
+    StreamFilter,
     Task,
     TokenTrace,
     VersionSpan,
@@ -149,6 +152,24 @@ class InlineVerifier:
         """Nothing to end; here so that both verifiers can be closed alike."""
 
 
+class HoldsNothing(ExchangeHandler):
+    """A handler without groups and weights; a fake of a peer overrides what it has."""
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+        raise Unavailable("no groups")
+        yield  # makes it a generator
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        raise NotHeld("no groups")
+
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
+        raise NotHeld("no weights")
+        yield  # makes it a generator
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        raise NotHeld("no weights")
+
+
 def make_identity(number: int = 0) -> Identity:
     """The same identity for the same number, on every machine."""
     return Identity.from_seed(hashlib.sha256(f"swarm.testing identity {number}".encode()).digest())
@@ -159,7 +180,7 @@ def make_rollout(
     *,
     policy_id: str,
     step: int = 0,
-    tokenizer: ToyTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     reward: float = 0.0,
     logprob: float | None = -1.0,
     sampling: Sampling | None = None,
@@ -188,7 +209,7 @@ def make_group(
     task_id: int = 7,
     texts: Sequence[str] | None = None,
     step: int = 0,
-    tokenizer: ToyTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     env: str = TOY_ENV,
     run_id: str = TOY_RUN_ID,
     created_at_s: float = TOY_NOW_S,

@@ -49,7 +49,8 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "groups.sqlite"
         self.events: list[Event] = []
-        self.checkpoint = (PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32), 1)
+        first = PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32)
+        self.checkpoint: tuple[PolicyVersion, int] = (first, 1)
         self.saved: list[int] = []
         self.num_writes = 0
         self.kill_at: int | None = None

@@ -251,7 +251,7 @@ def test_through_seeded_faults_a_trainer_keeps_learning_and_nobody_serves_mixed_
             await asyncio.sleep(rng.uniform(0.0, 3.0))
             if isinstance(victim, Trainer):
                 await victim.restart()
-            elif isinstance(victim, Generator):
+            else:
                 victim.engine = Engine()
                 await victim.start()
         await trainer.learn(2)

@@ -5,7 +5,7 @@ mu the generator, pi_ref the reference; R reward, A advantage, |o_i| trained tok
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,11 +94,11 @@ class Case:
         return sum(len(member.tokens) for _, _, member in self)
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def std(values: list[float]) -> float:
+def std(values: Sequence[float]) -> float:
     """Unbiased; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0

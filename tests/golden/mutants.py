@@ -5,7 +5,7 @@ A label names the change, such as "weight.low up", "ratio swapped" or
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,7 +179,7 @@ def _callers(recipe: Recipe, step: Step) -> tuple[set[str], set[str]]:
 
 
 @contextmanager
-def _no_detach(place: str) -> Iterator[None]:
+def _no_detach(place: str) -> Generator[None]:
     true = Tensor.detach
 
     def detach(tensor: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _no_detach(place: str) -> Iterator[None]:
 
 
 @contextmanager
-def _swapped_bounds(place: str) -> Iterator[None]:
+def _swapped_bounds(place: str) -> Generator[None]:
     least, most = torch.minimum, torch.maximum
 
     def minimum(a: Tensor, b: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def _swapped_bounds(place: str) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Generator[None]:
     true = owner.__dict__[name]
     setattr(owner, name, value)
     try:

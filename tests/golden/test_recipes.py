@@ -7,6 +7,7 @@ package; gradients are compared in float64, with respect to every log-prob and e
 import ast
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any, cast
 
 import pytest
 import torch
@@ -130,7 +131,8 @@ def test_every_formula_belongs_to_a_recipe_and_imports_nothing_of_the_package() 
 def test_every_constant_is_a_plain_value() -> None:
     for name in list_recipes():
         for _, part in load_recipe(name).parts:
-            assert all(isinstance(getattr(part, field.name), str | int | float | bool) for field in fields(part))
+            constants = [getattr(part, field.name) for field in fields(cast("Any", part))]
+            assert all(isinstance(value, str | int | float | bool) for value in constants)
 
 
 def test_no_recipe_and_no_formula_changed_the_steps_that_all_of_them_share() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machin
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def forks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ForkServer | None]:
+async def forks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ForkServer | None]:
     """What the processes of all tests are forked from: the imports of a node alone take as long as most tests.
 
     It lives in the event loop of the session, and so does each test that uses it.
@@ -37,7 +37,7 @@ def shared_forks(forks: ForkServer | None, monkeypatch: pytest.MonkeyPatch) -> N
     """`run_swarm` forks from the server of the session instead of one of its own."""
 
     @asynccontextmanager
-    async def shared(modules: Sequence[str], log: Path) -> AsyncIterator[ForkServer | None]:
+    async def shared(modules: Sequence[str], log: Path) -> AsyncGenerator[ForkServer | None]:
         yield forks
 
     monkeypatch.setattr("swarm.simulate.local.run.fork_server", shared)

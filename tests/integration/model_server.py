@@ -119,7 +119,7 @@ class Server(ThreadingHTTPServer):
             return ids, [0.0] * len(ids), "length"
         sampling = Sampling(temperature=how["temperature"], top_p=how["top_p"], max_new_tokens=count)
         seed = how.get("seed", how.get("sampling_seed"))
-        (rollout,) = engine.generate([prompt], 1, sampling, [seed])[0]
+        (rollout,) = engine.generate([prompt], 1, sampling, None if seed is None else [seed])[0]
         assert rollout.trace is not None and rollout.trace.logprobs is not None
         ids, logprobs = rollout.trace.token_ids.tolist(), rollout.trace.logprobs.tolist()
         if self.is_raw:
@@ -168,17 +168,20 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    @property
+    def owner(self) -> Server:
+        assert isinstance(self.server, Server)
+        return self.server
 
     def do_GET(self) -> None:
-        self.reply(self.server.answer(self.path, {}))
+        self.reply(self.owner.answer(self.path, {}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+        if self.owner.key and self.headers["Authorization"] != f"Bearer {self.owner.key}":
             self.reply((401, {"error": "Unauthorized"}))
         else:
-            self.reply(self.server.answer(self.path, body))
+            self.reply(self.owner.answer(self.path, body))
 
     def reply(self, answer: tuple[int, Any]) -> None:
         content = answer[1].encode() if isinstance(answer[1], str) else json.dumps(answer[1]).encode()
@@ -187,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ class Attacker:
         self.node = node
         self.key = DHTID.generate(source=shard_key(RUN, 0))
 
-    async def store(self, victim: str, subkey: object, value: bytes, until_s: float, key: object = None) -> bool:
+    async def store(self, victim: str, subkey: object, value: bytes, until_s: float, key: Any = None) -> bool:
         from hivemind.p2p import PeerID
 
         peer = PeerID.from_base58(victim.rpartition("/p2p/")[2])
@@ -60,7 +61,7 @@ class Attacker:
         return bool(answer[0])
 
 
-async def attack(address: str, **options: object) -> Attacker:
+async def attack(address: str, **options: Any) -> Attacker:
     from hivemind.dht.node import DHTNode
 
     return Attacker(await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options))

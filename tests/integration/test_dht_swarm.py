@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -236,7 +237,7 @@ async def test_calls_on_a_dead_daemon_end_with_unavailable_within_the_deadline(
 async def test_after_stop_every_call_says_unavailable_and_nothing_is_left(swarm: Swarm) -> None:
     nodes = await swarm.grow(2)
     (identity, node), pid = swarm.members[1], nodes[1].daemon_pid
-    sockets = [c.laddr for c in psutil.Process(pid).net_connections("unix") if c.laddr]
+    sockets = [str(c.laddr) for c in psutil.Process(pid).net_connections("unix") if c.laddr]
     assert sockets and all(os.path.exists(path) for path in sockets)  # noqa: ASYNC240, PTH110
     await node.stop()
     assert not psutil.pid_exists(pid)
@@ -316,7 +317,7 @@ async def part(west: list[HivemindDirectory], east: list[HivemindDirectory]) -> 
     for here, there in ((west, east), (east, west)):
         for node in here:
             assert node._peer is not None
-            table = node._peer._node.protocol.routing_table
+            table: Any = node._peer._node.protocol.routing_table
             for other in there:
                 peer = PeerID.from_base58(other.visible_maddrs()[0].rpartition("/p2p/")[2])
                 await node._peer._p2p._client.disconnect(peer)

@@ -1,7 +1,7 @@
 """Remote servers that fail, refuse, say less than is needed, or serve something else than they were given."""
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,12 @@ def sglang() -> Iterator[Server]:
 def logprobs_of(rollout: Rollout) -> FloatArray | None:
     assert rollout.trace is not None
     return rollout.trace.logprobs
+
+
+def claimed(rollout: Rollout) -> FloatArray:
+    found = logprobs_of(rollout)
+    assert found is not None
+    return found
 
 
 def ids_of(rollout: Rollout) -> list[int]:
@@ -122,13 +128,13 @@ def test_logprobs_at_another_temperature_are_claimed_only_where_the_server_scale
         ids = torch.tensor([[*PROMPTS[0], *ids_of(rollout)]])
         logits = vllm.network(input_ids=ids, use_cache=False).logits[0, len(PROMPTS[0]) - 1 : -1] / 0.7
     picked = torch.log_softmax(logits, -1).gather(-1, ids[0, len(PROMPTS[0]) :, None])[:, 0]
-    np.testing.assert_allclose(logprobs_of(rollout), picked.numpy(), atol=1e-4)
+    np.testing.assert_allclose(claimed(rollout), picked.numpy(), atol=1e-4)
     vllm.is_raw = True
     engine = engine_on(vllm, tmp_path / "b")
     assert logprobs_of(engine.generate(PROMPTS[:1], 1, warm)[0][0]) is None
     plain = engine.generate(PROMPTS[:1], 1, SHORT)[0][0]
     expected = full_forward(vllm.network, [*PROMPTS[0], *ids_of(plain)])[len(PROMPTS[0]) :]
-    np.testing.assert_allclose(logprobs_of(plain), expected, atol=1e-4)
+    np.testing.assert_allclose(claimed(plain), expected, atol=1e-4)
     assert logprobs_of(engine.generate(PROMPTS[:1], 1, Sampling(top_p=0.5, max_new_tokens=6))[0][0]) is None
 
 
@@ -222,7 +228,7 @@ def test_refused_weights_leave_the_server_with_those_before(sglang: Server, tmp_
     assert [path.name for path in tmp_path.iterdir()] == [kept]  # no folder is left of what is not served
     rollout = engine.generate(PROMPTS[:1], 1, SHORT)[0][0]
     expected = full_forward(newer, [*PROMPTS[0], *ids_of(rollout)])[len(PROMPTS[0]) :]
-    np.testing.assert_allclose(logprobs_of(rollout), expected, atol=1e-4)
+    np.testing.assert_allclose(claimed(rollout), expected, atol=1e-4)
 
 
 def test_a_server_that_does_not_go_back_generates_nothing_until_it_takes_a_version(
@@ -266,7 +272,7 @@ def test_weights_that_somebody_else_gave_the_server_are_noticed(sglang: Server, 
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def full_disk() -> Generator[None]:
     """No file of this process may become larger than 2 KiB, which fails as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))

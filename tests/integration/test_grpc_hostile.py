@@ -19,6 +19,7 @@ from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
+from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 from swarm.wire import session
 from swarm.wire.envelopes import sealed_to_bytes
@@ -45,7 +46,7 @@ def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
     )
 
 
-class Endless:
+class Endless(HoldsNothing):
     """A handler that streams one group for ever."""
 
     def __init__(self, sealed: SealedGroup) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import PeerAddress, StreamItem, Transport
+from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 MakeTransport = Callable[[Identity], Transport]
@@ -35,7 +37,7 @@ def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
 
 
 @dataclass
-class Log:
+class Log(HoldsNothing):
     """A handler over a list: replays what is after the cursor, then follows appends."""
 
     items: list[SealedGroup] = field(default_factory=list)
@@ -145,7 +147,7 @@ async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pai
     for sealed in groups[:3]:
         await pair.log.append(sealed)
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), StreamFilter())
+    stream: Any = peer.subscribe(Cursor(), StreamFilter())
     seen = [await anext(stream) for _ in range(3)]
     late = asyncio.ensure_future(anext(stream))
     await pair.log.append(groups[3])
@@ -191,7 +193,7 @@ async def test_other_node_than_expected_is_unauthenticated(pair: Pair):
 async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
     await pair.log.append(sealed_of(pair.server_identity, b"x"))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), StreamFilter())
+    stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     async with asyncio.timeout(3):
@@ -205,7 +207,7 @@ async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
 async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
     await pair.log.append(sealed_of(pair.server_identity, b"x"))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), StreamFilter())
+    stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -229,7 +231,7 @@ async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):
     for index in range(400):
         await pair.log.append(sealed_of(pair.server_identity, index.to_bytes(2, "big") * 2**16))
     peer = await pair.client.connect(pair.address, 5.0)
-    stream = peer.subscribe(Cursor(), StreamFilter())
+    stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
     read = -1
     while read != pair.log.num_read:

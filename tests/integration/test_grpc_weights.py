@@ -17,11 +17,12 @@ from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
 from swarm.exchange import grpc_transport
 from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
 from swarm.identity import Identity
-from swarm.interfaces import PeerAddress, PeerClient, StreamItem, Transport
+from swarm.interfaces import PeerAddress, PeerClient, Transport
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
+from swarm.testing.builders import HoldsNothing
+from swarm.types import Credit, Cursor, Digest, NodeId, SealedManifest, StreamFilter
 from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import CERTIFICATE_NAME, SESSION_KEY, AuthenticatedChannel, fetch_certificate, open_channel
@@ -53,7 +54,7 @@ def digest_of(data: bytes) -> Digest:
 
 
 @dataclass
-class Holder:
+class Holder(HoldsNothing):
     """A handler over a list of items of one lineage and a table of chunks."""
 
     items: list[Watched] = field(default_factory=list)
@@ -108,13 +109,6 @@ class Holder:
             return self.chunks[digest]
         finally:
             self.num_serving -= 1
-
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        raise Unavailable("no groups here")
-        yield  # pragma: no cover
-
-    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        raise NotHeld("no groups here")
 
 
 def _grpc() -> MakeTransport:

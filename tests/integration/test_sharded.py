@@ -104,7 +104,7 @@ def learner(
     network = tiny_network(seed=1).to(case.dtype)
     if case.lora_rank:
         add_adapters(network, case.lora_rank)
-    settings = LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
+    settings = LearnerConfig.model_validate({"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
     return kind(network, TOKENIZER, recipe(case), settings, ReplayConfig(external="all"), OWN, dir, ranks)
 
 
@@ -174,7 +174,7 @@ def lead(one: Any, case: Case, folder: Path) -> dict[str, Any]:
     reports = steps(one, case, 1, SAVED_AT)
     one.save()
     reports += steps(one, case, SAVED_AT + 1, NUM_STEPS)
-    save_file(one.weights(), folder / "published.safetensors")
+    save_file(one.snapshot()[1], folder / "published.safetensors")
     published = one.version.digest.hex()
     frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)
     safe = one.step(draw(case, NUM_STEPS + 1), load_recipe("gspo"), ratio_band=4.0)
@@ -213,9 +213,9 @@ def test_two_processes_have_the_loss_curve_of_one(together: Path, tmp_path: Path
     assert_same(figures(case, steps(one, case, 1, NUM_STEPS)), found["reports"], case.tolerance)
     published = load_file(together / name / "published.safetensors")
     assert {key: (t.dtype, t.shape) for key, t in published.items()} == {
-        key: (t.dtype, t.shape) for key, t in one.weights().items()
+        key: (t.dtype, t.shape) for key, t in one.snapshot()[1].items()
     }
-    for key, tensor in one.weights().items():
+    for key, tensor in one.snapshot()[1].items():
         np.testing.assert_allclose(published[key].float(), tensor.float(), rtol=0, atol=case.tolerance, err_msg=key)
     assert found["digest"] == weights_digest(published).hex(), "the digest is that of what was published"
     frozen = one.step(draw(case, NUM_STEPS + 1), is_frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def node_config(directory: Path, **learner: Any) -> NodeConfig:
 
 
 @asynccontextmanager
-async def running(config: NodeConfig) -> AsyncIterator[tuple[Daemon, "asyncio.Task[None]"]]:
+async def running(config: NodeConfig) -> AsyncGenerator[tuple[Daemon, "asyncio.Task[None]"]]:
     async with Daemon(config) as daemon:
         task = asyncio.create_task(daemon.run())
         try:

@@ -7,17 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.char_tasks import KINDS
+from swarm.environments.char_tasks import KINDS, CharEnvironment
 from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
 from swarm.environments.environment import is_held_out
-from swarm.environments.load import build_environment, build_environments
 from swarm.errors import ConfigError
 from swarm.types import Task
 
-ENVIRONMENTS = build_environments(
-    EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000) for kind in KINDS
-)
-ENVIRONMENTS_FEW = build_environment(EnvironmentConfig(name="few", kind="char", dataset="binary", num_tasks=20))
+ENVIRONMENTS = {
+    kind: CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000)) for kind in KINDS
+}
+ENVIRONMENTS_FEW = CharEnvironment(EnvironmentConfig(name="few", kind="char", dataset="binary", num_tasks=20))
 
 
 @given(st.text())
@@ -83,7 +82,7 @@ def shortest_distance(tasks: list[Task]) -> int:
 
 def test_with_fewer_questions_than_the_spacing_each_comes_about_equally_often() -> None:
     config = EnvironmentConfig(name="few", kind="char", dataset="binary", num_tasks=20)
-    mixture = TaskMixture(build_environments([config]), {}, 0)
+    mixture = TaskMixture({"few": CharEnvironment(config)}, {}, 0)
     tasks = mixture.tasks(0, 400)
     counts = Counter(task.messages for task in tasks)
     num_questions = len({q for i in range(20) if not is_held_out(q := ENVIRONMENTS_FEW.problem(i).question)})
@@ -117,13 +116,13 @@ def test_wrong_weights_are_config_errors() -> None:
 def test_evaluation_sets_repeat_differ_within_and_respect_the_split(kind: str, seed: int, num: int) -> None:
     config = EnvironmentConfig(name=kind, kind="char", dataset=kind, num_tasks=5000)
     tasks = evaluation_tasks(ENVIRONMENTS[kind], "held_out", num, seed)
-    assert tasks == evaluation_tasks(build_environment(config), "held_out", num, seed)
+    assert tasks == evaluation_tasks(CharEnvironment(config), "held_out", num, seed)
     assert len(tasks) == num == len({task.messages for task in tasks})
     assert all(task.is_held_out for task in tasks)
     assert len(evaluation_tasks(ENVIRONMENTS[kind], "all", num, seed)) == num
 
 
 def test_a_small_environment_gives_each_of_its_held_out_questions_once() -> None:
-    env = build_environment(EnvironmentConfig(name="b", kind="char", dataset="binary", num_tasks=300))
+    env = CharEnvironment(EnvironmentConfig(name="b", kind="char", dataset="binary", num_tasks=300))
     found = {task.messages[0].content for task in evaluation_tasks(env, "held_out", 10_000, 0)}
     assert found == {q for i in range(300) if is_held_out(q := env.problem(i).question)}

@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ async def observe(store: GroupStore) -> object:
     )
 
 
-async def apply(store: GroupStore, operation: tuple) -> object:
+async def apply(store: GroupStore, operation: tuple[Any, ...]) -> object:
     match operation:
         case ("put", number):
             return (await store.put(*ENTRIES[number])).sequence
@@ -91,7 +92,7 @@ async def apply(store: GroupStore, operation: tuple) -> object:
             return None
 
 
-async def run(operations: list[tuple], path: Path) -> None:
+async def run(operations: list[tuple[Any, ...]], path: Path) -> None:
     clock = ManualClock()
     memory = MemoryGroupStore(clock, 10**6)
     sqlite = await SqliteGroupStore.open(path, clock, 10**6)
@@ -110,6 +111,6 @@ async def run(operations: list[tuple], path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(operations=OPERATIONS)
-def test_both_stores_agree_and_never_forget_a_digest(operations: list[tuple]) -> None:
+def test_both_stores_agree_and_never_forget_a_digest(operations: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(operations, Path(folder) / "groups.sqlite"))

@@ -195,7 +195,7 @@ async def test_odds_of_zero_for_all_leave_any(tmp_path: Path) -> None:
 def test_the_loop_is_left_free_while_answers_are_made(tmp_path: Path) -> None:
     async def run() -> int:
         questions = chosen(GaussianAccuracy(), Model(), tmp_path)
-        questions._offload = asyncio.to_thread  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        questions._offload = asyncio.to_thread  # pyright: ignore[reportAttributeAccessIssue]
         return len(await questions.ask(0, 2))
 
     assert asyncio.run(run()) == 2

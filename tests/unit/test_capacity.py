@@ -1,10 +1,13 @@
 """Who may begin how many groups of a trainer's lineage: its own generator, and those who follow it."""
 
+from typing import cast
+
 import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.exchange.capacity import GenerationCapacity
+from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import make_identity
@@ -32,13 +35,11 @@ def allowance(
     credit_ledger = CreditLedger(clock, replay.max_age_s, max_window=4)
     for number in range(num_followers):
         credit_ledger.open(f"follower {number}", window=4)
-        credit_ledger.record_delivery(
-            f"follower {number}", is_admitted=True
-        )  # it delivers: what it has credit for takes up room
+        credit_ledger.record_delivery(f"follower {number}", is_admitted=True)  # so its credit takes up room
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
-    peers, journal = Peers(make_identity(1).node_id), NoDraw()
-    return GenerationCapacity(config, buffer, journal, credit_ledger, peers)  # type: ignore[arg-type]
+    peers, journal = Peers(make_identity(1).node_id), cast("DrawJournal", NoDraw())
+    return GenerationCapacity(config, buffer, journal, credit_ledger, peers)
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])

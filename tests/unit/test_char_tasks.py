@@ -37,7 +37,8 @@ def solve_again(question: str) -> str:
             return next(digit for digit in "9876543210" if digit in argument)
         case "dbl":
             return "".join(argument[i // 2] for i in range(2 * len(argument)))
-    raise AssertionError(question)
+        case _:
+            raise AssertionError(question)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,7 +48,7 @@ def test_a_learner_holds_no_more_edges_than_its_newest_report() -> None:
     ],
 )
 def test_a_manifest_cannot_name_a_local_path_or_a_problem_without_bound(changes: dict[str, Any], field: str) -> None:
-    env = EnvironmentConfig(**{"name": "sums", "kind": "reasoning_gym", "dataset": "chain_sum", **changes})
+    env = EnvironmentConfig.model_validate({"name": "sums", "kind": "reasoning_gym", "dataset": "chain_sum", **changes})
     with pytest.raises(ConfigError, match=field):
         manifest_of(NodeConfig(environments=(env,)), "run", "", 0.0)
 

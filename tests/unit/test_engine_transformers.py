@@ -1,6 +1,7 @@
 """The transformers engine on a tiny random network, against an independent full forward without cache."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,8 +106,8 @@ def test_a_number_fixes_the_samples_whatever_was_asked_before() -> None:
 
 
 def test_greedy_equals_generate_of_transformers() -> None:
-    network = noisy_network()
-    expected = []
+    network: Any = noisy_network()
+    expected: list[str] = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         with torch.no_grad():

@@ -40,7 +40,8 @@ SIMPLE: dict[Any, Any] = {float: 0.25, int: 7, str: "text", bool: True, int | No
 
 def example(cls: type[Event]) -> Event:
     hints = get_type_hints(cls)
-    return cls(**{f.name: VALUES.get(f.name, SIMPLE.get(hints[f.name])) for f in dataclasses.fields(cls)})
+    values: dict[str, Any] = {f.name: VALUES.get(f.name, SIMPLE.get(hints[f.name])) for f in dataclasses.fields(cls)}
+    return cls(**values)
 
 
 @pytest.mark.parametrize("kind", KINDS)

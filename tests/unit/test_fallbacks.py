@@ -139,9 +139,9 @@ def test_a_step_of_mixed_kinds_is_the_one_step_that_one_recipe_would_make(tmp_pa
             if "micro_batch" not in name and "padding" not in name:
                 assert found.diagnostics[name] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), name
     before = load_model(ModelConfig(source="tiny", dtype="float32")).network.state_dict()
-    for name, tensor in one.weights().items():
+    for name, tensor in one.snapshot()[1].items():
         assert not torch.equal(tensor, before[name]) or tensor.numel() < 2, name
-        torch.testing.assert_close(several.weights()[name], tensor, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(several.snapshot()[1][name], tensor, rtol=1e-3, atol=2e-5)
 
 
 def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
     ).resume()
     again.save()
     for each in (one, again):
-        memory = each._memory  # pyright: ignore[reportPrivateUsage]
+        memory = each._memory
         assert memory == {"Counted": {"seen": 12}, "no_logprobs": {"Counted": {"seen": 6}}, "text_only": {}}
     assert one.step(draw(3)).version.digest == again.step(draw(3)).version.digest
 

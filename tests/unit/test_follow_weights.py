@@ -188,7 +188,7 @@ async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.
     """The exchange takes a report to be of the chain that it handed out last."""
     monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull")
-    worker = follower._worker  # pyright: ignore[reportPrivateUsage]
+    worker = follower._worker
     offload, num_handed = worker.offload, list[int]()
     next_update = exchange.next_update
 
@@ -303,7 +303,7 @@ async def test_a_refused_version_is_reported_and_the_old_one_generates_on(monkey
 
 async def test_an_engine_that_is_away_is_waited_for() -> None:
     follower, exchange, engine, _ = swarm_of("pull")
-    asked = follower._worker.ask  # pyright: ignore[reportPrivateUsage]
+    asked = follower._worker.ask
     assert asked is not None
     failures = [Unavailable("the engine ended")]
 
@@ -312,7 +312,7 @@ async def test_an_engine_that_is_away_is_waited_for() -> None:
             raise failures.pop()
         return await asked(first, count)
 
-    follower._worker.ask = ask  # pyright: ignore[reportPrivateUsage]
+    follower._worker.ask = ask
 
     async def play() -> None:
         engine.gate.set()

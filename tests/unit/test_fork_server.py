@@ -184,6 +184,7 @@ async def test_forks_end_when_the_client_is_killed(modules: Path, tmp_path: Path
     assert process.stdout is not None
     forked = psutil.Process(int(await process.stdout.readline()))
     parent = forked.parent()
+    assert parent is not None
     process.kill()
     await process.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, [forked, parent], 10.0)

@@ -49,7 +49,7 @@ def learner(
 ) -> PolicyLearner:
     network = network or tiny_network(seed=1).to(dtype)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    settings = LearnerConfig(**{"learning_rate": 1e-3, **config})
+    settings = LearnerConfig.model_validate({"learning_rate": 1e-3, **config})
     return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(), OWN, dir).resume()
 
 
@@ -101,7 +101,8 @@ class Plain(RatioPart):
     """Ratio 1 under noise: with `DetachedRatio` the loss is linear in log pi."""
 
     equation = "r = 1"
-    scope: Scope  # beyond a rollout everything is scored before the first backward pass, under the same noise
+    # Beyond a rollout everything is scored before the first backward pass, under the same noise.
+    scope: Scope  # pyright: ignore[reportIncompatibleVariableOverride] - a field: tests vary it
 
     @property
     def noise(self) -> Noise:

@@ -118,7 +118,7 @@ def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any
         "network": tiny_network(seed=1).to(dtype),
         "tokenizer": TOKENIZER,
         "recipe": load_recipe(recipe) if isinstance(recipe, str) else recipe,
-        "config": LearnerConfig(**{"learning_rate": 1e-3, "warmup_steps": 4, **config}),
+        "config": LearnerConfig.model_validate({"learning_rate": 1e-3, "warmup_steps": 4, **config}),
         "replay": ReplayConfig(),
         "policy_id": OWN,
         "dir": dir,
@@ -217,7 +217,7 @@ def test_external_members_with_negative_advantage_give_no_gradient_but_count_in_
     external = Draw(step=1, groups=(drawn(rng, is_made_here=False),), num_zero_variance=0)
     positive = learner(tmp_path / "a", recipe="sapo_swarm").step(external)
     settings = arguments(tmp_path / "b", torch.float32, "sapo_swarm")
-    everything = PolicyLearner(**{**settings, "replay": ReplayConfig(external="all")}).step(external)
+    everything = PolicyLearner(**settings | dict[str, Any](replay=ReplayConfig(external="all"))).step(external)
     lengths = [len(r.trace.token_ids) for r in external.groups[0].scored.group.rollouts if r.trace is not None]
     assert positive.num_tokens == lengths[0] + lengths[3] and everything.num_tokens == sum(lengths)
     # z-scores of (1, 0, 0, 1) are +-sqrt(3)/2; with ratio 1 the loss is minus their sum over all tokens
@@ -303,11 +303,11 @@ def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkey
 def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:
     learner(tmp_path).save()
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
-        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "policy_id": PEER}).resume()
+        PolicyLearner(**arguments(tmp_path, torch.float32, "grpo") | dict[str, Any](policy_id=PEER)).resume()
     network: Any = tiny_network(seed=1)
     network.resize_token_embeddings(TOKENIZER.vocab_size + 1)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
-        PolicyLearner(**{**arguments(tmp_path, torch.float32, "grpo"), "network": network}).resume()
+        PolicyLearner(**arguments(tmp_path, torch.float32, "grpo") | dict[str, Any](network=network)).resume()
 
 
 def test_an_architecture_with_logits_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ class Spy(WeightPart):
     equation = "L"
     inner: WeightPart
     seen: list[int]
-    scope: Scope
+    scope: Scope  # pyright: ignore[reportIncompatibleVariableOverride] - a field: tests vary it
 
     def __call__(self, scored: Scored) -> TokenLosses:
         self.seen.append(scored.batch.num_rollouts)
@@ -346,6 +346,7 @@ def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
     config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
-    report = PolicyLearner(**settings | {"replay": ReplayConfig(external="all"), "config": config}).step(draw(1))
+    settings |= {"replay": ReplayConfig(external="all"), "config": config}
+    report = PolicyLearner(**settings).step(draw(1))
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24
     assert (seen == [24]) == is_whole

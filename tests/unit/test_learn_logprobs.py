@@ -34,6 +34,7 @@ class Rotary64(torch.nn.Module):
 
 def tiny_llama(attention: str = "sdpa", tied: bool = False, dtype: torch.dtype = torch.float64) -> Any:
     torch.manual_seed(7)
+    options: dict[str, Any] = {"attn_implementation": attention}  # unknown to the library's types
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=16,
@@ -44,9 +45,10 @@ def tiny_llama(attention: str = "sdpa", tied: bool = False, dtype: torch.dtype =
         max_position_embeddings=256,
         tie_word_embeddings=tied,
         initializer_range=0.4,
-        attn_implementation=attention,
+        **options,
     )
-    network = LlamaForCausalLM(config).to(dtype).eval()
+    network: Any = LlamaForCausalLM(config)
+    network.to(dtype).eval()
     network.model.rotary_emb = Rotary64(config)
     norms = [
         (layer, name) for layer in network.model.layers for name in ("input_layernorm", "post_attention_layernorm")

@@ -84,7 +84,7 @@ def learner(dir: Path, chosen: Recipe, lora_rank: int = 0, **config: Any) -> Pol
     network = tiny_network(seed=1)
     if lora_rank:
         add_adapters(network, lora_rank)
-    settings = LearnerConfig(**{"learning_rate": 3e-3, **config})
+    settings = LearnerConfig.model_validate({"learning_rate": 3e-3, **config})
     return PolicyLearner(network, TOKENIZER, chosen, settings, ReplayConfig(external="all"), "a" * 64, dir).resume()
 
 
@@ -195,7 +195,7 @@ class Probing(TermPart):
     """Notes what its probe saw, in the loss and when the step is over."""
 
     equation = "0"
-    scope: Scope
+    scope: Scope  # pyright: ignore[reportIncompatibleVariableOverride] - a field: tests vary it
     in_loss: list[Scored] = dataclasses.field(default_factory=list)
     after: list[Scored] = dataclasses.field(default_factory=list)
 
@@ -238,7 +238,7 @@ def needing(*missing: Requirement) -> Recipe:
     class Needy(TermPart):
         equation = "0"
         strength: float = 0.0
-        needs = frozenset(missing)
+        always_needs = frozenset(missing)
 
         def __call__(self, scored: Scored) -> torch.Tensor:
             return scored.logprobs.sum() * 0

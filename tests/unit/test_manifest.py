@@ -29,7 +29,7 @@ def manifest(**changes: Any) -> RunManifest:
 
 
 def environment(**changes: Any) -> tuple[EnvironmentConfig, ...]:
-    return (EnvironmentConfig(**{"name": "mine", "kind": "jsonl", "dataset": "data.jsonl", **changes}),)
+    return (EnvironmentConfig.model_validate({"name": "mine", "kind": "jsonl", "dataset": "data.jsonl", **changes}),)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_gradients_reach_the_adapters_only() -> None:
 def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_path: Path) -> None:
     from swarm.model.network import _from_folder, save_tensors
 
-    network = tiny_network()
+    network: Any = tiny_network()
     network.save_pretrained(tmp_path)
     state = published_state(network)
     state.pop("model.layers.1.mlp.up_proj.weight")

@@ -378,7 +378,7 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
 
 async def make_full(bench: Bench) -> None:
     """The time between draws is known, and more external groups wait than a draw takes."""
-    intake_quota: Any = bench.agent.ingest._intake_quota  # pyright: ignore[reportPrivateUsage]
+    intake_quota: Any = bench.agent.ingest._intake_quota
     intake_quota.record_draw()
     await asyncio.sleep(10.0)
     intake_quota.record_draw()

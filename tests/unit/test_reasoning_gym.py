@@ -19,9 +19,10 @@ DATASETS = [
 
 
 def build(dataset: str, **changes: object) -> NumberedEnvironment:
-    return build_environment(
-        EnvironmentConfig.model_validate({"name": dataset, "kind": "reasoning_gym", "dataset": dataset, **changes})
-    )
+    section = {"name": dataset, "kind": "reasoning_gym", "dataset": dataset, **changes}
+    env = build_environment(EnvironmentConfig.model_validate(section))
+    assert isinstance(env, NumberedEnvironment)
+    return env
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

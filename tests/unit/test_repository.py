@@ -93,10 +93,8 @@ def test_nothing_is_unpickled_and_nothing_is_evaluated():
         for node in ast.walk(tree):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(
-                name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal")
-                for name in names
-            ):
+            unpicklers = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+            if isinstance(node, ast.stmt) and unpicklers & {name.split(".")[0] for name in names}:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {names}")
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.func.id}")

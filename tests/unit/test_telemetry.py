@@ -217,7 +217,7 @@ def test_tensorboard_files_hold_the_curves(tmp_path: Path):
 
 
 def test_wandb_gets_the_figures_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls: list[tuple[str, object]] = []
+    calls: list[tuple[str, Any]] = []
     run = types.SimpleNamespace(
         log=lambda figures, step: calls.append((f"step {step}", figures)), finish=lambda: calls.append(("finish", None))
     )
@@ -236,7 +236,7 @@ def test_wandb_gets_the_figures_by_step(tmp_path: Path, monkeypatch: pytest.Monk
     ("module", "config"), [("wandb", {"wandb_project": "p"}), ("tensorboard", {"tensorboard": True})]
 )
 def test_a_missing_package_is_a_configuration_error_with_its_fix(
-    module: str, config: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)

@@ -13,7 +13,7 @@ def item(number: int) -> StreamItem:
     return StreamItem(cursor=Cursor(sequence=number), digest=bytes(32), size_bytes=1, sealed=None)
 
 
-async def read_all(under_way: UnderWay) -> list[tuple[float, int]]:
+async def read_all(under_way: UnderWay[StreamItem]) -> list[tuple[float, int]]:
     """(time, number) of every arrival up to the end."""
     arrivals: list[tuple[float, int]] = []
     while isinstance(arrived := await under_way.read(), StreamItem):
@@ -23,7 +23,7 @@ async def read_all(under_way: UnderWay) -> list[tuple[float, int]]:
 
 def test_items_arrive_in_order_and_in_time_and_the_end_comes_behind_them() -> None:
     async def main() -> list[tuple[float, int]]:
-        under_way = UnderWay()
+        under_way = UnderWay[StreamItem]()
         for number, at_s in enumerate((0.0, 1.0, 1.0, 2.5)):
             under_way.send(item(number), at_s)
         under_way.end(EOFError())
@@ -34,7 +34,7 @@ def test_items_arrive_in_order_and_in_time_and_the_end_comes_behind_them() -> No
 
 def test_a_late_item_comes_behind_later_ones() -> None:
     async def main() -> list[tuple[float, int]]:
-        under_way = UnderWay()
+        under_way = UnderWay[StreamItem]()
         under_way.send_late(item(0), 2.0)
         under_way.send(item(1), 1.0)
         under_way.send(item(2), 3.0)
@@ -46,7 +46,7 @@ def test_a_late_item_comes_behind_later_ones() -> None:
 
 def test_a_break_is_told_at_once_whatever_is_under_way() -> None:
     async def main() -> float:
-        under_way = UnderWay()
+        under_way = UnderWay[StreamItem]()
         under_way.send(item(0), 5.0)
         asyncio.get_running_loop().call_later(1.0, under_way.break_off, Unavailable("cut"))
         assert isinstance(await under_way.read(), Unavailable)
@@ -58,7 +58,7 @@ def test_a_break_is_told_at_once_whatever_is_under_way() -> None:
 
 def test_a_sender_waits_while_the_window_is_full() -> None:
     async def main() -> None:
-        under_way = UnderWay()
+        under_way = UnderWay[StreamItem]()
         for number in range(WINDOW):
             await under_way.room()
             under_way.send(item(number), 0.0)

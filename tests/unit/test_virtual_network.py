@@ -13,6 +13,7 @@ from swarm.simulate.virtual.faults import FaultPlan, Partition
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
+from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 ALICE, BOB = "a" * 64, "b" * 64
@@ -30,7 +31,7 @@ def sealed(number: int, size: int = 100) -> SealedGroup:
     )
 
 
-class Holder:
+class Holder(HoldsNothing):
     """A handler that streams `count` groups, one every `every_s`, then waits or ends."""
 
     def __init__(self, count: int, every_s: float = 0.0, notices: bool = False, is_live: bool = True) -> None:
@@ -70,9 +71,10 @@ Scene = Callable[[MemoryNetwork, MemoryTransport, Any], Awaitable[Any]]
 def play(scene: Scene, faults: FaultPlan, holder: Any = None, seed: int = 1, log: list[Any] | None = None) -> Any:
     """Runs a scene with Alice serving and Bob's transport in hand."""
     holder = holder or Holder(20)
+    events = list[Any]() if log is None else log
 
     async def main() -> Any:
-        network = MemoryNetwork(seed, faults, None if log is None else lambda *event: log.append(event))
+        network = MemoryNetwork(seed, faults, lambda *event: events.append(event))
         await MemoryTransport(network, ALICE).serve(holder)
         return await scene(network, MemoryTransport(network, BOB), holder)
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from swarm.errors import Forged, NotHeld, StorageFull, Unavailable
-from swarm.interfaces import PeerAddress, StreamItem
+from swarm.interfaces import PeerAddress
 from swarm.simulate.virtual.faults import FaultPlan, Partition
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
+from swarm.testing.builders import HoldsNothing
+from swarm.types import Credit, Digest, NodeId, SealedManifest
 
 ALICE, BOB, LINEAGE = "a" * 64, "b" * 64, "f" * 64
 Watched = SealedManifest | Credit
@@ -24,7 +25,7 @@ def manifest(number: int, size: int = 400) -> SealedManifest:
     return SealedManifest(body=number.to_bytes(4, "big") * (size // 4), public_key=bytes(32), signature=bytes(64))
 
 
-class Holder:
+class Holder(HoldsNothing):
     """Streams manifests with credit between them, one item every `every_s`, then waits; holds chunks by digest."""
 
     def __init__(self, count: int, every_s: float = 0.0) -> None:
@@ -56,13 +57,6 @@ class Holder:
             raise NotHeld("no such chunk")
         return self.chunks[digest]
 
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        raise Unavailable("no groups")
-        yield  # pragma: no cover
-
-    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        raise NotHeld("no groups")
-
 
 Scene = Callable[[MemoryNetwork, MemoryTransport, Any], Awaitable[Any]]
 
@@ -72,9 +66,10 @@ def play(
 ) -> Any:
     """Runs a scene with Alice serving and Bob's transport in hand."""
     holder = holder or Holder(20)
+    events = list[Any]() if log is None else log
 
     async def main() -> Any:
-        network = MemoryNetwork(seed, faults, None if log is None else lambda *event: log.append(event))
+        network = MemoryNetwork(seed, faults, lambda *event: events.append(event))
         await MemoryTransport(network, ALICE).serve(holder)
         return await scene(network, MemoryTransport(network, BOB), holder)
 

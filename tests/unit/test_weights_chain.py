@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ import torch
 
 from swarm.errors import WeightsRefused
 from swarm.identity import Identity
+from swarm.interfaces import Generator
 from swarm.model.version_digest import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
 from swarm.weights import apply
 from swarm.weights.apply import Applier
 from swarm.weights.codec import full_bytes
-from swarm.weights.manifest import Limits, layout_digest, open_manifest, seal_body, seal_manifest
+from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest, seal_body, seal_manifest
 from swarm.weights.publish import Publisher
 from swarm.weights.tensors import TensorSpec, TorchWeights
 from swarm.weights.unusable import Unusable
@@ -23,6 +25,12 @@ from swarm.weights.verify import VerifiedVersion
 TRAINER = Identity.from_seed(b"t" * 32)
 OTHER = Identity.from_seed(b"s" * 32)
 Tensors = dict[str, torch.Tensor]
+
+
+def opened(sealed: SealedManifest) -> Manifest:
+    manifest = open_manifest(sealed, TRAINER.node_id, Limits())
+    assert isinstance(manifest, Manifest)
+    return manifest
 
 
 class TableEngine:
@@ -87,11 +95,10 @@ class Chain:
         version = PolicyVersion(policy_id="", step=0, digest=weights_digest(self.first))
         start = VerifiedVersion.of(TorchWeights(self.first), version)
         assert isinstance(start, VerifiedVersion)
-        return Applier(engine or TableEngine(self.first), start, self.chunks.get)
+        return Applier(cast("Generator", engine or TableEngine(self.first)), start, self.chunks.get)
 
     def bases(self, step: int) -> list[int | None]:
-        found = [open_manifest(sealed, TRAINER.node_id, Limits()) for sealed in self.bodies[step]]
-        return [manifest.base.step if manifest.base else None for manifest in found]
+        return [None if m.base is None else m.base.step for m in map(opened, self.bodies[step])]
 
 
 def trained_chain(num_steps: int) -> Chain:
@@ -172,7 +179,7 @@ def test_a_damaged_chunk_changes_nothing(damage: str) -> None:
     chain = trained_chain(1)
     engine = TableEngine(chain.first)
     applier = chain.applier(engine)
-    manifest = open_manifest(chain.bodies[1][0], TRAINER.node_id, Limits())
+    manifest = opened(chain.bodies[1][0])
     name, content = manifest.chunks[0], chain.chunks[manifest.chunks[0]]
     changed = bytes([content[0] ^ 1]) + content[1:]
     chain.chunks.update({name: {"changed": changed, "longer": content + b"x"}.get(damage, b"")})
@@ -252,10 +259,10 @@ def test_a_full_disk_publishes_nothing_and_the_next_version_is_whole() -> None:
         raise full
 
     chain.train()
-    chain.publisher._put = refuse  # pyright: ignore[reportPrivateUsage]
+    chain.publisher._put = refuse
     with pytest.raises(OSError, match="no space"):
         chain.publish()
-    chain.publisher._put = chain.chunks.__setitem__  # pyright: ignore[reportPrivateUsage]
+    chain.publisher._put = chain.chunks.__setitem__
     chain.train()
     chain.publish()
     assert chain.bases(4)[-1] is None
@@ -264,7 +271,7 @@ def test_a_full_disk_publishes_nothing_and_the_next_version_is_whole() -> None:
 
 def test_canaries_are_the_publishers_own_log_probs() -> None:
     chain = trained_chain(1)
-    manifest = open_manifest(chain.bodies[1][0], TRAINER.node_id, Limits())
+    manifest = opened(chain.bodies[1][0])
     expected = chain.trained.score([[1, 2, 3], [4, 5]])
     for canary, logprobs in zip(manifest.canaries, expected, strict=True):
         np.testing.assert_array_equal(canary.logprobs, logprobs)

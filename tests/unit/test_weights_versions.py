@@ -329,7 +329,7 @@ def test_a_manifest_over_the_receivers_limits_is_refused_before_anything_is_allo
 )
 def test_a_tensor_out_of_bounds_is_no_tensor(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tensor"):
-        TensorSpec(**{"name": "w", "dtype": "float32", "shape": (1,), **fields})
+        replace(TensorSpec(name="w", dtype="float32", shape=(1,)), **fields)
 
 
 # --- hostile payloads --------------------------------------------------------------------------
