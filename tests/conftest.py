@@ -1,8 +1,13 @@
 """For all tests."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from swarm.process import defer_gc, freeze_gc
+
+# both compare wall-clock times, which say nothing about a test on a busy machine
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 def pytest_configure() -> None:
