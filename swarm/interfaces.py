@@ -125,7 +125,10 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of response tokens, special tokens skipped."""
+        """Text of response tokens in which every token shows, but for an end token in the last place.
+
+        A marker elsewhere shows as it is written, an id that stands for no text as U+FFFD.
+        """
         ...
 
 

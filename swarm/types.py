@@ -135,7 +135,7 @@ class TokenTrace:
 class Rollout:
     """One response to a task."""
 
-    text: str  # decode(token ids of the action tokens, special tokens skipped)
+    text: str  # decode(token ids of the action tokens)
     trace: TokenTrace | None  # None: only the text travelled
     sampling: Sampling
     finish: FinishReason

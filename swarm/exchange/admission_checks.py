@@ -28,7 +28,11 @@ Finding = tuple[RefusalReason, str] | None
 _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
-_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text that is re-encoded here
+_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
+_REENCODED_PER_TOKEN: Final = 4  # tokens that one token of another tokenizer may become here: a word's characters
+# An honest sample is often not the canonical cut of its text, and then hardly longer (docs/trust.md has figures).
+_CUT_FACTOR: Final = 2
+_CUT_EXTRA: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +91,15 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, 
     finding = _check_sampling(rollout, limits)
     if finding is not None:
         return finding
-    trace, bound = rollout.trace, _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-    is_encoded_here = trace is None or group.tokenizer_digest != tokenizer.digest
-    if is_encoded_here and len(rollout.text) > bound:
-        return RefusalReason.BAD_TOKENS, f"{len(rollout.text)} characters exceed {bound}"
-    if trace is None:
-        return None
+    trace = rollout.trace
+    if trace is None or group.tokenizer_digest != tokenizer.digest:
+        finding = _check_reencoded(rollout.text, tokenizer, limits)
+        if finding is not None or trace is None:
+            return finding
     finding = (
-        _check_spans(trace, group.policy_id)
-        or _check_tokens(trace, group, tokenizer, limits)
+        _check_length(trace, limits)
+        or _check_spans(trace, group.policy_id)
+        or _check_tokens(trace, group, tokenizer)
         or _check_logprobs(trace)
         or _check_byte_lengths(rollout.text, trace)
     )
@@ -128,33 +132,38 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
     return None
 
 
-def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    num_trained = int(np.count_nonzero(trace.action_mask))
-    if not 1 <= num_trained <= limits.max_new_tokens:
-        return RefusalReason.BAD_TOKENS, f"{num_trained} trained tokens, expected 1 to {limits.max_new_tokens}"
+def _check_length(trace: TokenTrace, limits: AdmissionLimits) -> Finding:
+    """A single answer: the model chose every token, so that no row is longer than prompt and `max_new_tokens`."""
+    num_tokens = trace.token_ids.size
+    if not 1 <= num_tokens <= limits.max_new_tokens:
+        return RefusalReason.BAD_TOKENS, f"{num_tokens} tokens, expected 1 to {limits.max_new_tokens}"
+    if not trace.action_mask.all() or trace.turn_ids.any():
+        return RefusalReason.BAD_TOKENS, "tokens that the model did not choose, or several turns, in a single answer"
+    return None
+
+
+def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
     if group.tokenizer_digest != tokenizer.digest:
         return None  # ids of another vocabulary are never looked up here
     if not _are_in_vocabulary(trace.token_ids, tokenizer):
         return RefusalReason.BAD_TOKENS, f"token id outside [0, {tokenizer.vocab_size})"
-    if _has_inner_eos(trace, tokenizer.eos_ids):
-        return RefusalReason.BAD_TOKENS, "tokens after an end of sequence within a turn"
+    if not tokenizer.eos_ids.isdisjoint(trace.token_ids[:-1].tolist()):
+        return RefusalReason.BAD_TOKENS, "tokens after an end of sequence"  # no sampler goes on there
     return None
+
+
+def _check_reencoded(text: str, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
+    """A text whose tokens are not ours becomes a row of ours: its length is bounded, too."""
+    bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    if len(text) > bound:
+        return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"
+    num_tokens, most = len(tokenizer.encode_response(text)), _REENCODED_PER_TOKEN * limits.max_new_tokens
+    return (RefusalReason.BAD_TOKENS, f"{num_tokens} tokens here exceed {most}") if num_tokens > most else None
 
 
 def _are_in_vocabulary(ids: IntArray, tokenizer: Tokenizer) -> bool:
     # Seen as unsigned, a negative id is a huge one.
     return not ids.size or int(np.maximum.reduce(ids.view(np.uint32))) < tokenizer.vocab_size
-
-
-def _has_inner_eos(trace: TokenTrace, eos_ids: frozenset[int]) -> bool:
-    """True when a trained token follows an EOS of the same turn: invisible in the text, yet learned."""
-    mask, turns, before_last = trace.action_mask, trace.turn_ids, trace.token_ids.tolist()[:-1]
-    if eos_ids.isdisjoint(before_last):
-        return False
-    for at, token in enumerate(before_last):
-        if token in eos_ids and mask[at] and mask[at + 1] and turns[at] == turns[at + 1]:
-            return True
-    return False
 
 
 def _check_logprobs(trace: TokenTrace) -> Finding:
@@ -173,14 +182,15 @@ def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
     """The tokens that stand for a text stand for all of it; which for what, only its tokenizer could tell."""
     if trace.byte_lengths is None:
         return None
-    if not trace.action_mask.all():
-        return RefusalReason.BAD_TOKENS, "byte lengths of tokens that the model did not choose"
     total, expected = int(trace.byte_lengths.sum(dtype=np.int64)), len(text.encode())
     return (RefusalReason.BAD_TOKENS, f"byte lengths add up to {total}, not {expected}") if total != expected else None
 
 
 def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """What is scored is what is learned."""
-    if tokenizer.decode(trace.token_ids[trace.action_mask].tolist()) != text:
+    """What is scored is what is learned: every token shows in the text, of which there are about as many as usual."""
+    if tokenizer.decode(trace.token_ids.tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
-    return None
+    num_tokens, most = trace.token_ids.size, _CUT_FACTOR * len(tokenizer.encode_response(text)) + _CUT_EXTRA
+    return (
+        (RefusalReason.BAD_TOKENS, f"{num_tokens} tokens for a text of {most} at most") if num_tokens > most else None
+    )

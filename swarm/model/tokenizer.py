@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ from swarm.types import Digest, Task
 if TYPE_CHECKING:
     import tokenizers
 
+_NO_TEXT = "\ufffd"  # shown for an id that stands for no text, as for bytes that are no UTF-8
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
 
 
@@ -59,8 +60,9 @@ class CharTokenizer:
         return [*(len(char.encode()) for char in text), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of response tokens, pad and EOS skipped. Raises IndexError for ids outside the vocabulary."""
-        return "".join(ALPHABET[index - self._first] for index in token_ids if index >= self._first)
+        """Text of response tokens; a last EOS is left out. Raises IndexError for ids outside the vocabulary."""
+        shown = _without_end(token_ids, self.eos_ids)
+        return "".join(ALPHABET[index - self._first] if index >= self._first else _NO_TEXT for index in shown)
 
 
 class HfTokenizer:
@@ -77,9 +79,10 @@ class HfTokenizer:
         self._template = _chat_template(folder, settings)
         canonical = json.dumps(json.loads(self._tokenizer.to_str()), sort_keys=True, separators=(",", ":"))
         self.digest: Digest = hashlib.sha256(canonical.encode()).digest()
-        # Embeddings are often padded beyond the tokenizer; such an id is legal and decodes to nothing.
+        # Embeddings are often padded beyond the tokenizer; such an id is legal and stands for no text.
         in_model = _read_json(folder / "config.json").get("vocab_size", 0)
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self._textless_ids = frozenset(range(self.vocab_size)) - set(self._tokenizer.get_vocab(True).values())
         self.eos_ids = self._find_eos_ids()
 
     def encode_prompt(self, task: Task) -> list[int]:
@@ -113,8 +116,16 @@ class HfTokenizer:
         return [*_byte_lengths(text, spans), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of response tokens, special tokens skipped."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """Text of response tokens, markers as they are written; a last EOS is left out."""
+        shown = _without_end(token_ids, self.eos_ids)
+        if self._textless_ids.isdisjoint(shown):
+            return self._decode(shown)
+        # Here the decoder would leave out what it does not know.
+        runs = groupby(shown, self._textless_ids.__contains__)
+        return "".join(_NO_TEXT * len([*run]) if is_textless else self._decode([*run]) for is_textless, run in runs)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     @cached_property
     def _plain_tokenizer(self) -> "tokenizers.Tokenizer":
@@ -162,6 +173,11 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
     if config.source == TINY:
         return CharTokenizer()
     return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
+
+
+def _without_end(token_ids: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
+    shown = list(token_ids)
+    return shown[:-1] if shown and shown[-1] in eos_ids else shown
 
 
 def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:

@@ -76,9 +76,10 @@ class ToyTokenizer:
         return [*(len(character.encode()) for character in text), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Characters of the ids, special tokens skipped."""
+        """Characters of the ids; a last EOS is left out."""
         first = self._FIRST_CHARACTER_ID
-        return "".join(self._CHARACTERS[token_id - first] for token_id in token_ids if token_id >= first)
+        shown = token_ids[:-1] if token_ids[-1:] == [self.EOS_ID] else token_ids
+        return "".join(self._CHARACTERS[token_id - first] if token_id >= first else "\ufffd" for token_id in shown)
 
     def _encode(self, text: str) -> list[int]:
         unknown = self._ids["?"]

@@ -36,6 +36,7 @@ from swarm.types import (
     PolicyVersion,
     RefusalReason,
     Refused,
+    Rollout,
     RolloutGroup,
     Sampling,
     ScoredGroup,
@@ -60,7 +61,11 @@ class Gate:
     """A node's admission on a manual clock, with the knobs the tests turn."""
 
     def __init__(
-        self, groups_per_minute: int = 6000, offload: Callable[..., object] = call, temperature: float = 1.0
+        self,
+        groups_per_minute: int = 6000,
+        offload: Callable[..., object] = call,
+        temperature: float = 1.0,
+        max_group_bytes: int = MAX_BYTES,
     ) -> None:
         self.clock = ManualClock()
         self.verifier = ScriptedVerifier(held_out=frozenset({1234}), crashes_on="CRASH", num_tasks=10_000)
@@ -69,7 +74,7 @@ class Gate:
         self.reputation = Reputation(self.clock, groups_per_minute)
         self.tokenizer = ToyTokenizer()
         config = NodeConfig(
-            exchange=ExchangeConfig(max_group_bytes=MAX_BYTES), generator=GeneratorConfig(temperature=temperature)
+            exchange=ExchangeConfig(max_group_bytes=max_group_bytes), generator=GeneratorConfig(temperature=temperature)
         )
         peers = Peers(OURSELVES.node_id)
         self.heads = peers.heads
@@ -86,13 +91,13 @@ class Gate:
         if self.disk_error is not None:
             raise OSError(self.disk_error, "as told")
 
-    async def expect(self, sealed: SealedGroup, reason: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
-        """The group is refused for that reason, counted, and an honest group right after is admitted."""
-        before = self.admission.refusals[reason]
+    async def expect(self, sealed: SealedGroup, *reasons: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
+        """The group is refused for one of the reasons, counted, and an honest group right after is admitted."""
+        before = self.admission.refusals.copy()
         result = await self.admission.admit(sealed, via)
         assert isinstance(result, Refused), "a hostile group was admitted"
-        assert result.reason is reason, (result.reason, result.detail)
-        assert self.admission.refusals[reason] == before + 1
+        assert result.reason in reasons, (result.reason, result.detail)
+        assert self.admission.refusals[result.reason] == before[result.reason] + 1
         await self.expect_good()
         return result
 
@@ -310,17 +315,56 @@ async def test_text_that_differs_from_the_token_ids() -> None:
     assert gate.reputation.score(HOSTILE.node_id) < 0
 
 
-async def test_tokens_that_the_text_hides() -> None:
-    tokenizer = ToyTokenizer()
-    ids = np.array([tokenizer.EOS_ID, *tokenizer.encode_response("7")], np.int32)
+EOS, PAD = ToyTokenizer.EOS_ID, 0
+RIGHT, OTHER = ToyTokenizer().encode_response("7")[:-1], ToyTokenizer().encode_response("8")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "untrained", "second_turn_at"),
+    [
+        pytest.param([*OTHER * 200_000, *RIGHT, EOS], 200_000, None, id="pill: an attention mask of 40 GB"),
+        pytest.param([*OTHER * 6_000, *RIGHT, EOS], 6_000, None, id="slow pill: one step in 25 s"),
+        pytest.param([EOS, *RIGHT, EOS], 0, 1, id="an end that is trained, in a turn of its own"),
+        pytest.param([EOS, *RIGHT, EOS], 0, None, id="an end that is trained, in the same turn"),
+        pytest.param([PAD, *RIGHT, EOS], 0, None, id="padding that decoding hides"),
+        pytest.param([*RIGHT, PAD], 0, None, id="padding in the place of the end"),
+        pytest.param([*OTHER, *RIGHT, EOS], 1, None, id="another question before the answer"),
+        pytest.param([*RIGHT, EOS, EOS], 0, None, id="two ends"),
+    ],
+)
+async def test_tokens_that_the_text_does_not_show(
+    token_ids: list[int], untrained: int, second_turn_at: int | None
+) -> None:
+    mask = np.arange(len(token_ids)) >= untrained
+    turns = np.zeros(len(token_ids), np.int16)
+    if second_turn_at is not None:
+        turns[second_turn_at:] = 1
     hidden = TokenTrace(
-        token_ids=ids,
-        action_mask=np.ones(3, np.bool_),
-        logprobs=np.full(3, -1.0, np.float32),
-        turn_ids=np.zeros(3, np.int16),
+        token_ids=np.array(token_ids, np.int32),
+        action_mask=mask,
+        logprobs=None,
+        turn_ids=turns,
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=HOSTILE.node_id, step=0)),),
     )
-    await Gate().expect(hostile(on_first_rollout(trace=hidden)), RefusalReason.BAD_TOKENS)
+
+    def with_trace(rollout: Rollout) -> Rollout:
+        assert rollout.trace is not None
+        return replace(rollout, trace=replace(rollout.trace, logprobs=None))
+
+    def change(group: RolloutGroup) -> RolloutGroup:
+        first, *others = group.rollouts
+        return replace(group, rollouts=(replace(first, trace=hidden), *map(with_trace, others)))
+
+    gate = Gate(max_group_bytes=4 * 2**20)
+    await gate.expect(hostile(change), RefusalReason.BAD_TOKENS, RefusalReason.TEXT_MISMATCH)
+
+
+@pytest.mark.parametrize("text", ["7" + " " * 60, "\u4e2d" * 40])
+async def test_a_text_that_becomes_a_long_row_here(text: str) -> None:
+    tokenizer = ToyTokenizer("theirs")
+    group = make_group(HOSTILE.node_id, texts=[text] * 8, tokenizer=tokenizer)
+    group = replace(group, rollouts=tuple(replace(r, trace=None, claimed_reward=0.0) for r in group.rollouts))
+    await Gate().expect(make_sealed(group, HOSTILE), RefusalReason.BAD_TOKENS)
 
 
 @pytest.mark.parametrize("claimed", [0.5, 0.998, -1.0, 1e6])

@@ -88,7 +88,18 @@ def test_ids_of_padded_embeddings_are_in_the_vocabulary_and_every_eos_counts(fol
     tokenizer = HfTokenizer(folder)
     assert tokenizer.vocab_size == 300
     assert tokenizer.eos_ids == {256, 257}
-    assert tokenizer.decode([299]) == ""
+
+
+def test_every_token_shows_but_an_end_in_the_last_place(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    (letter,) = tokenizer.encode_response("a")[:-1]
+    start, end = 256, 257
+    assert tokenizer.decode([letter, end]) == "a"
+    assert tokenizer.decode([start, letter, end, end]) == "<|im_start|>a<|im_end|>"
+    assert tokenizer.decode([letter, 299, 298, letter]) == "a\ufffd\ufffda", "ids beyond the tokenizer"
+    assert tokenizer.decode([]) == tokenizer.decode([end]) == ""
+    tiny = CharTokenizer()
+    assert tiny.decode([tiny.pad_id, 2, tiny.eos_id, tiny.eos_id]) == "\ufffda\ufffd"
 
 
 def test_digest_is_of_the_mapping_not_of_the_file_layout(folder: Path) -> None:
