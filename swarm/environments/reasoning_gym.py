@@ -36,7 +36,8 @@ _LITERAL = frozenset({"binary_matrix", "spiral_matrix", "string_insertion", "n_q
 _FORMULA = frozenset(
     {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
 )
-_FORMULA_PATTERN = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
+_FORMULA_TOKEN = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|(?P<word>[A-Za-z]+)|\*\*|[-+*/() ]")
+_MAX_FORMULA_TOKENS = 200
 _PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan"})
 _SMALL_POWER = re.compile(r"\*\*(?:[0-9]{1,2}(?![0-9.])|\([0-9]{1,2}/[0-9]{1,2}\))(?!\*\*)")
@@ -115,12 +116,19 @@ def is_formula(answer: str) -> bool:
 
     That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
     """
-    if not _FORMULA_PATTERN.fullmatch(answer):
-        return False
-    compact = "".join(answer.split())
-    if re.search(r"[0-9][A-Za-z]", compact) or len(_SMALL_POWER.findall(compact)) != compact.count("**"):
-        return False
-    return all(len(word) == 1 or word in _FUNCTIONS for word in re.findall(r"[A-Za-z]+", answer))
+    at = num_tokens = 0
+    while at < len(answer):  # token by token: one pattern for all of it took exponential time over a long word
+        token = _FORMULA_TOKEN.match(answer, at)
+        num_tokens += 1
+        if token is None or num_tokens > _MAX_FORMULA_TOKENS:
+            return False
+        word = token["word"]
+        if word and len(word) > 1 and word not in _FUNCTIONS:
+            return False
+        at = token.end()
+    compact = answer.replace(" ", "")
+    has_product_without_sign = re.search(r"[0-9][A-Za-z]", compact)
+    return bool(compact) and not has_product_without_sign and len(_SMALL_POWER.findall(compact)) == compact.count("**")
 
 
 def is_literal(answer: str) -> bool:

@@ -1,9 +1,12 @@
 """The reasoning-gym adapter."""
 
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import NumberedEnvironment
@@ -117,6 +120,22 @@ def test_names_attributes_and_big_powers_are_no_formula(text: str) -> None:
 @pytest.mark.parametrize("text", ["3*x**2 + sin(x) + C", "(4 + 5) * 6 - 2/3", "x ** 12", "2*(4*x + 2)**(3/2)/3"])
 def test_ordinary_formulas_pass(text: str) -> None:
     assert is_formula(text)
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("text", ["a" * 60 + "!", "sin" * 60 + "!", "1" * 20_000 + "!", " " * 20_000, "(" * 20_000])
+def test_a_long_answer_is_judged_in_linear_time(text: str) -> None:
+    assert not is_formula(text)
+
+
+BEFORE = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")
+
+
+@given(st.lists(st.sampled_from([*"1 .x*(/!e", "sin", "**", "**2", "12345678901234", "log"]), max_size=9).map("".join))
+def test_what_passes_is_made_of_numbers_short_words_and_signs(text: str) -> None:
+    if is_formula(text):
+        assert BEFORE.fullmatch(text)
+        assert {word for word in re.findall("[A-Za-z]+", text) if len(word) > 1} <= {"sin", "log"}
 
 
 def test_every_process_builds_the_same_problems() -> None:
