@@ -27,6 +27,7 @@ MAX_LISTED = 1000  # versions or members in one answer
 
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
+assert MAX_RECORDED <= CALLS_BURST, "each version counts as a call: a full batch would never pass"
 MAX_CLIENTS = 20_000
 # Watches are long calls: as many calls again stay free for everything else.
 CONCURRENT_CALLS: Final = 2 * WATCHES_TOTAL
@@ -96,9 +97,10 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     @rpc
     async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:
         """Adds versions of the caller's lineage; each counts as a call, so that no node fills the ledger faster."""
-        if not 0 < len(request.versions) <= MAX_RECORDED:
-            raise ConfigError(f"{len(request.versions)} versions, expected 1 to {MAX_RECORDED}")
-        node_id = self._caller(context, len(request.versions))
+        num_versions = len(request.versions)
+        node_id = self._caller(context, min(max(1, num_versions), MAX_RECORDED))
+        if not 0 < num_versions <= MAX_RECORDED:
+            raise ConfigError(f"{num_versions} versions, expected 1 to {MAX_RECORDED}")
         versions = [version_or_none(version) for version in request.versions]
         whole = [version for version in versions if version is not None]
         if len(whole) < len(versions):

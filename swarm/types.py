@@ -308,6 +308,7 @@ class RefusalReason(StrEnum):
     WRONG_PROMPT = "wrong_prompt"
     TEXT_MISMATCH = "text_mismatch"
     BAD_TOKENS = "bad_tokens"  # ids outside the vocabulary, inconsistent lengths
+    UNUSABLE_TEXT = "unusable_text"  # as its tokenizer here cuts it; no honest node can know, so it costs nothing
     BAD_LOGPROBS = "bad_logprobs"  # positive, NaN or infinite
     BAD_SAMPLING = "bad_sampling"
     BAD_VERSION = "bad_version"  # spans out of order, or steps beyond the producer's signed head

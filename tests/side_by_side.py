@@ -82,4 +82,6 @@ def main(which: str, *flags: str) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] not in (["test"], ["check"]):
+        raise SystemExit("usage: python tests/side_by_side.py test|check [flags of pytest]")
     raise SystemExit(main(*sys.argv[1:]))

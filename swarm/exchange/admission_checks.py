@@ -29,8 +29,9 @@ _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is c
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 _TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
-_REENCODED_PER_TOKEN: Final = 4  # tokens that one token of another tokenizer may become here: a word's characters
-# An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer.
+PER_FOREIGN_TOKEN: Final = 8  # tokens that one token of another tokenizer may become: a word's characters
+# An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer. The
+# bound is for a whole group, since one answer may have collapsed to what merges: 64 spaces are 2 tokens.
 _CUT_FACTOR: Final = 2
 _CUT_EXTRA: Final = 4
 
@@ -44,7 +45,7 @@ class AdmissionLimits:
     largest_group: int = 0  # 0, or groups have any size from 2 to this
     max_age_steps: int = 4
     max_age_s: float = 600.0  # since the producer's created_at, clock skew allowed on top
-    max_new_tokens: int = 8  # trained tokens of one rollout, and what its generator was allowed
+    max_new_tokens: int = 8  # tokens of one answer, and what its generator was allowed
     temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
     has_followers: bool = False  # others have our weights, and make groups with them
@@ -82,7 +83,7 @@ def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
         finding = _check_rollout(rollout, group, tokenizer, limits)
         if finding is not None:
             return finding
-    return None
+    return _check_cut(group, tokenizer)
 
 
 def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
@@ -93,7 +94,7 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, 
         return finding
     trace = rollout.trace
     if trace is None or group.tokenizer_digest != tokenizer.digest:
-        finding = _check_reencoded(rollout.text, tokenizer, limits)
+        finding = _check_reencoded(rollout.text, group, tokenizer, limits)
         if finding is not None or trace is None:
             return finding
     finding = (
@@ -152,13 +153,19 @@ def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer) 
     return None
 
 
-def _check_reencoded(text: str, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """A text whose tokens are not ours becomes a row of ours: its length is bounded, too."""
+def _check_reencoded(text: str, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
+    """A text that is cut anew becomes a row of bounded length, which says what the text says."""
     bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
     if len(text) > bound:
         return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"
-    num_tokens, most = len(tokenizer.encode_response(text)), _REENCODED_PER_TOKEN * limits.max_new_tokens
-    return (RefusalReason.BAD_TOKENS, f"{num_tokens} tokens here exceed {most}") if num_tokens > most else None
+    token_ids = tokenizer.encode_response(text)
+    factor = _CUT_FACTOR if group.tokenizer_digest == tokenizer.digest else PER_FOREIGN_TOKEN
+    most = factor * limits.max_new_tokens
+    if len(token_ids) > most:
+        return RefusalReason.UNUSABLE_TEXT, f"{len(token_ids)} tokens here exceed {most}"
+    if tokenizer.decode(token_ids) != text:  # a character that is unknown here would be learned as another
+        return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
+    return None
 
 
 def _are_in_vocabulary(ids: IntArray, tokenizer: Tokenizer) -> bool:
@@ -187,10 +194,21 @@ def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
 
 
 def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """What is scored is what is learned: every token shows in the text, of which there are about as many as usual."""
+    """What is scored is what is learned: every token shows in the text."""
     if tokenizer.decode(trace.token_ids.tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
-    num_tokens, most = trace.token_ids.size, _CUT_FACTOR * len(tokenizer.encode_response(text)) + _CUT_EXTRA
-    return (
-        (RefusalReason.BAD_TOKENS, f"{num_tokens} tokens for a text of {most} at most") if num_tokens > most else None
-    )
+    return None
+
+
+def _check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
+    """The texts are cut into about as many tokens as usual: nobody teaches others to spell."""
+    if group.tokenizer_digest != tokenizer.digest:
+        return None
+    num_tokens = num_usual = 0
+    for rollout in group.rollouts:
+        if rollout.trace is not None:
+            num_tokens += rollout.trace.token_ids.size
+            num_usual += len(tokenizer.encode_response(rollout.text))
+    if num_tokens > _CUT_FACTOR * num_usual + _CUT_EXTRA:
+        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
+    return None

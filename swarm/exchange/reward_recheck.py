@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from swarm.exchange.admission_checks import AdmissionLimits, Finding
+from swarm.exchange.admission_checks import PER_FOREIGN_TOKEN, AdmissionLimits, Finding
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import (
     Correction,
@@ -22,6 +22,8 @@ from swarm.types import (
     TokenTrace,
 )
 
+_TEMPLATE_TOKENS = 1024  # of another model's chat template
+
 
 def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says."""
@@ -31,8 +33,12 @@ def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, l
     if verdict.task.is_held_out:
         return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
     is_ours = group.tokenizer_digest == tokenizer.digest
-    if is_ours and group.prompt_ids.tolist() != tokenizer.encode_prompt(verdict.task):
+    prompt_ids = tokenizer.encode_prompt(verdict.task)
+    if is_ours and group.prompt_ids.tolist() != prompt_ids:
         return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
+    num_tokens, most = group.prompt_ids.size, PER_FOREIGN_TOKEN * len(prompt_ids) + _TEMPLATE_TOKENS
+    if num_tokens > most:  # nobody here reads it, but it takes memory
+        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens of a prompt exceed {most}"
     if group.verifier == verdict.verifier:
         for rollout, reward in zip(group.rollouts, rewards, strict=True):
             error = abs(rollout.claimed_reward - reward)

@@ -84,6 +84,8 @@ class HfTokenizer:
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._textless_ids = frozenset(range(self.vocab_size)) - set(self._tokenizer.get_vocab(True).values())
         self.eos_ids = self._find_eos_ids()
+        self._letter_ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
+        self._letter = str(self._tokenizer.decode(self._letter_ids, skip_special_tokens=False))
 
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened."""
@@ -125,7 +127,9 @@ class HfTokenizer:
         return "".join(_NO_TEXT * len([*run]) if is_textless else self._decode([*run]) for is_textless, run in runs)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        # Behind a letter, as some decoders leave out a space in the first place: a token could hide there.
+        text = str(self._tokenizer.decode([*self._letter_ids, *token_ids], skip_special_tokens=False))
+        return text.removeprefix(self._letter)
 
     @cached_property
     def _plain_tokenizer(self) -> "tokenizers.Tokenizer":

@@ -196,8 +196,9 @@ def make_batch(
     group_index: list[int] = []
     for index, drawn in enumerate(draw.groups):
         group = drawn.scored.group
-        assert len(group.rollouts) == drawn.scored.rewards.shape[0] and group.prompt_ids.shape[0] > 0
-        prompts.append(torch.tensor(own_prompt_ids(drawn.scored, tokenizer, task_of), dtype=torch.int64, device=device))
+        prompt_ids = own_prompt_ids(drawn.scored, tokenizer, task_of)
+        assert len(group.rollouts) == drawn.scored.rewards.shape[0] and prompt_ids
+        prompts.append(torch.tensor(prompt_ids, dtype=torch.int64, device=device))
         responses += [_response(rollout, drawn.scored.correction, tokenizer) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]

@@ -88,10 +88,12 @@ class GrpcCoordinatorClient:
         return advice
 
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
-        """Adds versions to the ledger, all or none; a refusal is logged and not raised. Raises Unavailable."""
+        """Adds versions to the ledger in one transaction; what it refuses is logged. Raises Unavailable."""
         request = pb.RecordVersionsRequest(versions=map(version_to_message, versions))
         response = await self._call("record_versions", lambda stub: stub.RecordVersions, request)
-        for version, answer in zip(versions, response.answers, strict=False):
+        if len(response.answers) != len(versions):
+            raise Unavailable(f"coordinator: {len(response.answers)} answers to {len(versions)} versions")
+        for version, answer in zip(versions, response.answers, strict=True):
             if not answer.accepted:
                 logger.warning(
                     "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}

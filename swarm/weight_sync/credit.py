@@ -1,9 +1,10 @@
 """Credit-based flow control: how many groups each generator may start for this trainer, so that none arrives too old.
 
-Invariant: whenever credit is granted, `granted - delivered - expired <= capacity` over all generators that deliver (in
-rounds up to the rounding of equal shares). The total granted on a stream only grows; what a generator that disconnected
-or stalls had outstanding is free again. A generator that never delivered gets a trial of one group outside the
-capacity, in turn with the others, so that free identities cannot starve proven ones. Pure bookkeeping, single-threaded.
+Invariant: whenever credit is granted, `num_granted - num_delivered - num_expired <= capacity` over all generators that
+deliver (in rounds up to the rounding of equal shares). The total granted on a stream only grows; what a generator that
+disconnected or stalls had outstanding is free again. A generator that never delivered gets a trial of one group outside
+the capacity, in turn with the others, so that free identities cannot starve proven ones. Pure bookkeeping,
+single-threaded.
 """
 
 from collections import OrderedDict, deque

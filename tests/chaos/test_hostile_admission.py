@@ -15,6 +15,7 @@ import zstandard
 from swarm.clock import ManualClock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig
 from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.objectives.batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -32,6 +33,8 @@ from swarm.testing.builders import (
 from swarm.testing.nodes import make_admission, make_context
 from swarm.types import (
     Correction,
+    Draw,
+    DrawnGroup,
     FinishReason,
     PolicyVersion,
     RefusalReason,
@@ -91,13 +94,13 @@ class Gate:
         if self.disk_error is not None:
             raise OSError(self.disk_error, "as told")
 
-    async def expect(self, sealed: SealedGroup, *reasons: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
-        """The group is refused for one of the reasons, counted, and an honest group right after is admitted."""
-        before = self.admission.refusals.copy()
+    async def expect(self, sealed: SealedGroup, reason: RefusalReason, via: str = HOSTILE.node_id) -> Refused:
+        """The group is refused for that reason, counted, and an honest group right after is admitted."""
+        before = self.admission.refusals[reason]
         result = await self.admission.admit(sealed, via)
         assert isinstance(result, Refused), "a hostile group was admitted"
-        assert result.reason in reasons, (result.reason, result.detail)
-        assert self.admission.refusals[result.reason] == before[result.reason] + 1
+        assert result.reason is reason, (result.reason, result.detail)
+        assert self.admission.refusals[reason] == before + 1
         await self.expect_good()
         return result
 
@@ -320,20 +323,26 @@ RIGHT, OTHER = ToyTokenizer().encode_response("7")[:-1], ToyTokenizer().encode_r
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "untrained", "second_turn_at"),
+    ("token_ids", "untrained", "second_turn_at", "reason"),
     [
-        pytest.param([*OTHER * 200_000, *RIGHT, EOS], 200_000, None, id="pill: an attention mask of 40 GB"),
-        pytest.param([*OTHER * 6_000, *RIGHT, EOS], 6_000, None, id="slow pill: one step in 25 s"),
-        pytest.param([EOS, *RIGHT, EOS], 0, 1, id="an end that is trained, in a turn of its own"),
-        pytest.param([EOS, *RIGHT, EOS], 0, None, id="an end that is trained, in the same turn"),
-        pytest.param([PAD, *RIGHT, EOS], 0, None, id="padding that decoding hides"),
-        pytest.param([*RIGHT, PAD], 0, None, id="padding in the place of the end"),
-        pytest.param([*OTHER, *RIGHT, EOS], 1, None, id="another question before the answer"),
-        pytest.param([*RIGHT, EOS, EOS], 0, None, id="two ends"),
+        pytest.param(
+            [*OTHER * 200_000, *RIGHT, EOS],
+            200_000,
+            None,
+            RefusalReason.BAD_TOKENS,
+            id="pill",
+        ),
+        pytest.param([*OTHER * 6_000, *RIGHT, EOS], 6_000, None, RefusalReason.BAD_TOKENS, id="slow pill"),
+        pytest.param([EOS, *RIGHT, EOS], 0, 1, RefusalReason.BAD_TOKENS, id="an end in a turn of its own"),
+        pytest.param([EOS, *RIGHT, EOS], 0, None, RefusalReason.BAD_TOKENS, id="an end in the same turn"),
+        pytest.param([PAD, *RIGHT, EOS], 0, None, RefusalReason.TEXT_MISMATCH, id="padding that decoding hides"),
+        pytest.param([*RIGHT, PAD], 0, None, RefusalReason.TEXT_MISMATCH, id="padding as the end"),
+        pytest.param([*OTHER, *RIGHT, EOS], 1, None, RefusalReason.BAD_TOKENS, id="another question first"),
+        pytest.param([*RIGHT, EOS, EOS], 0, None, RefusalReason.BAD_TOKENS, id="two ends"),
     ],
 )
 async def test_tokens_that_the_text_does_not_show(
-    token_ids: list[int], untrained: int, second_turn_at: int | None
+    token_ids: list[int], untrained: int, second_turn_at: int | None, reason: RefusalReason
 ) -> None:
     mask = np.arange(len(token_ids)) >= untrained
     turns = np.zeros(len(token_ids), np.int16)
@@ -356,15 +365,40 @@ async def test_tokens_that_the_text_does_not_show(
         return replace(group, rollouts=(replace(first, trace=hidden), *map(with_trace, others)))
 
     gate = Gate(max_group_bytes=4 * 2**20)
-    await gate.expect(hostile(change), RefusalReason.BAD_TOKENS, RefusalReason.TEXT_MISMATCH)
+    await gate.expect(hostile(change), reason)
 
 
-@pytest.mark.parametrize("text", ["7" + " " * 60, "\u4e2d" * 40])
-async def test_a_text_that_becomes_a_long_row_here(text: str) -> None:
-    tokenizer = ToyTokenizer("theirs")
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param("7" + " " * 80, "theirs", id="long"),
+        pytest.param("7" + " " * 30, "toy", id="long, of our own tokenizer"),
+        pytest.param("\t7\t\t", "theirs", id="white space that is trained as question marks"),
+        pytest.param("\u4e2d", "theirs", id="a character that is unknown here"),
+    ],
+)
+async def test_a_text_without_tokens_that_makes_another_row_here(text: str, name: str) -> None:
+    gate, tokenizer = Gate(), ToyTokenizer(name)
     group = make_group(HOSTILE.node_id, texts=[text] * 8, tokenizer=tokenizer)
     group = replace(group, rollouts=tuple(replace(r, trace=None, claimed_reward=0.0) for r in group.rollouts))
-    await Gate().expect(make_sealed(group, HOSTILE), RefusalReason.BAD_TOKENS)
+    await gate.expect(make_sealed(group, HOSTILE), RefusalReason.UNUSABLE_TEXT)
+    assert gate.reputation.score(HOSTILE.node_id) == 0, "an honest node of another model cannot know"
+
+
+async def test_a_huge_prompt_of_another_tokenizer() -> None:
+    group = make_group(HOSTILE.node_id, tokenizer=ToyTokenizer("theirs"))
+    huge = replace(group, prompt_ids=np.zeros(2**20, np.int32))
+    await Gate(max_group_bytes=4 * 2**20).expect(make_sealed(huge, HOSTILE), RefusalReason.UNUSABLE_TEXT)
+
+
+async def test_an_empty_prompt_of_another_tokenizer_is_nobodys_business() -> None:
+    group = make_group(HOSTILE.node_id, tokenizer=ToyTokenizer("theirs"))
+    empty = replace(group, prompt_ids=np.zeros(0, np.int32))
+    scored = await Gate().admission.admit(make_sealed(empty, HOSTILE), HOSTILE.node_id)
+    assert isinstance(scored, ScoredGroup)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0, source_weights={})
+    batch = make_batch(draw, ToyTokenizer(), task_of=toy_task)
+    assert batch.token_ids.shape == (8, 2), "the learner makes the prompt itself"
 
 
 @pytest.mark.parametrize("claimed", [0.5, 0.998, -1.0, 1e6])

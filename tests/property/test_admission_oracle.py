@@ -1,0 +1,102 @@
+"""Admission against an oracle: whatever it lets in costs no more than an honest answer, and hides nothing from it."""
+
+import os
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.identity import Identity
+from swarm.testing.builders import ToyTokenizer, make_group, make_identity
+from swarm.types import PolicyVersion, Rollout, RolloutGroup, TokenTrace, VersionSpan
+from swarm.wire.envelopes import open_group, seal_group
+
+EVE = make_identity(5)
+LIMITS = AdmissionLimits(group_size=2, max_new_tokens=8)
+OURS, THEIRS = ToyTokenizer(), ToyTokenizer("theirs")
+NUM_GROUPS = int(os.environ.get("SWARM_ORACLE_GROUPS", "10000"))  # a million by hand
+OF_OURS, OF_THEIRS = (make_group(EVE.node_id, tokenizer=tokenizer) for tokenizer in (OURS, THEIRS))
+HONEST = OF_OURS.rollouts[0]
+LETTERS = OURS.encode_response("7 a\n")[:-1]
+MARKERS = [0, OURS.BOS_ID, OURS.EOS_ID]
+
+
+def any_rollout(rng: random.Random) -> Rollout:
+    """Anything that the wire can carry, most of it nearly honest."""
+    count = rng.randint(1, 9) if rng.random() < 0.8 else rng.randint(10, 400)
+    ids = rng.choices([*LETTERS, *LETTERS, *MARKERS], k=count)
+    if rng.random() < 0.7:
+        ids = [index for index in ids[:-1] if index not in MARKERS] + [rng.choice([*LETTERS, OURS.EOS_ID])]
+    mask, turns = np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int16)
+    if rng.random() < 0.2:
+        mask[: rng.randint(0, len(ids))] = False
+    if rng.random() < 0.2:
+        turns[rng.randint(0, len(ids)) :] = 1
+    shown = [index for index, is_trained in zip(ids, mask, strict=True) if is_trained]
+    text = rng.choice([ids, ids, shown, [index for index in shown if index not in MARKERS]])
+    trace = TokenTrace(
+        token_ids=np.array(ids, np.int32),
+        action_mask=mask,
+        logprobs=None,
+        turn_ids=turns,
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=EVE.node_id, step=0)),),
+    )
+    return replace(HONEST, text=OURS.decode(text), trace=None if rng.random() < 0.05 else trace)
+
+
+def any_group(rng: random.Random) -> RolloutGroup:
+    """Two rollouts, which say that they are of our tokenizer or of another."""
+    group = OF_OURS if rng.random() < 0.8 else OF_THEIRS
+    return replace(group, rollouts=(any_rollout(rng), any_rollout(rng)))
+
+
+def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | None:
+    """The group as a consumer opens it, None where its structure is refused."""
+    opened = open_group(seal_group(group, identity), LIMITS.max_group_bytes)
+    return opened if isinstance(opened, RolloutGroup) else None
+
+
+@pytest.mark.timeout(120)
+def test_what_is_admitted_is_no_longer_than_an_honest_answer_and_shows_every_token() -> None:
+    num_admitted = 0
+    for seed in range(NUM_GROUPS):
+        opened = travelled(any_group(random.Random(seed)))
+        if opened is None or check_form(opened, OURS, LIMITS) is not None:
+            continue
+        num_admitted += 1
+        _check_admitted(opened)
+    assert num_admitted > NUM_GROUPS / 20, "a fuzz whose groups are all refused shows nothing"
+
+
+def _check_admitted(opened: RolloutGroup) -> None:
+    for rollout in opened.rollouts:
+        if rollout.trace is None or opened.tokenizer_digest != OURS.digest:
+            row = OURS.encode_response(rollout.text)  # what the learner makes of it
+            assert len(row) <= (2 if opened.tokenizer_digest == OURS.digest else 8) * LIMITS.max_new_tokens
+            assert OURS.decode(row) == rollout.text
+            continue
+        ids = rollout.trace.token_ids.tolist()
+        assert len(ids) <= LIMITS.max_new_tokens
+        assert rollout.trace.action_mask.all() and not rollout.trace.turn_ids.any()
+        num_shown = len(ids) - (ids[-1] in OURS.eos_ids)
+        assert len(rollout.text) == num_shown, "one character a token: a hidden one would be missing"
+
+
+@given(st.lists(st.sampled_from(LETTERS), min_size=0, max_size=7), st.booleans())
+def test_an_honest_answer_is_never_refused(letters: list[int], is_ended: bool) -> None:
+    ids = [*letters, OURS.EOS_ID] if is_ended or not letters else letters
+    assert HONEST.trace is not None
+    trace = replace(
+        HONEST.trace,
+        token_ids=np.array(ids, np.int32),
+        action_mask=np.ones(len(ids), np.bool_),
+        logprobs=np.full(len(ids), -0.5, np.float32),
+        turn_ids=np.zeros(len(ids), np.int16),
+    )
+    rollout = replace(HONEST, text=OURS.decode(ids), trace=trace)
+    opened = travelled(replace(OF_OURS, rollouts=(rollout, rollout)))
+    assert opened is not None and check_form(opened, OURS, LIMITS) is None
