@@ -34,7 +34,7 @@ def drawn(events: list[Event]) -> dict[int, list[str]]:
 
 def learned(events: list[Event]) -> list[tuple[int, int, int]]:
     """What is equal on every machine of a step that is made again from the same draw."""
-    return [(event.step, event.num_tokens, len(event.ages_steps)) for event in events_of(StepMade, events)]
+    return [(event.draw_step, event.num_tokens, len(event.ages_steps)) for event in events_of(StepMade, events)]
 
 
 @pytest.mark.timeout(120)
@@ -68,11 +68,12 @@ async def test_a_run_of_an_older_release_goes_on_where_it_was(archive: Path, swa
     (restart,) = (at for at, event in enumerate(ada.events) if isinstance(event, NodeRestored) and event.num_draws)
     before, after = ada.events[:restart], ada.events[restart:]
     assert isinstance(ada.events[restart], NodeRestored) and ada.events[restart].num_draws == 8
-    assert [event.step for event in events_of(StepMade, after)] == [7, 8, 9, 10, 11, 12]
+    made = [event.step for event in events_of(StepMade, after) if not event.was_skipped]
+    assert made == [7, 8, 9, 10, 11, 12]
     assert events_of(DrawsAbandoned, after) == [] and events_of(LoopFailed, after) == []
 
     old_draws, new_draws = drawn(before), drawn(after)
-    assert [*old_draws] == [1, 2, 3, 4, 5, 6, 7, 8] and [*new_draws] == [9, 10, 11, 12], "7 and 8 are in the journal"
+    assert [*old_draws] == [1, 2, 3, 4, 5, 6, 7, 8] and [*new_draws][:4] == [9, 10, 11, 12], "7 and 8 are in the journal"
     assert learned(after)[:2] == learned(before)[6:], "another draw than the journal's"
     used = {digest for digests in old_draws.values() for digest in digests}
-    assert used.isdisjoint(digest for step in (9, 10, 11, 12) for digest in new_draws[step]), "a group learned twice"
+    assert used.isdisjoint(digest for digests in new_draws.values() for digest in digests), "a group learned twice"

@@ -25,7 +25,7 @@ def record(target: Path) -> None:
         run = Path(name) / "run"
         command = ["swarm", "simulate", "--preset", "echo-tiny", "--rounds", "8", "--keep-checkpoints"]
         # Adapters, since whole models of random numbers do not compress; a checkpoint that is not of the last step.
-        changes = ["model.lora_rank=2", "learner.learning_rate=0.01", "learner.checkpoint_every=3"]
+        changes = ["model.lora_rank=2", "learner.checkpoint_every=3"]
         subprocess.run(
             [Path(sys.executable).parent / command[0], *command[1:], "--out", run]
             + [part for change in changes for part in ("--set", change)],
