@@ -73,7 +73,8 @@ async def test_a_run_of_an_older_release_goes_on_where_it_was(archive: Path, swa
     assert events_of(DrawsAbandoned, after) == [] and events_of(LoopFailed, after) == []
 
     old_draws, new_draws = drawn(before), drawn(after)
-    assert [*old_draws] == [1, 2, 3, 4, 5, 6, 7, 8] and [*new_draws][:4] == [9, 10, 11, 12], "7 and 8 are in the journal"
+    assert [*old_draws] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [*new_draws][:4] == [9, 10, 11, 12], "7 and 8 are in the journal"
     assert learned(after)[:2] == learned(before)[6:], "another draw than the journal's"
     used = {digest for digests in old_draws.values() for digest in digests}
     assert used.isdisjoint(digest for digests in new_draws.values() for digest in digests), "a group learned twice"
