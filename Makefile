@@ -92,7 +92,7 @@ test: env ## Run every test; some: make test ARGS="tests/unit -k replay"
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),tests/side_by_side.py test)
 
 .PHONY: check
-check: env ## What a change breaks first, in about 90 seconds: unit and property tests, up to the first that fails
+check: env ## What a change breaks first, in 1.5 to 3 minutes: unit and property tests, up to the first that fails
 	$(BIN)/python $(if $(ARGS),-m pytest -x tests/unit tests/property $(ARGS),tests/side_by_side.py check -x)
 
 .PHONY: lint
