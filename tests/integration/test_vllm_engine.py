@@ -31,7 +31,7 @@ from swarm.model.version_digest import published_state, snapshot, weights_digest
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
 from swarm.types import Canary, FinishReason, FloatArray, Message, PolicyVersion, Sampling, Task
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ("What is 7+5?", "Say something nice about cats.")
