@@ -51,6 +51,27 @@ def endpoint_of(multiaddress: str) -> str:
     return f"{host}:{fields.get('tcp', '')}"
 
 
+def subnet_of(host: str) -> str:
+    """The network that one owner usually has as a whole: the /24 of an IPv4 address, the /48 of an IPv6 address.
+
+    Loopback and private addresses stand for themselves: many machines of one lab share such a network without being
+    one party. So does a name, which is not resolved here.
+
+    Example:
+        subnet_of("1.2.3.4")  # "1.2.3.0/24"
+        subnet_of("127.0.0.7")  # "127.0.0.7"
+    """
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_global:
+        return str(address)
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
 def is_wildcard(listen: str) -> bool:
     """Whether a host:port listens on every interface: nothing that others could dial."""
     return listen.rpartition(":")[0] in _WILDCARDS

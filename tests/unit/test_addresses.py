@@ -9,6 +9,7 @@ from swarm.addresses import (
     endpoint_of,
     is_wildcard,
     own_address,
+    subnet_of,
 )
 from swarm.config import CoordinatorConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
@@ -83,3 +84,19 @@ def test_a_listener_on_every_interface_is_advertised_with_an_address_of_this_mac
 
 def test_the_way_to_this_machine_itself_is_loopback_and_to_nowhere_too() -> None:
     assert own_address("127.0.0.1") == own_address("no-such-host.invalid") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "subnet"),
+    [
+        ("1.2.3.4", "1.2.3.0/24"),
+        ("::ffff:1.2.3.4", "1.2.3.0/24"),
+        ("[2a00:1450:4001::8]", "2a00:1450:4001::/48"),
+        ("127.0.0.7", "127.0.0.7"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("example.org", "example.org"),
+    ],
+)
+def test_a_public_address_stands_for_its_subnet_and_any_other_for_itself(host: str, subnet: str) -> None:
+    assert subnet_of(host) == subnet
