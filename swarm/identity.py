@@ -34,6 +34,7 @@ DOMAIN_ADVERT: Final = b"swarm.v1.advert"
 DOMAIN_CHALLENGE: Final = b"swarm.v1.challenge"
 DOMAIN_HELLO: Final = b"swarm.v1.hello"
 DOMAIN_MANIFEST: Final = b"swarm.v1.manifest"
+DOMAIN_INVITATION: Final = b"swarm.v1.invitation"
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64

@@ -318,6 +318,7 @@ class RefusalReason(StrEnum):
     LOW_REPUTATION = "low_reputation"
     OVER_QUOTA = "over_quota"
     TOO_MANY_ITEMS = "too_many_items"  # more items on a neighbour's streams than its quota
+    NO_ENTRY = "no_entry"  # its producer has shown nothing here that lets it into the run
     NO_CREDIT = "no_credit"  # of our own lineage, more groups than its producer had credit for
     NO_ROOM = "no_room"
 
@@ -367,6 +368,7 @@ class Advert:
     held_bytes: int
     cursor: Cursor  # newest entry of its log
     expires_at_s: float  # wall clock
+    credential: bytes = b""  # what it shows to take part, serialised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

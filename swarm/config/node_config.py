@@ -19,6 +19,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
+NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Model(BaseModel):
@@ -326,6 +327,26 @@ class CoordinatorLink(Model):
     """Seconds between heartbeats."""
 
 
+class EntryConfig(Model):
+    """Who may take part in the run: public, vouched and private runs differ in these lines alone."""
+
+    kind: Literal["open", "work", "invited", "members"] = "open"
+    """`open`: every key. `work`: whoever shows minutes of proof of work, or an invitation. `invited`: whom a member or
+    the coordinator invited. `members`: the listed ones only. Members enter every run."""
+    members: tuple[NodeIdText, ...] = Field(default=(), max_length=1000)
+    """Node ids of those who belong to the run from the start and may invite others (`swarm-node invite`)."""
+    denied: tuple[NodeIdText, ...] = Field(default=(), max_length=1000)
+    """Node ids that are refused whatever they show; what they invited is refused, too."""
+    work_bits: Annotated[int, Field(ge=1, le=40)] = 17
+    """Proof of work: 2 to this power is the mean number of tries; 17 takes about 4 minutes of one core of a laptop."""
+
+    @model_validator(mode="after")
+    def _somebody_enters(self) -> "EntryConfig":
+        if self.kind == "members" and not self.members:
+            raise ValueError('members: kind "members" admits the listed node ids only, and none is listed')
+        return self
+
+
 # --- process -------------------------------------------------------------------------------------
 
 
@@ -397,6 +418,7 @@ class NodeConfig(Model):
     exchange: ExchangeConfig = ExchangeConfig()
     directory: DirectoryConfig = DirectoryConfig()
     coordinator: CoordinatorLink = CoordinatorLink()
+    entry: EntryConfig = EntryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     sandbox: SandboxConfig = SandboxConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -73,13 +73,16 @@ class GrpcTransport:
         limits: ServerLimits | None = None,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         require_allowed: Callable[[NodeId], None] = lambda node_id: None,
+        require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
+        credential: Callable[[], bytes] = bytes,
     ) -> None:
-        """`require_allowed`: see `Sessions`."""
+        """`require_allowed`, `require_entry`: see `Sessions`. `credential`: what we show to peers."""
         self._identity = identity
         self._run_id = run_id
         self._config = config
         self._clock = clock
-        self._sessions = Sessions(identity, run_id, clock, limits, require_allowed)
+        self._credential = credential
+        self._sessions = Sessions(identity, run_id, clock, limits, require_allowed, require_entry)
         self._stall_timeout_s = stall_timeout_s
         self._server: grpc.aio.Server | None = None
         self._clients: set[GrpcPeer] = set()
@@ -110,7 +113,7 @@ class GrpcTransport:
             Unauthenticated: another node answered, or refused our proof.
         """
         channel = await open_channel(
-            address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock
+            address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock, self._credential
         )
         peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients)
         self._clients.add(peer)

@@ -50,8 +50,10 @@ class GrpcCoordinatorClient:
         run_id: str,
         clock: Clock | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
+        credential: Callable[[], bytes] = bytes,
     ) -> None:
-        """Raises ConfigError when the link cannot be dialled."""
+        """`credential`: what we show to be let in. Raises ConfigError when the link cannot be dialled."""
+        self._credential = credential
         self._addresses = [address.strip() for address in link.address.split(",")]
         for address in self._addresses:
             if not is_endpoint(address):
@@ -197,8 +199,9 @@ class GrpcCoordinatorClient:
         is_wrong = False
         for address in self._addresses:
             try:
+                timeout_s = self._timeout_s / len(self._addresses)
                 return await open_channel(
-                    address, self._fingerprint, self._identity, self._run_id, self._timeout_s / len(self._addresses)
+                    address, self._fingerprint, self._identity, self._run_id, timeout_s, credential=self._credential
                 )
             except Unavailable as error:
                 is_wrong = is_wrong or isinstance(error, Unauthenticated)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
+from swarm.peers.entry import EntryRule
 from swarm.types import Advert, NodeId
 from swarm.wire.adverts import MAX_ADVERT_TTL_S, open_advert
 
@@ -56,8 +57,9 @@ class RecordChecker:
     cannot keep known nodes from refreshing.
     """
 
-    def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
-        self._run_id, self._shards, self._clock = run_id, shards, clock
+    def __init__(self, run_id: str, shards: int, clock: Clock, entry: EntryRule | None = None) -> None:
+        """`entry`: whose adverts count; None: everybody's."""
+        self._run_id, self._shards, self._clock, self._entry = run_id, shards, clock, entry
         self._verified = BoundedTable[bytes, tuple[bytes, Advert]](_MAX_VERIFIED)  # author -> newest record
         # One second's worth of signature checks in advance.
         self._known = TokenBucket(_KNOWN_PER_S, _KNOWN_PER_S, clock.monotonic_s())
@@ -84,7 +86,7 @@ class RecordChecker:
             return None
         last = self._verified.get(public_key)
         if last is not None and last[0] == data:
-            return last[1] if last[1].expires_at_s == expires_at_s else None
+            return last[1] if last[1].expires_at_s == expires_at_s and self._may_enter(last[1]) else None
         bucket = self._newcomers if last is None else self._known
         if not bucket.try_take(self._clock.monotonic_s()):
             self.num_deferred += 1
@@ -92,11 +94,14 @@ class RecordChecker:
         advert = open_advert(data, now_s)
         if advert is None or advert.run_id != self._run_id or advert.expires_at_s != expires_at_s:
             return None
-        if advert.node_id != node_id_of(public_key):
+        if advert.node_id != node_id_of(public_key) or not self._may_enter(advert):
             return None
         if last is None or last[1].expires_at_s < advert.expires_at_s:
             self._verified[public_key] = (data, advert)
         return advert
+
+    def _may_enter(self, advert: Advert) -> bool:
+        return self._entry is None or self._entry.admits(advert.node_id, advert.credential)
 
 
 @dataclass(frozen=True, slots=True)

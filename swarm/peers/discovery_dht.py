@@ -22,6 +22,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.flow import BoundedTable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, shard_of
+from swarm.peers.entry import EntryRule
 from swarm.types import Advert
 from swarm.wire.adverts import seal_advert
 
@@ -53,12 +54,18 @@ class HivemindDirectory:
     """
 
     def __init__(
-        self, identity: Identity, run_id: str, config: DirectoryConfig, clock: Clock, cache_path: Path | None
+        self,
+        identity: Identity,
+        run_id: str,
+        config: DirectoryConfig,
+        clock: Clock,
+        cache_path: Path | None,
+        entry: EntryRule | None = None,
     ) -> None:
         """Use `start`."""
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
-        self._checker = RecordChecker(run_id, config.shards, clock)
+        self._checker = RecordChecker(run_id, config.shards, clock, entry)
         self._seen = [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
         self._known = BoundedTable[str, None](MAX_CACHED_ADDRESSES)  # dialable addresses, oldest first
         self._own: Advert | None = None
@@ -69,7 +76,13 @@ class HivemindDirectory:
 
     @classmethod
     async def start(
-        cls, identity: Identity, run_id: str, config: DirectoryConfig, clock: Clock, cache_path: Path | None
+        cls,
+        identity: Identity,
+        run_id: str,
+        config: DirectoryConfig,
+        clock: Clock,
+        cache_path: Path | None,
+        entry: EntryRule | None = None,
     ) -> "HivemindDirectory":
         """Starts a DHT peer and joins through bootstrap and cached addresses.
 
@@ -77,6 +90,7 @@ class HivemindDirectory:
 
         Args:
             cache_path: JSON file of peer addresses from earlier runs; None keeps none.
+            entry: whose adverts are stored and shown; None: everybody's.
 
         Raises:
             ConfigError: the listening address is not TCP, or hivemind is not installed.
@@ -88,7 +102,7 @@ class HivemindDirectory:
         for address in config.bootstrap:
             if not _is_dialable(address):
                 raise ConfigError(f"directory.bootstrap: {address!r} does not end in /p2p/<peer id>")
-        self = cls(identity, run_id, config, clock, cache_path)
+        self = cls(identity, run_id, config, clock, cache_path, entry)
         for address in await asyncio.to_thread(_read_cache, cache_path):
             self._known[address] = None
         async with self._repairing:

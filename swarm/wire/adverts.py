@@ -72,6 +72,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
         held_bytes=advert.held_bytes,
         cursor=cursor_to_message(advert.cursor),
         expires_at_s=advert.expires_at_s,
+        credential=advert.credential,
     )
 
 
@@ -111,6 +112,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         held_bytes=message.held_bytes,
         cursor=cursor,
         expires_at_s=message.expires_at_s,
+        credential=message.credential,
     )
 
 

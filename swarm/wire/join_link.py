@@ -93,7 +93,8 @@ async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_
     from swarm.wire.v1 import coordinator_service_pb2 as pb
     from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
-    channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s)
+    # Who has no credential yet reads here which one the run asks for.
+    channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s, credential=None)
     try:
         stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
         answer = await stub.GetManifest(pb.GetManifestRequest(), timeout=timeout_s)
@@ -121,7 +122,7 @@ def node_config_from_manifest(
         "run_id": manifest.run_id,
         **{
             section: getattr(manifest, section).model_dump(mode="json")
-            for section in ("model", "generator", "replay", "learner", "evaluation")
+            for section in ("model", "generator", "replay", "learner", "evaluation", "entry")
         },
         "environments": [env.model_dump(mode="json") for env in manifest.environments],
         **({"follow": {"policy": manifest.trainer}} if manifest.trainer else {}),

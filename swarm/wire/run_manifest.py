@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast
 from pydantic import Field, ValidationError
 
 from swarm.config import (
+    EntryConfig,
     EnvironmentConfig,
     EvaluationConfig,
     GeneratorConfig,
@@ -89,6 +90,8 @@ class RunManifest(Model):
     """Node id of the trainer that generators follow (`follow.policy`); empty: the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
+    entry: EntryConfig = EntryConfig()
+    """Who may take part."""
 
     def to_bytes(self) -> bytes:
         """UTF-8 JSON with sorted keys: what is signed."""
@@ -109,6 +112,7 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
         evaluation=node.evaluation,
         trainer=node.follow.policy,
         limits=ManifestLimits(max_group_bytes=node.exchange.max_group_bytes, directory_shards=node.directory.shards),
+        entry=node.entry,
     )
     check_manifest(manifest)
     return manifest

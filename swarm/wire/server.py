@@ -75,9 +75,16 @@ class Sessions(pb_grpc.SessionServiceServicer):
         clock: Clock,
         limits: ServerLimits | None = None,
         require_allowed: Callable[[NodeId], None] = lambda node_id: None,
+        require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
     ) -> None:
-        """`require_allowed`: called at Hello and at every call; raises Unavailable for a node that is refused."""
+        """What raises Unavailable for a node that is refused.
+
+        Args:
+            require_allowed: called at Hello and at every call.
+            require_entry: called at Hello, with the credential that was shown.
+        """
         self._require_allowed = require_allowed
+        self._require_entry = require_entry
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
         self.identity = identity
@@ -151,6 +158,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
             raise Unauthenticated("the signature does not fit key, challenge and certificate")
         self._require_allowed(client)
+        self._require_entry(client, request.credential)
         return client
 
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:

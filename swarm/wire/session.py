@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import secrets
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -77,6 +77,7 @@ class AuthenticatedChannel:
         identity: Identity,
         run_id: str,
         clock: Clock,
+        credential: Callable[[], bytes] = bytes,
     ) -> None:
         self.channel = channel
         self.node_id = node_id
@@ -84,6 +85,7 @@ class AuthenticatedChannel:
         self._identity = identity
         self._run_id = run_id
         self._clock = clock
+        self._credential = credential  # asked at every handshake: a newer one may be there
         self._stub: Any = pb_grpc.SessionServiceStub(channel)
         self._token = b""
         self._renew_at_s = 0.0
@@ -103,14 +105,23 @@ class AuthenticatedChannel:
             raise Unavailable(f"the connection to {self.node_id[:8]} was closed")
         return ((SESSION_KEY, self._token),)
 
-    async def _handshake(self, timeout_s: float) -> None:
-        what = f"handshake with {self.node_id[:8]}"
+    async def check_server(self, timeout_s: float) -> bytes:
+        """Has the server prove who it is, without a word on who we are; returns its nonce for Hello.
+
+        Raises:
+            Unavailable, Unauthenticated: it did not.
+        """
         nonce = secrets.token_bytes(NONCE_BYTES)
-        with calling(what, Unauthenticated):
+        with calling(f"handshake with {self.node_id[:8]}", Unauthenticated):
             challenge = await self._stub.Challenge(pb.ChallengeRequest(client_nonce=nonce), timeout=timeout_s)
-            self._check_server(challenge, nonce)
+            self._check_challenge(challenge, nonce)
+        return challenge.server_nonce
+
+    async def _handshake(self, timeout_s: float) -> None:
+        server_nonce = await self.check_server(timeout_s)
+        with calling(f"handshake with {self.node_id[:8]}", Unauthenticated):
             message = hello_message(
-                challenge.server_nonce, self.certificate_digest, self._identity.node_id, self.node_id, self._run_id
+                server_nonce, self.certificate_digest, self._identity.node_id, self.node_id, self._run_id
             )
             hello = await self._stub.Hello(
                 pb.HelloRequest(
@@ -118,13 +129,14 @@ class AuthenticatedChannel:
                     signature=self._identity.sign(DOMAIN_HELLO, message),
                     run_id=self._run_id,
                     protocol_version=PROTOCOL_VERSION,
+                    credential=self._credential(),
                 ),
                 timeout=timeout_s,
             )
         self._token = hello.session_token
         self._renew_at_s = self._clock.monotonic_s() + _RENEW_SHARE * hello.expires_in_s
 
-    def _check_server(self, challenge: pb.ChallengeResponse, nonce: bytes) -> None:
+    def _check_challenge(self, challenge: pb.ChallengeResponse, nonce: bytes) -> None:
         shown = node_id_of(challenge.public_key)
         if shown != self.node_id:
             raise Unauthenticated(f"expected node {self.node_id[:8]}, the server is {shown[:8]}")
@@ -148,6 +160,7 @@ async def open_channel(
     run_id: str,
     timeout_s: float,
     clock: Clock | None = None,
+    credential: Callable[[], bytes] | None = bytes,
 ) -> AuthenticatedChannel:
     """Connects to a node or coordinator and has both sides prove who they are.
 
@@ -157,6 +170,8 @@ async def open_channel(
         identity: ours.
         run_id: the swarm both must belong to.
         timeout_s: for the whole of it.
+        credential: what we show to be let in. None shows nothing, not even who we are: only the server proves itself,
+            for calls that need no session.
 
     Raises:
         Unavailable: nobody answered in time; names the endpoint.
@@ -169,11 +184,15 @@ async def open_channel(
         async with asyncio.timeout(timeout_s):
             der = await fetch_certificate(host.strip("[]"), int(port))
             channel = grpc.aio.secure_channel(endpoint, _credentials_pinning(der), options=_channel_options())
+            digest, known = hashlib.sha256(der).digest(), clock or SystemClock()
             opened = AuthenticatedChannel(
-                channel, expected_node_id, hashlib.sha256(der).digest(), identity, run_id, clock or SystemClock()
+                channel, expected_node_id, digest, identity, run_id, known, credential or bytes
             )
             try:
-                await opened.metadata(timeout_s)
+                if credential is None:
+                    await opened.check_server(timeout_s)
+                else:
+                    await opened.metadata(timeout_s)
             except BaseException:
                 await channel.close(grace=None)
                 raise

@@ -23,16 +23,18 @@ class ChallengeResponse(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., server_nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("public_key", "signature", "run_id", "protocol_version")
+    __slots__ = ("public_key", "signature", "run_id", "protocol_version", "credential")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     signature: bytes
     run_id: str
     protocol_version: int
-    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    credential: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
     __slots__ = ("session_token", "expires_in_s")

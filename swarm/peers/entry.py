@@ -1,0 +1,175 @@
+"""Entry: who may take part in a run, as its configuration or manifest says, and who vouched for whom.
+
+Invariant: one rule judges at Hello, in directory records and for producers of relayed groups; what it remembers is
+bounded, and a stranger costs a bounded number of expensive checks a second.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.config import EntryConfig
+from swarm.errors import Unauthenticated, Unavailable
+from swarm.flow import BoundedTable, TokenBucket
+from swarm.types import NodeId, short
+from swarm.wire.credentials import (
+    Credential,
+    credential_from_bytes,
+    fits_invitation,
+    fits_work,
+    is_current,
+    work_ends_s,
+)
+
+MAX_REMEMBERED: Final = 16_384  # nodes whose credential was good
+MAX_REFUSED: Final = 4_096  # credentials that were not, by digest
+WORK_CHECKS_PER_S: Final = 20.0  # 2 ms each: 4 % of one core at most
+INVITATION_CHECKS_PER_S: Final = 200.0  # 0.1 ms each
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    mark: bytes  # digest of node and credential
+    until_s: float  # wall clock
+    voucher: NodeId | None  # None: proof of work
+
+
+class _Checks:
+    """How many strangers' credentials are checked a second at one place, so that no flood of keys costs more."""
+
+    def __init__(self, now_s: float) -> None:
+        self.work = TokenBucket(WORK_CHECKS_PER_S, WORK_CHECKS_PER_S, now_s)
+        self.invitations = TokenBucket(INVITATION_CHECKS_PER_S, INVITATION_CHECKS_PER_S, now_s)
+
+
+class EntryRule:
+    """The entry rule of one run at one node or coordinator.
+
+    Example:
+        rule = EntryRule(config.entry, config.run_id, clock, coordinator=config.coordinator.fingerprint)
+        rule.require(node_id, hello.credential)  # raises where it is refused
+    """
+
+    def __init__(self, config: EntryConfig, run_id: str, clock: Clock, coordinator: NodeId = "") -> None:
+        """`coordinator`: node id of the run's coordinator, who may invite too; empty where there is none."""
+        self._run_id, self._clock, self._coordinator = run_id, clock, coordinator
+        self._admitted = BoundedTable[NodeId, _Admitted](MAX_REMEMBERED)
+        self._refused = BoundedTable[bytes, str](MAX_REFUSED)  # digest of node and credential -> reason
+        # Records come in any number for free, sessions at a bounded rate from each subnet: neither starves the other.
+        self._of_sessions, self._of_records = _Checks(clock.monotonic_s()), _Checks(clock.monotonic_s())
+        self.num_refused = 0
+        self.update(config)
+
+    def update(self, config: EntryConfig) -> None:
+        """Takes over another configuration: of a newer manifest. Everybody is judged anew."""
+        self.config = config
+        self._members, self._denied = frozenset(config.members), frozenset(config.denied)
+        self._admitted.clear()
+        self._refused.clear()
+
+    def is_member(self, node_id: NodeId) -> bool:
+        """Whether a node is in the run in its own right: it is listed, or has shown the coordinator's invitation."""
+        if node_id in self._denied:
+            return False
+        known = self._known(node_id)
+        return node_id in self._members or (known is not None and known.voucher == self._coordinator != "")
+
+    def voucher_of(self, node_id: NodeId) -> NodeId | None:
+        """The member who invited a node, as far as that was shown here; None for members and for everybody else.
+
+        The first invitation that was shown holds until it ends: who has several cannot change its voucher at will.
+        """
+        known = self._known(node_id)
+        return None if known is None or self.is_member(node_id) else known.voucher
+
+    def is_admitted(self, node_id: NodeId) -> bool:
+        """Whether a node may take part by what is known of it here: the list, or a credential that it showed before."""
+        if node_id in self._denied:
+            return False
+        return self.config.kind == "open" or node_id in self._members or self._known(node_id) is not None
+
+    def require(self, node_id: NodeId, data: bytes) -> None:
+        """Judges what a node shows that has proved its key on this connection.
+
+        Raises:
+            Unauthenticated: it may not take part; the sentence names the fix.
+            Unavailable: too many strangers are being checked just now.
+        """
+        reason = self._judge(node_id, data, self._of_sessions)
+        if reason:
+            self.num_refused += 1
+            raise Unauthenticated(reason)
+
+    def admits(self, node_id: NodeId, data: bytes) -> bool:
+        """Whether a node may take part with what its advert shows; also False while it cannot be checked."""
+        try:
+            is_admitted = not self._judge(node_id, data, self._of_records)
+        except Unavailable:
+            return False
+        self.num_refused += not is_admitted
+        return is_admitted
+
+    def _known(self, node_id: NodeId) -> _Admitted | None:
+        known = self._admitted.get(node_id)
+        if known is None or known.until_s <= self._clock.now_s() or node_id in self._denied:
+            return None
+        return known
+
+    def _judge(self, node_id: NodeId, data: bytes, checks: _Checks) -> str:
+        """Why a node may not take part, or nothing. Raises Unavailable where it cannot be checked now."""
+        if node_id in self._denied:
+            return f"run {self._run_id} denies node {short(node_id)}"
+        if node_id in self._members:
+            return ""
+        if self.config.kind == "members":
+            return f"run {self._run_id} admits listed nodes only; ask its operator to list {node_id}"
+        known, mark = self._known(node_id), hashlib.sha256(node_id.encode() + data).digest()
+        if known is not None and (known.voucher is not None or known.mark == mark):
+            return ""
+        if self.config.kind == "open" and not data:
+            return ""
+        reason = self._refused.get(mark)
+        if reason is None:
+            found = self._check(node_id, credential_from_bytes(data), checks)
+            if not isinstance(found, str):
+                self._admitted[node_id] = _Admitted(mark, *found)
+                return ""
+            reason = self._refused[mark] = found
+        # Of a newer invitation, or of one where none is needed, nothing is lost when it is not good.
+        return "" if known is not None or self.config.kind == "open" else reason
+
+    def _check(self, node_id: NodeId, shown: Credential | None, checks: _Checks) -> tuple[float, NodeId | None] | str:
+        """Until when a credential is good, and who vouches; or why it is not."""
+        now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
+        if shown is None:
+            return f"the credential is malformed; {_fix(node_id)}"
+        reason = f"run {self._run_id} admits invited nodes only; {_fix(node_id)}"
+        if shown.invitation is not None:
+            given, voucher = shown.invitation, shown.invitation.voucher
+            is_voucher = voucher in self._members or voucher == self._coordinator
+            if not is_voucher or voucher in self._denied:
+                reason = f"{short(voucher)}, who signed the invitation, is no member; {_fix(node_id)}"
+            elif given.expires_at_s <= now_s:
+                reason = f"the invitation has expired; {_fix(node_id)}"
+            elif not checks.invitations.try_take(monotonic_s):
+                raise Unavailable("too many strangers show invitations; try again later")
+            elif not fits_invitation(given, self._run_id, node_id):
+                reason = f"the invitation is not for this node and run; {_fix(node_id)}"
+            else:
+                return float(given.expires_at_s), voucher
+        if self.config.kind != "work":
+            return reason
+        if shown.work is None:
+            return f"run {self._run_id} asks for a proof of work: join it again, the node makes one"
+        if not is_current(shown.work, now_s):
+            return "the proof of work is of another month: start the node again, it makes a new one"
+        if not checks.work.try_take(monotonic_s):
+            raise Unavailable("too many strangers show proofs of work; try again later")
+        if not fits_work(shown.work, self._run_id, node_id, self.config.work_bits):
+            return "the proof of work is not for this node and run: delete its work.json, and start it again"
+        return work_ends_s(shown.work), None
+
+
+def _fix(node_id: NodeId) -> str:
+    return f"ask a member for an invitation: swarm-node invite {node_id}"

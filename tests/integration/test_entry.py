@@ -1,0 +1,217 @@
+"""Who may take part in a run: each kind of entry admits the right ones and refuses the others, over real sockets.
+
+The attacks here are keys that have no credential, one of somebody else, of another run, forged or out of date. Each is
+carried out a second time with its check taken out, and then succeeds.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from swarm.clock import ManualClock, SystemClock
+from swarm.config import EntryConfig, ExchangeConfig
+from swarm.errors import Unauthenticated
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress
+from swarm.peers import entry as entry_module
+from swarm.peers.entry import EntryRule
+from swarm.testing.builders import HoldsNothing
+from swarm.wire.credentials import DAY_S, Credential, WorkProof, epoch_at, find_work, seal_invitation
+
+RUN: Final = "entry-run"
+BITS: Final = 3  # eight tries on average
+MEMBER, OPERATOR, STRANGER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+
+
+def rule_of(kind: str, **changes: Any) -> EntryRule:
+    values = {"kind": kind, "members": [MEMBER.node_id], "work_bits": BITS, **changes}
+    return EntryRule(EntryConfig.model_validate(values), RUN, SystemClock(), OPERATOR.node_id)
+
+
+def invitation(
+    node: Identity, voucher: Identity = MEMBER, run_id: str = RUN, days: float = 1.0, **changes: Any
+) -> bytes:
+    until_s = SystemClock().now_s() + days * DAY_S
+    made = seal_invitation(voucher, run_id, node.node_id, until_s)
+    return Credential(invitation=replace(made, **changes)).to_bytes()
+
+
+def work(node: Identity, run_id: str = RUN, bits: int = BITS, epochs_ago: int = 0) -> bytes:
+    epoch = epoch_at(SystemClock().now_s()) - epochs_ago
+    return Credential(work=find_work(run_id, node.node_id, epoch, bits, 0, lambda nonce: True)).to_bytes()
+
+
+def wrong_work(node: Identity) -> bytes:
+    """A nonce that is not good for this node."""
+    rule, epoch, nonce = rule_of("work"), epoch_at(SystemClock().now_s()), 0
+    while rule.admits(node.node_id, data := Credential(work=WorkProof(epoch=epoch, nonce=nonce)).to_bytes()):
+        nonce += 1
+    return data
+
+
+@asynccontextmanager
+async def serving(rule: EntryRule) -> AsyncGenerator[Callable[..., Any]]:
+    """A node that admits by a rule; gives what connects to it as somebody with a credential."""
+    server = Identity.create()
+    transport = GrpcTransport(server, RUN, ExchangeConfig(), SystemClock(), require_entry=rule.require)
+    (endpoint,) = await transport.serve(HoldsNothing())
+
+    async def enter(node: Identity, credential: bytes = b"") -> None:
+        client = GrpcTransport(node, RUN, ExchangeConfig(), SystemClock(), credential=lambda: credential)
+        try:
+            await client.connect(PeerAddress(node_id=server.node_id, endpoint=endpoint), timeout_s=5.0)
+        finally:
+            await client.stop()
+
+    try:
+        yield enter
+    finally:
+        await transport.stop()
+
+
+ADMITTED: Final = [
+    ("open", STRANGER, b""),
+    ("open", STRANGER, b"rubbish"),
+    ("work", STRANGER, work(STRANGER)),
+    ("work", STRANGER, work(STRANGER, epochs_ago=1)),
+    ("work", STRANGER, invitation(STRANGER)),
+    ("work", MEMBER, b""),
+    ("invited", STRANGER, invitation(STRANGER)),
+    ("invited", STRANGER, invitation(STRANGER, OPERATOR)),
+    ("invited", MEMBER, b""),
+    ("members", MEMBER, b""),
+]
+
+
+@pytest.mark.parametrize(("kind", "node", "credential"), ADMITTED, ids=range(len(ADMITTED)))
+async def test_each_kind_of_entry_admits_at_hello(kind: str, node: Identity, credential: bytes) -> None:
+    async with serving(rule_of(kind)) as enter:
+        await enter(node, credential)
+
+
+REFUSED: Final = [
+    ("work", b"", "proof of work"),
+    ("work", wrong_work(STRANGER), "not for this node"),
+    ("work", work(STRANGER, epochs_ago=2), "another month"),
+    ("work", work(STRANGER, epochs_ago=-1), "another month"),
+    ("invited", b"", f"swarm-node invite {STRANGER.node_id[:8]}"),
+    ("invited", b"\xff" * 40, "malformed"),
+    ("invited", b"\n" * 100_000, "malformed"),
+    ("invited", work(STRANGER), "invited nodes only"),
+    ("invited", invitation(MEMBER), "not for this node"),
+    ("invited", invitation(STRANGER, run_id="another"), "not for this node and run"),
+    ("invited", invitation(STRANGER, days=-1), "expired"),
+    ("invited", invitation(STRANGER, expires_at_s=2**33), "not for this node"),
+    ("invited", invitation(STRANGER, public_key=OPERATOR.public_key), "not for this node"),
+    ("invited", invitation(STRANGER, STRANGER), "no member"),
+    ("invited", invitation(STRANGER, Identity.create()), "no member"),
+    ("members", b"", "listed nodes only"),
+    ("members", invitation(STRANGER), "listed nodes only"),
+    ("members", work(STRANGER), "listed nodes only"),
+]
+
+
+@pytest.mark.parametrize(("kind", "credential", "reason"), REFUSED, ids=range(len(REFUSED)))
+async def test_each_kind_of_entry_refuses_at_hello_with_the_fix(kind: str, credential: bytes, reason: str) -> None:
+    rule = rule_of(kind)
+    async with serving(rule) as enter:
+        with pytest.raises(Unauthenticated, match=reason):
+            await enter(STRANGER, credential)
+        await enter(MEMBER)
+    assert rule.num_refused == 1
+    assert not rule.is_admitted(STRANGER.node_id)
+
+
+MUTATIONS: Final = {
+    "fits_invitation": (invitation(MEMBER), lambda *_: True),  # the signature is not checked
+    "fits_work": (wrong_work(STRANGER), lambda *_: True),  # the proof is not checked
+    "is_current": (work(STRANGER, epochs_ago=2), lambda *_: True),  # proofs are good for ever
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+async def test_without_its_check_the_attack_succeeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    credential, mutant = MUTATIONS[name]
+    monkeypatch.setattr(entry_module, name, mutant)
+    async with serving(rule_of("work")) as enter:
+        await enter(STRANGER, credential)
+
+
+async def test_an_invited_node_invites_nobody() -> None:
+    guest, friend = STRANGER, Identity.create()
+    async with serving(rule_of("invited")) as enter:
+        await enter(guest, invitation(guest))
+        with pytest.raises(Unauthenticated, match="no member"):
+            await enter(friend, invitation(friend, guest))
+
+
+async def test_a_denied_node_and_all_whom_it_invited_are_refused() -> None:
+    rule = rule_of("invited")
+    async with serving(rule) as enter:
+        await enter(STRANGER, invitation(STRANGER))
+        rule.update(rule.config.model_copy(update={"denied": (MEMBER.node_id,)}))
+        for node in (MEMBER, STRANGER):
+            with pytest.raises(Unauthenticated):
+                await enter(node, invitation(node))
+
+
+async def test_a_proof_of_work_is_good_for_one_key_only() -> None:
+    proof, bits = work(STRANGER, bits=10), 10
+    async with serving(rule_of("work", work_bits=bits)) as enter:
+        await enter(STRANGER, proof)
+        for _ in range(4):  # each would pass by luck once in a thousand
+            with pytest.raises(Unauthenticated, match="not for this node"):
+                await enter(Identity.create(), proof)
+
+
+def test_the_first_voucher_stays_until_its_invitation_ends() -> None:
+    clock, other = ManualClock(), Identity.create()
+    config = EntryConfig(kind="open", members=(MEMBER.node_id, other.node_id))
+    rule = EntryRule(config, RUN, clock, OPERATOR.node_id)
+
+    def shown(voucher: Identity, until_s: float) -> bytes:
+        return Credential(invitation=seal_invitation(voucher, RUN, STRANGER.node_id, until_s)).to_bytes()
+
+    now_s = clock.now_s()
+    assert rule.voucher_of(STRANGER.node_id) is None
+    rule.require(STRANGER.node_id, shown(MEMBER, now_s + 100))
+    rule.require(STRANGER.node_id, shown(other, now_s + 1000))
+    assert rule.voucher_of(STRANGER.node_id) == MEMBER.node_id
+    clock.advance(200)
+    assert rule.voucher_of(STRANGER.node_id) is None
+    rule.require(STRANGER.node_id, shown(other, now_s + 1000))
+    assert rule.voucher_of(STRANGER.node_id) == other.node_id
+    assert not rule.is_member(STRANGER.node_id)
+
+
+def test_an_invitation_of_the_coordinator_is_as_good_as_the_list() -> None:
+    rule = rule_of("open")
+    rule.require(STRANGER.node_id, invitation(STRANGER, OPERATOR))
+    assert rule.is_member(STRANGER.node_id)
+    assert rule.voucher_of(STRANGER.node_id) is None
+
+
+def test_a_flood_of_strangers_costs_a_bounded_number_of_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And known nodes pass meanwhile, as strangers do at the other place."""
+    num_tries = 0
+
+    def counted(proof: WorkProof, run_id: str, node_id: str, bits: int) -> bool:
+        nonlocal num_tries
+        num_tries += 1
+        return node_id == STRANGER.node_id
+
+    monkeypatch.setattr(entry_module, "fits_work", counted)
+    clock = ManualClock(SystemClock().now_s())
+    rule = EntryRule(EntryConfig(kind="work"), RUN, clock)
+    data = Credential(work=WorkProof(epoch=epoch_at(clock.now_s()), nonce=5)).to_bytes()
+    rule.require(STRANGER.node_id, data)
+    for number in range(1000):
+        assert not rule.admits(f"{number:064x}", data)
+    assert num_tries <= 1 + entry_module.WORK_CHECKS_PER_S
+    assert rule.admits(STRANGER.node_id, data)
+    with pytest.raises(Unauthenticated, match="not for this node"):
+        rule.require("f" * 64, data)
