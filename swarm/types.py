@@ -418,6 +418,7 @@ class DrawnGroup:
     scored: ScoredGroup
     age_steps: int  # newest known head of its lineage minus oldest token
     use: int  # 1 for the first use, 2 for the second, ...
+    is_established: bool = True  # who made it counts as more than a newcomer; decided at the draw and journalled
 
     @property
     def in_flight_steps(self) -> int:

@@ -61,6 +61,7 @@ CREATE TABLE drawn (
     age_steps INTEGER NOT NULL,
     use INTEGER NOT NULL,
     is_used_up INTEGER NOT NULL,
+    is_established INTEGER NOT NULL DEFAULT 1,
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
 CREATE INDEX drawn_digest ON drawn(digest);
@@ -154,17 +155,19 @@ class GroupDatabase:
     def record_draw(self, draw: Draw) -> None:
         """Journals a draw; the same step again replaces it."""
         rows = [
-            (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0)
+            (draw.step, position, drawn.scored.digest, drawn.age_steps, drawn.use, 0, drawn.is_established)
             for position, drawn in enumerate(draw.groups)
         ]
-        rows += [(draw.step, len(rows) + i, digest, 0, 1, 1) for i, digest in enumerate(draw.zero_variance_digests)]
+        rows += [
+            (draw.step, len(rows) + i, digest, 0, 1, 1, True) for i, digest in enumerate(draw.zero_variance_digests)
+        ]
         weights = json.dumps(draw.source_weights)
         with self._transaction(len(weights) + 64 * len(rows)):
             self._connection.execute("DELETE FROM drawn WHERE step = ?", (draw.step,))
             self._connection.execute(
                 "INSERT OR REPLACE INTO draws VALUES (?, ?, ?)", (draw.step, draw.num_zero_variance, weights)
             )
-            self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Draws from a step on, in order: the groups that were handed out."""
@@ -184,16 +187,19 @@ class GroupDatabase:
         query = "SELECT step, num_zero_variance, source_weights FROM draws WHERE step >= ? ORDER BY step"
         for step, num_zero_variance, weights in self._connection.execute(query, (from_step,)).fetchall():
             entries = self._connection.execute(
-                "SELECT digest, age_steps, use, is_used_up FROM drawn WHERE step = ? ORDER BY position", (step,)
+                "SELECT digest, age_steps, use, is_established, is_used_up FROM drawn WHERE step = ? ORDER BY position",
+                (step,),
             ).fetchall()
-            with_signal = [
-                (self._scored(digest), age, use) for digest, age, use, is_used_up in entries if not is_used_up
-            ]
-            groups = tuple(DrawnGroup(scored=s, age_steps=age, use=use) for s, age, use in with_signal if s is not None)
+            with_signal = [(self._scored(entry[0]), *entry[1:4]) for entry in entries if not entry[4]]
+            groups = tuple(
+                DrawnGroup(scored=scored, age_steps=age, use=use, is_established=bool(is_established))
+                for scored, age, use, is_established in with_signal
+                if scored is not None
+            )
             if len(groups) < len(with_signal):
                 logger.warning("journalled draw lost a group", extra={"step": step})
                 break
-            digests = tuple(digest for digest, _, _, is_used_up in entries if is_used_up)
+            digests = tuple(entry[0] for entry in entries if entry[4])
             source_weights = json.loads(weights)
             draws.append(
                 Draw(
@@ -290,6 +296,8 @@ class GroupDatabase:
             epoch = secrets.token_hex(8)
             script = f"{_SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {_SCHEMA_VERSION};"
             self._connection.executescript(f"BEGIN; {script} COMMIT;")
+        if "is_established" not in {row[1] for row in self._rows("PRAGMA table_info(drawn)")}:  # a file of 0.1.0
+            self._connection.execute("ALTER TABLE drawn ADD COLUMN is_established INTEGER NOT NULL DEFAULT 1")
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
         self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")

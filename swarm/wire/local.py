@@ -80,6 +80,7 @@ def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
         size_bytes=scored.size_bytes,
         age_steps=drawn.age_steps,
         use=drawn.use,
+        is_established=drawn.is_established,
     )
 
 
@@ -93,7 +94,9 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
         first_seen_s=message.first_seen_s,
         size_bytes=message.size_bytes,
     )
-    return DrawnGroup(scored=scored, age_steps=message.age_steps, use=message.use)
+    return DrawnGroup(
+        scored=scored, age_steps=message.age_steps, use=message.use, is_established=message.is_established
+    )
 
 
 # --- figures -----------------------------------------------------------------------------------

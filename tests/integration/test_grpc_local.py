@@ -76,7 +76,7 @@ def make_draw(step: int, num_groups: int = 3) -> Draw:
         first_seen_s=4.5,
         size_bytes=321,
     )
-    groups = tuple(DrawnGroup(scored=scored, age_steps=i, use=1) for i in range(num_groups))
+    groups = tuple(DrawnGroup(scored=scored, age_steps=i, use=1, is_established=i % 2 == 0) for i in range(num_groups))
     return Draw(step=step, groups=groups, num_zero_variance=2, source_weights={"cd" * 32: 0.5})
 
 
@@ -182,7 +182,7 @@ def assert_same_draw(left: Draw, right: Draw) -> None:
         right.source_weights,
     )
     for a, b in zip(left.groups, right.groups, strict=True):
-        assert (a.age_steps, a.use) == (b.age_steps, b.use)
+        assert (a.age_steps, a.use, a.is_established) == (b.age_steps, b.use, b.is_established)
         for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
             assert getattr(a.scored, name) == getattr(b.scored, name), name
         np.testing.assert_array_equal(a.scored.rewards, b.scored.rewards)

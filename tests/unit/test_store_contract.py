@@ -74,7 +74,10 @@ def entry(task_id: int, *, is_made_here: bool = True, first_seen_s: float = 0.0)
 
 
 def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = ()) -> Draw:
-    groups = tuple(DrawnGroup(scored=scored, age_steps=step % 3, use=1) for scored, _ in entries)
+    groups = tuple(
+        DrawnGroup(scored=scored, age_steps=step % 3, use=1, is_established=scored.is_made_here or step % 2 == 0)
+        for scored, _ in entries
+    )
     return Draw(
         step=step,
         groups=groups,
@@ -201,7 +204,8 @@ async def test_the_journal_gives_back_draws_whole(bench: Bench) -> None:
         )
         assert draw.source_weights == original.source_weights
         for mine, other in zip(draw.groups, original.groups, strict=True):
-            assert (mine.age_steps, mine.use) == (other.age_steps, other.use)
+            for name in ("age_steps", "use", "is_established"):
+                assert getattr(mine, name) == getattr(other, name), name
             assert_same_scored(mine.scored, other.scored)
 
 

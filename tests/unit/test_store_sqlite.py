@@ -14,7 +14,7 @@ from swarm.clock import ManualClock
 from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import ScoredGroup, SealedGroup
+from swarm.types import Draw, DrawnGroup, ScoredGroup, SealedGroup
 
 WRITER = """
 import asyncio, sys
@@ -117,3 +117,20 @@ async def test_another_schema_version_and_another_file_are_named(tmp_path: Path)
     path.write_bytes(b"this is no database at all" * 100)
     with pytest.raises(ConfigError, match="not a group store"):
         await open_store(path)
+
+
+async def test_a_journal_written_before_newcomers_were_told_apart_still_opens(tmp_path: Path) -> None:
+    path = tmp_path / "groups.sqlite"
+    store = await open_store(path)
+    scored, sealed = entry(1)
+    await store.put(scored, sealed)
+    await store.record_draw(Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0))
+    await store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE drawn DROP COLUMN is_established")
+    connection.close()
+    store = await open_store(path)
+    newcomer = DrawnGroup(scored=scored, age_steps=0, use=2, is_established=False)
+    await store.record_draw(Draw(step=2, groups=(newcomer,), num_zero_variance=0))
+    assert [draw.groups[0].is_established for draw in await store.draws(1)] == [True, False]
+    await store.close()
