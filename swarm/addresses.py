@@ -9,6 +9,7 @@ import socket
 
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
 _FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like any other address, and unassigned
+_NODE_ID = re.compile(r"[0-9a-f]{64}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 
 
@@ -22,6 +23,19 @@ def dialable_endpoint(text: str) -> str:
     is_host = _is_ip(host[1:-1], 6) if host.startswith("[") and host.endswith("]") else _HOST.fullmatch(host)
     if not is_host or host in _WILDCARDS or not _is_port(port, least=0):
         raise ValueError("is no host:port that others could dial; expected one such as example.org:7700")
+    return text
+
+
+def dialable_anchor(text: str) -> str:
+    """The NODE_ID@host:port itself.
+
+    Raises:
+        ValueError: it names no node, or others could not dial it.
+    """
+    node_id, _, endpoint = text.partition("@")
+    if not _NODE_ID.fullmatch(node_id):
+        raise ValueError("is no NODE_ID@host:port with a node id of 64 lower-case hex characters")
+    dialable_endpoint(endpoint)
     return text
 
 

@@ -4,6 +4,7 @@ SwarmError
 +-- ConfigError        stop; the message names the key and the fix
 +-- Unavailable        retry with backoff and jitter (network, peer, coordinator, DHT)
 |   +-- Unauthenticated  the other side could not prove who it is: drop it, do not retry as is
+|   |   +-- OtherNode    it proved to be another node than the one expected
 |   +-- Forged         what it sent is not what was asked for by digest: ask another one, avoid this one for a while
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
@@ -35,6 +36,15 @@ class Unavailable(SwarmError, ConnectionError):
 
 class Unauthenticated(Unavailable):
     """The remote side did not prove its identity, or did not accept the proof of ours."""
+
+
+class OtherNode(Unauthenticated):
+    """The remote side proved its identity, and it is another node than the one that was expected."""
+
+    def __init__(self, message: str, found: str) -> None:
+        """`found`: the node id that was proved."""
+        super().__init__(message)
+        self.found = found
 
 
 class Forged(Unavailable):

@@ -124,6 +124,11 @@ class TokenBucket:
         self.tokens = max(0.0, self.tokens - num_tokens)
         return is_enough
 
+    def put_back(self, now_s: float) -> None:
+        """Returns a token that was taken for something that turned out to cost nothing."""
+        self._refill(now_s)
+        self.tokens = min(self.burst, self.tokens + 1.0)
+
     def _refill(self, now_s: float) -> None:
         self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.per_s)
         self.at_s = now_s
@@ -178,6 +183,10 @@ class RateLimiter(Generic[Key]):
     def spend(self, key: Key, now_s: float, num_tokens: int = 1) -> bool:
         """As `TokenBucket.spend`."""
         return self._touch(key, now_s).spend(now_s, num_tokens)
+
+    def put_back(self, key: Key, now_s: float) -> None:
+        """As `TokenBucket.put_back`."""
+        self._touch(key, now_s).put_back(now_s)
 
     def __len__(self) -> int:
         return len(self._buckets)

@@ -5,6 +5,7 @@ every draw is journalled before it is handed out. No background task lives here:
 `swarm.loops`.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
+from swarm.peers.address_book import AddressBook, anchor_of
 from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
@@ -31,6 +33,7 @@ from swarm.types import (
     Correction,
     Draw,
     Evaluation,
+    NodeId,
     NodeReport,
     PatchChain,
     PolicyVersion,
@@ -92,6 +95,8 @@ class Agent:
 
         # what is known of the others
         peers = self.peers = Peers(self.node_id)
+        anchors = tuple(map(anchor_of, config.exchange.anchors))
+        self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
         versions = self.versions = KnownVersions(self.node_id, self.clock)
         reputation = self.reputation = Reputation(self.clock, config.exchange.groups_per_minute)
         self.coordinator_view = CoordinatorView(self.clock)
@@ -269,6 +274,11 @@ class Agent:
         await self.context.changed.until(
             lambda: (self.advertised_version.policy_id, bool(self.advertised_version.digest)) != of
         )
+
+    def is_alive(self, node_id: NodeId) -> bool:
+        """Whether that peer is in the swarm for sure: it proved its key to us, or its groups were admitted."""
+        peers = self.peers
+        return node_id in self.address_book.known or node_id in peers.inbound or node_id in peers.delivered_steps
 
     # --- what others may know about us ------------------------------------------------------------
 

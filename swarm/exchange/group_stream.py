@@ -135,6 +135,7 @@ class GroupStreams:
         """
         extra = {"peer": short(peer), "relay": wanted.relay, "zero_variance": wanted.wants_zero_variance}
         logger.debug("peer subscribed", extra=extra)
+        self._peers.inbound[peer] = None
         grew = self._grew if wanted.relay else self._own_grew
         while True:
             self._reputation.require_allowed(peer)
@@ -173,6 +174,7 @@ class GroupStreams:
         return sealed
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
+        self._peers.inbound[peer] = None
         return self._weight_server.watch(peer, policy_id, window)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:

@@ -16,6 +16,7 @@ from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, Transport
+from swarm.loops.dial import dial
 from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, SealedManifest, short
 from swarm.weight_sync.follower import FollowerState, WeightFollower
@@ -135,7 +136,10 @@ class SourceWatcher:
         peer, policy_id = self._address.node_id, self._follower.policy_id
         self._came = False
         self._agent.reputation.require_allowed(peer)
-        client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+        if peer == policy_id:  # never given up, and its advert is its own: no budget
+            client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+        else:
+            client = await dial(self._agent, self._transport, self._address)
         self._follower.on_connected(peer, client)
         num_idle = 0
         try:

@@ -1,45 +1,52 @@
 """Streams from neighbours: from whom a node takes groups, and what it takes from each of them.
 
-Invariant: everything that comes goes to admission; the stream of a neighbour that moved, vanished or misbehaved ends.
+Invariant: everything that comes goes to admission; the stream of a neighbour that moved, failed or misbehaved ends.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.flow import Backoff, BoundedTable
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
+from swarm.loops.choose_peers import choose_peers, consider, unlisted_followers
+from swarm.loops.dial import dial
 from swarm.loops.supervise import supervise
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.peers.reputation import UNPROVEN
-from swarm.peers.topology import choose_neighbours, rank
-from swarm.types import Advert, Cursor, Digest, NodeId, Refused, Role, ScoredGroup, SealedGroup, StreamFilter, short
+from swarm.types import Advert, Cursor, Digest, NodeId, Refused, ScoredGroup, SealedGroup, StreamFilter, short
 
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
-MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
+MAX_ROUNDS: Final = 4  # of trials after one look-up, while addresses answer
+LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 MAX_FETCH_LATER: Final = 8  # groups that one neighbour fetches in another one's place
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
-    """Looks at the directory and streams groups from a few peers; one that moved, vanished or misbehaved is dropped."""
+    """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
+
+    While the directory does not answer, or names nobody, neighbours that work stay, and known peers and anchors are
+    dialled.
+    """
     cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
+    adverts: list[Advert] = []
     async with asyncio.TaskGroup() as tasks:
         while True:
             try:
-                adverts = await directory.lookup()
+                adverts = consider(agent, await directory.lookup(), rng)
+                agent.peers.observe(adverts)
             except Unavailable as error:
                 logger.info("directory lookup failed", extra={"error": str(error)})
-            else:
-                agent.peers.observe(adverts)
-                wanted = choose_streams(agent, adverts)
-                wanted |= unlisted_followers(agent, followed, adverts)
+            for _ in range(MAX_ROUNDS):
+                choice = choose_peers(agent, adverts, rng)
+                wanted = choice.streams | unlisted_followers(agent, followed, adverts)
                 for gone in [key for key in followed if key not in wanted]:
                     followed.pop(gone).stop()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
@@ -47,58 +54,24 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                         agent, transport, address, relayed, cursors, rng
                     )
                     follow.start(tasks)
+                if not await try_addresses(agent, transport, choice.trials):
+                    break
             await asyncio.sleep(agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2))
 
 
-def choose_streams(agent: Agent, adverts: Sequence[Advert]) -> set[tuple[PeerAddress, bool]]:
-    """Peers whose groups are taken, and whether with notices of others' groups.
+async def try_addresses(agent: Agent, transport: Transport, trials: Sequence[PeerAddress]) -> bool:
+    """Dials addresses, all at once, for the address book; whether anybody answered."""
 
-    Generators working for us, plus the neighbours chosen by the topology. Pure generators are skipped when relaying is
-    on: they do not forward.
-    """
-    if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
-        return set()
-    limit = agent.config.exchange.max_neighbours
-    allowed = [advert for advert in adverts if agent.reputation.is_allowed(advert.node_id)]
-    relay = len(adverts) - 1 > limit
-    others = [a for a in allowed if a.node_id not in agent.credit_ledger.followers]
-    forwarders = [a for a in others if Role.TRAINER in a.roles or Role.RELAY in a.roles] if relay else others
-    chosen = {(_address_of(a), relay) for a in choose_neighbours(agent.node_id, forwarders, limit)}
-    return chosen | {(_address_of(a), False) for a in choose_followers(agent, allowed)}
+    async def is_answered(address: PeerAddress) -> bool:
+        try:
+            client = await dial(agent, transport, address)
+        except Unavailable as error:
+            logger.debug("address tried in vain", extra={"peer": short(address.node_id), "error": str(error)})
+            return False
+        await client.close()
+        return True
 
-
-def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
-    """Followers that have delivered; of the others as many as could have credit, those who have it first.
-
-    Groups of other nodes are not asked of them: from them we take, whatever our quota, what we gave credit for.
-    """
-    config, status, delivered = agent.config, agent.credit_ledger.status(), agent.peers.delivered_steps
-    most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
-    followers = [a for a in allowed if a.node_id in status and a.endpoints]
-
-    def order(advert: Advert) -> tuple[bool, bytes]:
-        credit = status[advert.node_id]
-        return credit["granted"] <= credit["delivered"] + credit["expired"], rank(agent.node_id, advert.node_id)
-
-    known = [a for a in followers if a.node_id in delivered]
-    new = [a for a in followers if a.node_id not in delivered]
-    return [*sorted(known, key=order)[:MAX_FOLLOWERS], *sorted(new, key=order)[:most]]
-
-
-def unlisted_followers(
-    agent: Agent, followed: Collection[tuple[PeerAddress, bool]], adverts: Sequence[Advert]
-) -> set[tuple[PeerAddress, bool]]:
-    """Streams of followers with credit that are not in the directory just now: their groups are waited for."""
-    found = {advert.node_id for advert in adverts if advert.endpoints}
-    return {
-        (address, relay)
-        for address, relay in followed
-        if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
-    }
-
-
-def _address_of(advert: Advert) -> PeerAddress:
-    return PeerAddress(node_id=advert.node_id, endpoint=advert.endpoints[0])
+    return any(await asyncio.gather(*map(is_answered, trials)))
 
 
 class NeighbourStream:
@@ -165,18 +138,24 @@ class NeighbourStream:
     async def _session(self) -> None:
         peer = self._address.node_id
         self._agent.reputation.require_allowed(peer)
-        client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
-        cursor = self._cursors.get(peer, Cursor())
+        client = await dial(self._agent, self._transport, self._address)
+        cursor, began_s, num_items = self._cursors.get(peer, Cursor()), self._agent.clock.monotonic_s(), 0
         try:
             self._client = client
             self._agent.peers.set_connected(peer, True)
             self._agent.context.changed.fire()
             async for item in client.subscribe(cursor, self._wanted):
+                num_items += 1
                 self._agent.ingest.count_item(peer)
                 await self._take(client, item)
                 self._agent.reputation.require_allowed(peer)
                 cursor = item.cursor
                 self._backoff.reset()
+                self._agent.address_book.record_working(self._address)
+        except Unavailable:
+            if not num_items and self._agent.clock.monotonic_s() - began_s < LASTING_S:
+                self._agent.address_book.record_failure(self._address)  # it answers, and serves us nothing
+            raise
         finally:
             self._client = None
             while not self._later.empty():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from swarm.flow import BoundedTable
 from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
 
+MAX_INBOUND = 1024
 MAX_PEERS = 4096  # remembered; the one updated longest ago is forgotten first
 
 
@@ -26,6 +27,7 @@ class Peers:
         self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS)  # newest signed head of each other node
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
+        self.inbound = BoundedTable[NodeId, None](MAX_INBOUND)  # that proved their key to us when they called
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
 

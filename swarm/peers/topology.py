@@ -1,37 +1,74 @@
-"""Overlay topology: a ring for connectivity plus hash-random links for a small diameter.
+"""Overlay topology: a ring for connectivity, links that are kept, and hash-random links for a small diameter.
 
-Invariant: among nodes that see the same adverts groups reach every node from every other, and a peer that comes or
-goes changes at most one neighbour of any node.
+Invariant: among nodes that know the same peers groups reach every node from every other, and a peer that comes or goes
+changes at most one neighbour of any node; peers known longest keep half of the places, whoever comes.
 """
 
 import hashlib
-import heapq
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter
 
-from swarm.types import Advert, NodeId
+from swarm.interfaces import PeerAddress
+from swarm.peers.address_book import is_public, unit_of
+from swarm.types import NodeId
 
 
-def choose_neighbours(own: NodeId, adverts: Sequence[Advert], limit: int) -> list[Advert]:
-    """Neighbours of a node: the next dialable peer in the order of ids, then those of lowest hash rank.
+def choose_neighbours(
+    own: NodeId, peers: Sequence[PeerAddress], limit: int, kept: Sequence[PeerAddress] = ()
+) -> list[PeerAddress]:
+    """Neighbours of a node: the next peer in the order of ids, those that are kept, then those of lowest hash rank.
 
-    The next peer alone makes the overlay one ring, strongly connected whatever the other links are. Those are ranked
+    The next peer alone makes the overlay one ring, strongly connected whatever the other links are. The last are ranked
     by a hash of both ids: a different random choice at each node, which hardly changes when peers come and go. A
     distance of ids (XOR) would not do: near nodes share their neighbours, and the swarm falls into cliques of about
-    `limit` nodes that no relaying crosses.
+    `limit` nodes that no relaying crosses. Anybody can make ids that rank first, so half of the places go by `kept`.
+
+    A quarter of the places, and at least one, go to one subnet of the public network, and more where nobody else wants
+    them: a laboratory may have all its nodes in one.
 
     Args:
-        own: the node that chooses; its own advert is left out.
-        adverts: from the directory, at most one of each peer.
+        own: the node that chooses; its own address is left out.
+        peers: where they can be dialled, at most one of each.
         limit: neighbours wanted.
+        kept: of `peers`, those that keep a place as long as they work, the best first.
     """
-    peers = [advert for advert in adverts if advert.node_id != own and advert.endpoints]
+    peers = [peer for peer in peers if peer.node_id != own]
     if limit <= 0 or not peers:
         return []
-    successor = min([advert for advert in peers if advert.node_id > own] or peers, key=attrgetter("node_id"))
-    others = (advert for advert in peers if advert is not successor)
-    return [successor, *heapq.nsmallest(limit - 1, others, key=lambda advert: rank(own, advert.node_id))]
+    successor = min([peer for peer in peers if peer.node_id > own] or peers, key=attrgetter("node_id"))
+    places = _Places(limit)
+    places.take([successor], limit)
+    places.take(kept, 1 + limit // 2)
+    ranked = sorted(peers, key=lambda peer: rank(own, peer.node_id))
+    places.take(ranked, limit)
+    places.most_of_subnet = limit
+    places.take(ranked, limit)
+    return list(places.chosen)
+
+
+class _Places:
+    """The places of one choice."""
+
+    def __init__(self, limit: int) -> None:
+        self.chosen: dict[PeerAddress, None] = {}
+        self.most_of_subnet = max(1, limit // 4)
+        self._of_subnet = Counter[str]()
+
+    def take(self, peers: Sequence[PeerAddress], until: int) -> None:
+        """Gives places to peers in their order, until so many are taken."""
+        for peer in peers:
+            if len(self.chosen) >= until:
+                return
+            if peer in self.chosen:
+                continue
+            if is_public(peer.endpoint):
+                subnet = unit_of(peer.endpoint)
+                if self._of_subnet[subnet] >= self.most_of_subnet:
+                    continue
+                self._of_subnet[subnet] += 1
+            self.chosen[peer] = None
 
 
 @lru_cache(maxsize=2**16)  # a node looks at the same peers again and again

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from swarm.clock import Clock, SystemClock
-from swarm.errors import Unauthenticated, Unavailable
+from swarm.errors import OtherNode, Unauthenticated, Unavailable
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
 from swarm.wire.adverts import is_endpoint
@@ -138,13 +138,13 @@ class AuthenticatedChannel:
 
     def _check_challenge(self, challenge: pb.ChallengeResponse, nonce: bytes) -> None:
         shown = node_id_of(challenge.public_key)
-        if shown != self.node_id:
-            raise Unauthenticated(f"expected node {self.node_id[:8]}, the server is {shown[:8]}")
         if len(challenge.server_nonce) != NONCE_BYTES:
             raise Unauthenticated(f"node {shown[:8]} sent a nonce of {len(challenge.server_nonce)} bytes")
         signed = challenge_message(nonce, self.certificate_digest)
         if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
             raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
+        if shown != self.node_id:
+            raise OtherNode(f"expected node {self.node_id[:8]}, the server is {shown[:8]}", shown)
         check_protocol_version(f"node {shown[:8]}", challenge.protocol_version)
 
     async def close(self) -> None:
@@ -198,6 +198,8 @@ async def open_channel(
                 raise
     except TimeoutError:
         raise Unavailable(f"{endpoint}: no session within {timeout_s} s") from None
+    except OtherNode as error:
+        raise OtherNode(f"{endpoint}: {error}", error.found) from None
     except Unavailable as error:
         raise type(error)(f"{endpoint}: {error}") from None
     return opened

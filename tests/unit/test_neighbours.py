@@ -15,7 +15,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.loops.neighbours import choose_streams, unlisted_followers
+from swarm.loops.choose_peers import choose_peers, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -55,6 +55,11 @@ class Bench:
     def add(self, neighbour: "Neighbour") -> None:
         self.neighbours[neighbour.node_id] = neighbour
         self.adverts.append(make_advert(neighbour.node_id))
+
+    def drop(self, identity: Identity) -> None:
+        """The node does not want that neighbour any more."""
+        for _ in range(5):
+            self.agent.reputation.record_refused(RefusalReason.MALFORMED, identity.node_id, identity.node_id)
 
     def made(self, task_id: int) -> SealedGroup:
         return make_sealed(make_group(PRODUCER.node_id, task_id=task_id, created_at_s=self.clock.now_s()), PRODUCER)
@@ -293,7 +298,7 @@ def test_a_neighbour_that_goes_leaves_what_it_was_to_deliver_to_the_next() -> No
         bench.add(Failing(FIRST.node_id, withheld, "stalls"))
         bench.add(Honest(SECOND.node_id, [withheld], after_s=1.0))
         await asyncio.sleep(2.0)
-        del bench.adverts[0]
+        bench.drop(FIRST)
         await asyncio.sleep(3.0)
         assert await bench.agent.store.contains(withheld.digest) and not bench.agent.ingest.fetching
 
@@ -350,7 +355,7 @@ def test_a_group_on_its_way_into_the_store_reaches_the_learner_though_its_neighb
         bench.add(neighbour)
         await asyncio.sleep(3.0)
         assert await bench.agent.store.contains(sealed.digest)
-        bench.adverts.clear()
+        bench.drop(FIRST)
         await asyncio.sleep(3.0)
         assert sealed.digest in bench.agent.replay.digests and bench.agent.ingest.num_admitted == 1
         assert not bench.agent.peers.connected and not bench.agent.ingest.fetching
@@ -366,7 +371,7 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
         bench.adverts[0] = replace(bench.adverts[0], endpoints=("elsewhere:1",))
         await asyncio.sleep(30.0)
         assert bench.agent.peers.connected == {FIRST.node_id}
-        bench.adverts.clear()
+        bench.drop(FIRST)
         await asyncio.sleep(30.0)
         assert not bench.agent.peers.connected
 
@@ -436,14 +441,14 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
             bench.agent.credit_ledger.open(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
         adverts = [make_advert(identity.node_id, roles=roles) for identity in generators]
-        assert len(choose_streams(bench.agent, adverts)) == 20  # five steps of four groups
+        assert len(choose_peers(bench.agent, adverts, random.Random(0)).streams) == 20  # five steps of four groups
         bench.agent.credit_ledger.grant(capacity=8)
         status = bench.agent.credit_ledger.status()
-        followed = {address.node_id for address, _ in choose_streams(bench.agent, adverts)}
+        followed = {address.node_id for address, _ in choose_peers(bench.agent, adverts, random.Random(0)).streams}
         assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
         for identity in generators[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
-        chosen = choose_streams(bench.agent, adverts)
+        chosen = choose_peers(bench.agent, adverts, random.Random(0)).streams
         assert {identity.node_id for identity in generators[:30]} <= {address.node_id for address, _ in chosen}
         assert not any(relayed for _, relayed in chosen)
 

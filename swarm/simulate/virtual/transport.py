@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from swarm.errors import Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.errors import Forged, NotHeld, OtherNode, SwarmError, TooLarge, Unavailable
 from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
 from swarm.simulate.virtual.network import Line, MemoryNetwork, UnderWay
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
@@ -45,7 +45,7 @@ class MemoryTransport:
         if found is None:
             raise Unavailable(f"{address.endpoint} refused the connection")
         if found[0] != address.node_id:
-            raise Unauthenticated(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}")
+            raise OtherNode(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}", found[0])
         line = Line(network, self._node_id, address.node_id)
         network.note("connect", self._node_id, address.node_id)
         return MemoryClient(line, network)

@@ -1,0 +1,147 @@
+"""Choice of the peers whose groups are taken, and of the addresses that are tried to find more of them.
+
+Invariant: only a peer that proved its key at an address takes a place; adverts decide which addresses are tried, within
+the budgets of the address book, and never push out a neighbour that works.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Final
+
+from swarm.exchange.agent import Agent
+from swarm.interfaces import PeerAddress
+from swarm.peers.address_book import unit_of
+from swarm.peers.topology import choose_neighbours, rank
+from swarm.types import Advert, Role
+
+MAX_CONSIDERED: Final = 1024  # adverts of strangers, and of peers known to be alive, that one look-up leads to
+MAX_TRIALS: Final = 8  # addresses tried at a time
+NUM_SPARE_TRIALS: Final = 2  # of them more than there are free places
+MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerChoice:
+    """What one look at the directory leads to."""
+
+    streams: set[tuple[PeerAddress, bool]]  # peers whose groups are taken; whether with notices of others' groups
+    trials: list[PeerAddress]  # addresses to be dialled, the most promising first
+
+
+def consider(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
+    """The adverts that are looked at: of peers known to be alive, and of others at random as many as there is room."""
+    if len(adverts) <= MAX_CONSIDERED:
+        return list(adverts)
+    alive: list[Advert] = []
+    others: list[Advert] = []
+    for advert in adverts:
+        (alive if agent.is_alive(advert.node_id) else others).append(advert)
+    alive = alive if len(alive) <= MAX_CONSIDERED else rng.sample(alive, MAX_CONSIDERED)
+    return [*alive, *rng.sample(others, min(MAX_CONSIDERED, len(others)))]
+
+
+def choose_peers(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> PeerChoice:
+    """Generators working for us, plus the neighbours chosen by the topology among the peers that answered before.
+
+    Pure generators are skipped when relaying is on: they do not forward.
+
+    Args:
+        agent: of the node.
+        adverts: those considered.
+        rng: order in which strangers are tried; nobody else may know it.
+    """
+    if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
+        return PeerChoice(streams=set(), trials=[])
+    book, limit, own = agent.address_book, agent.config.exchange.max_neighbours, agent.node_id
+    allowed = [a for a in adverts if a.node_id != own and agent.reputation.is_allowed(a.node_id)]
+    relay = len(adverts) - 1 > limit
+    followers = agent.credit_ledger.followers
+    no_forwarders = {a.node_id for a in allowed if relay and Role.TRAINER not in a.roles and Role.RELAY not in a.roles}
+
+    # Peers that proved themselves take the places, also those that the directory does not name just now.
+    known = sorted(
+        (
+            peer
+            for node_id, peer in book.known.items()
+            if node_id not in followers and node_id not in no_forwarders and agent.reputation.is_allowed(node_id)
+            if node_id in agent.peers.connected or book.may_dial(peer.address)
+        ),
+        key=lambda peer: (book.is_anchor(peer.address.node_id), peer.since_s),  # anchors have everybody to serve
+    )
+    kept = [peer.address for peer in known]
+    places = choose_neighbours(own, kept, limit, kept)
+
+    # All others are tried first.
+    unproven = [
+        address
+        for advert in allowed
+        if advert.endpoints and advert.node_id not in followers and advert.node_id not in no_forwarders
+        if not book.is_known(address := _address_of(advert)) and book.may_dial(address)
+    ]
+    rng.shuffle(unproven)
+    moved = [address for address in unproven if address.node_id in book.known]
+    alive = [a for a in unproven if a.node_id not in book.known and agent.is_alive(a.node_id)]
+    strangers = [a for a in unproven if a.node_id not in book.known and not agent.is_alive(a.node_id)]
+    num_free = limit - len(places)
+    if num_free:
+        strangers = _one_of_each_subnet_first(strangers)
+    else:
+        alive, strangers = (
+            [a for a in choose_neighbours(own, [*kept, *pool], limit, kept) if not book.is_known(a)]
+            for pool in (alive, strangers)
+        )
+    anchors = [a for a in book.anchors if not book.is_known(a)] if len(known) < max(1, limit // 2) else []
+    mixed = (a for a in chain.from_iterable(zip_longest(alive, anchors, strangers)) if a is not None)
+    trials = [*moved, *mixed][: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
+    streams = {(address, relay) for address in places}
+    return PeerChoice(
+        streams=streams | {(_address_of(advert), False) for advert in choose_followers(agent, allowed)}, trials=trials
+    )
+
+
+def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
+    """The same, so that a subnet with many addresses is not tried more than one with a single one."""
+    num_before = Counter[str]()
+    turns: list[int] = []
+    for address in addresses:
+        unit = unit_of(address.endpoint)
+        turns.append(num_before[unit])
+        num_before[unit] += 1
+    return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
+
+
+def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
+    """Followers that have delivered; of the others as many as could have credit, those who have it first.
+
+    Groups of other nodes are not asked of them: from them we take, whatever our quota, what we gave credit for.
+    """
+    config, status, delivered = agent.config, agent.credit_ledger.status(), agent.peers.delivered_steps
+    most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
+    followers = [a for a in allowed if a.node_id in status and a.endpoints]
+
+    def order(advert: Advert) -> tuple[bool, bytes]:
+        credit = status[advert.node_id]
+        return credit["granted"] <= credit["delivered"] + credit["expired"], rank(agent.node_id, advert.node_id)
+
+    known = [a for a in followers if a.node_id in delivered]
+    new = [a for a in followers if a.node_id not in delivered]
+    return [*sorted(known, key=order)[:MAX_FOLLOWERS], *sorted(new, key=order)[:most]]
+
+
+def unlisted_followers(
+    agent: Agent, followed: Collection[tuple[PeerAddress, bool]], adverts: Sequence[Advert]
+) -> set[tuple[PeerAddress, bool]]:
+    """Streams of followers with credit that are not in the directory just now: their groups are waited for."""
+    found = {advert.node_id for advert in adverts if advert.endpoints}
+    return {
+        (address, relay)
+        for address, relay in followed
+        if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
+    }
+
+
+def _address_of(advert: Advert) -> PeerAddress:
+    return PeerAddress(node_id=advert.node_id, endpoint=advert.endpoints[0])

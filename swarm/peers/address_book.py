@@ -1,0 +1,257 @@
+"""Address book: where other nodes proved who they are, and which addresses may be dialled now.
+
+Invariant: an advert only claims an address. One where nobody proved to be its author is dialled a bounded number of
+times, per subnet and in all, whatever is advertised and by however many keys; every table is bounded.
+"""
+
+import ipaddress
+import json
+import logging
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from swarm.addresses import dialable_anchor, subnet_of
+from swarm.clock import Clock
+from swarm.flow import BoundedTable, RateLimiter, TokenBucket
+from swarm.interfaces import PeerAddress
+from swarm.process import write_json
+from swarm.types import NodeId
+
+logger = logging.getLogger(__name__)
+
+KNOWN_PEERS: Final = "known-peers.json"  # in the node's directory
+MAX_KNOWN: Final = 512  # peers that answered; beyond it the newest of them makes room for the next
+MAX_REMEMBERED: Final = 64  # of them on the disk
+MAX_ENDPOINTS: Final = 4096  # of which failures are remembered
+QUICK_TRIES: Final = 3  # failures in a row before a known peer leaves the choice
+FIRST_PAUSE_S: Final = 5.0  # then, or after the first failure of a stranger; doubles with each one more
+LONGEST_PAUSE_KNOWN_S: Final = 300.0
+LONGEST_PAUSE_S: Final = 3600.0
+FORGOTTEN_AFTER: Final = 24  # failures in a row of a known peer: about an hour and a half
+
+# Dials that fail; one that is answered costs nothing.
+STRANGERS_PER_S: Final = 0.5
+STRANGERS_BURST: Final = 16.0
+KNOWN_PER_S: Final = 0.25
+KNOWN_BURST: Final = 64.0
+SUBNET_PER_S: Final = 1 / 60  # strangers of one subnet
+SUBNET_BURST: Final = 3.0
+_MAX_FILE_BYTES: Final = 64 * 1024
+
+
+@dataclass(slots=True)
+class KnownPeer:
+    """A peer that proved its key at an address."""
+
+    address: PeerAddress
+    since_s: float  # wall clock of its first answer
+
+
+@dataclass(slots=True)
+class _Failures:
+    num_in_row: int = 0
+    next_try_s: float = -math.inf  # monotonic
+
+
+class AddressBook:
+    """What is known of the addresses of other nodes.
+
+    Args:
+        clock: for pauses and rates.
+        rng: jitter of pauses; seeded differently at each node.
+        anchors: long-lived nodes that the run names.
+
+    Example:
+        if book.begin_dial(address):
+            client = await transport.connect(address, timeout_s)
+            book.record_answer(address)  # or record_failure
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, anchors: Sequence[PeerAddress] = ()) -> None:
+        self._clock, self._rng = clock, rng
+        self.anchors = tuple(anchors)
+        self._anchor_ids = frozenset(anchor.node_id for anchor in anchors)
+        self.known: dict[NodeId, KnownPeer] = {}
+        self._owners: dict[str, NodeId] = {}  # endpoint -> known peer
+        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by endpoint, whoever claims it
+        now_s = clock.monotonic_s()
+        self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
+        self._stranger_dials = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, now_s)
+        self._subnet_dials = RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS)
+        self.num_answered = self.num_failed = 0  # dials since the process started
+
+    # --- whether to dial -------------------------------------------------------------------------
+
+    def is_known(self, address: PeerAddress) -> bool:
+        """Whether that peer proved to be there."""
+        return self._owners.get(address.endpoint) == address.node_id
+
+    def is_anchor(self, node_id: NodeId) -> bool:
+        """Whether the run names that node as an anchor."""
+        return node_id in self._anchor_ids
+
+    def may_dial(self, address: PeerAddress) -> bool:
+        """False where another peer proved to be, and during the pause after failures."""
+        if self._owners.get(address.endpoint, address.node_id) != address.node_id:
+            return False
+        failures = self._failures.get(address.endpoint)
+        return failures is None or failures.next_try_s <= self._clock.monotonic_s()
+
+    def begin_dial(self, address: PeerAddress, *, is_alive: bool = False) -> bool:
+        """Takes a dial out of the budgets; False where it must not be made now.
+
+        Args:
+            address: to be dialled.
+            is_alive: its author is known to be in the swarm: no bound per subnet.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self.may_dial(address):
+            return False
+        if self._is_trusted(address):
+            return self._known_dials.try_take(now_s)
+        if not is_alive and not self._subnet_dials.try_take(unit_of(address.endpoint), now_s):
+            return False
+        return self._stranger_dials.try_take(now_s)
+
+    def _is_trusted(self, address: PeerAddress) -> bool:
+        return self.is_known(address) or address in self.anchors
+
+    # --- what came of it -------------------------------------------------------------------------
+
+    def record_answer(self, address: PeerAddress, *, is_alive: bool = False) -> None:
+        """The peer proved its key there: the dial costs nothing, and nobody else is at that address."""
+        now_s = self._clock.monotonic_s()
+        self.num_answered += 1
+        if self._is_trusted(address):
+            self._known_dials.put_back(now_s)
+        else:
+            self._stranger_dials.put_back(now_s)
+            if not is_alive:
+                self._subnet_dials.put_back(unit_of(address.endpoint), now_s)
+            self._failures.pop(address.endpoint, None)
+        self._add(address, self._clock.now_s())
+
+    def record_working(self, address: PeerAddress) -> None:
+        """A stream from there brought something, or lasted: earlier failures are forgotten."""
+        self._failures.pop(address.endpoint, None)
+
+    def record_failure(self, address: PeerAddress) -> None:
+        """Nobody answered there, or what answered was of no use."""
+        self.num_failed += 1
+        failures = self._failures.get(address.endpoint) or _Failures()
+        failures.num_in_row += 1
+        self._failures[address.endpoint] = failures
+        is_trusted = self._is_trusted(address)
+        num_pauses = failures.num_in_row - (QUICK_TRIES if is_trusted else 1)
+        if num_pauses >= 0:
+            longest_s = LONGEST_PAUSE_KNOWN_S if is_trusted else LONGEST_PAUSE_S
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(num_pauses, 20), longest_s)
+            failures.next_try_s = self._clock.monotonic_s() + pause_s * self._rng.uniform(0.5, 1.0)
+        if failures.num_in_row >= FORGOTTEN_AFTER and self.is_known(address):
+            self._forget(address.node_id)
+
+    def record_other(self, address: PeerAddress, other: NodeId) -> None:
+        """Another node than the one expected proved its key there: the claims of all others to it are void."""
+        self.num_failed += 1
+        self._failures.pop(address.endpoint, None)
+        self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())
+
+    def _add(self, address: PeerAddress, since_s: float) -> None:
+        before = self.known.get(address.node_id)
+        if before is not None:
+            since_s = before.since_s
+            if before.address != address:
+                del self._owners[before.address.endpoint]
+        owner = self._owners.get(address.endpoint, address.node_id)
+        if owner != address.node_id:
+            self._forget(owner)
+        self.known[address.node_id] = KnownPeer(address=address, since_s=since_s)
+        self._owners[address.endpoint] = address.node_id
+        if len(self.known) > MAX_KNOWN:
+            others = (peer for peer in self.known.values() if peer.address != address)
+            self._forget(max(others, key=lambda peer: (self._is_failing(peer), peer.since_s)).address.node_id)
+
+    def _forget(self, node_id: NodeId) -> None:
+        del self._owners[self.known.pop(node_id).address.endpoint]
+
+    def _is_failing(self, peer: KnownPeer) -> bool:
+        failures = self._failures.get(peer.address.endpoint)
+        return failures is not None and failures.num_in_row >= QUICK_TRIES
+
+    # --- on the disk -----------------------------------------------------------------------------
+
+    def restore(self, path: Path) -> None:
+        """Takes the peers of an earlier run (blocking); what is no peer in the file is passed over."""
+        for peer in _read(path):
+            if peer.address.node_id not in self.known and peer.address.endpoint not in self._owners:
+                self._add(peer.address, min(peer.since_s, self._clock.now_s()))
+
+    def to_remember(self) -> list[dict[str, object]]:
+        """The peers worth dialling after a restart: those that work, known longest first."""
+        working = sorted((p for p in self.known.values() if not self._is_failing(p)), key=lambda p: p.since_s)
+        return [
+            {"node_id": peer.address.node_id, "endpoint": peer.address.endpoint, "since_s": peer.since_s}
+            for peer in working[:MAX_REMEMBERED]
+        ]
+
+
+def save_known_peers(path: Path, peers: Sequence[dict[str, object]]) -> None:
+    """Replaces the file (blocking). A full disk costs the file, not the node."""
+    try:
+        write_json(path, {"peers": list(peers)})
+    except OSError as error:
+        logger.warning("known peers were not written", extra={"path": str(path), "error": str(error)})
+
+
+def anchor_of(text: str) -> PeerAddress:
+    """The address in NODE_ID@host:port. Raises ValueError."""
+    node_id, _, endpoint = dialable_anchor(text).partition("@")
+    return PeerAddress(node_id=node_id, endpoint=endpoint)
+
+
+@lru_cache(maxsize=2**14)
+def unit_of(endpoint: str) -> str:
+    """What one party may fill with claims: the subnet of a public address, the domain of a name.
+
+    Loopback and private addresses stand for themselves, with their port: many nodes of one lab share a machine.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.lower().rstrip(".").split(".")
+        # A name of digits is another spelling of an address (16909060 is 1.2.3.4): all of them share one budget.
+        return "digits" if labels[-1][:1].isdigit() else ".".join(labels[-2:])
+    subnet = subnet_of(host)
+    return subnet if "/" in subnet else endpoint
+
+
+def is_public(endpoint: str) -> bool:
+    """Whether it is an address of the public network, of which one party has a whole subnet."""
+    return "/" in unit_of(endpoint)
+
+
+def _read(path: Path) -> Iterable[KnownPeer]:
+    try:
+        with path.open("rb") as file:
+            data: Any = json.loads(file.read(_MAX_FILE_BYTES))
+        entries = cast("list[Any]", data["peers"])[:MAX_REMEMBERED]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        logger.warning(
+            "known peers cannot be read; they are found anew", extra={"path": str(path), "error": str(error)}
+        )
+        return
+    for entry in entries:
+        try:
+            address, since_s = anchor_of(f"{entry['node_id']}@{entry['endpoint']}"), float(entry["since_s"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if math.isfinite(since_s):
+            yield KnownPeer(address=address, since_s=since_s)
