@@ -282,7 +282,7 @@ class Daemon(Service):
             "restarts": {
                 "worker": self._num_worker_restarts,
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
-                "sandbox": max(0, self._verifier.num_started - 1),
+                "sandbox": self._verifier.num_replaced,
             },
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),

@@ -57,7 +57,11 @@ class Offload(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A source of problems that every node can rebuild from a number, with the verifier of their answers."""
+    """A source of problems that every node can rebuild from a number, with the verifier of their answers.
+
+    One whose verifier needs more than 0.05 s of CPU for an answer says how much as `answer_cpu_s`; the time of the
+    slowest right answer times ten is a good choice, and sandbox.timeout_s bounds it.
+    """
 
     name: str
     verifier: str  # "name/version": two nodes with equal strings give equal rewards
@@ -86,11 +90,25 @@ class Verdict:
     reference: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Producer:
+    """Another node whose answers are scored."""
+
+    node_id: NodeId
+    is_known: bool  # groups of it were admitted before, more of them than were refused
+
+
 class Verifier(Protocol):
     """Scores answers in a restricted process, so that no answer can run code on the node."""
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         """Rebuilds the task and scores each answer.
+
+        Args:
+            env: name of the environment.
+            task_id: of the task.
+            answers: hostile.
+            producer: of the answers; None: this node, which waits for no other producer.
 
         Raises:
             LookupError: unknown environment or task.

@@ -359,7 +359,7 @@ class SandboxConfig(Model):
     cpu_s: PositiveFloat = 20.0
     """CPU seconds of one scoring process before it is replaced."""
     timeout_s: PositiveFloat = 5.0
-    """Wall-clock seconds for the answers of one group."""
+    """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
     memory_bytes: Positive = 1024 * 2**20
     """Largest address space, bytes."""
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
@@ -17,6 +17,7 @@ from swarm.types import Message, Task
 
 _HELD_OUT_BELOW = 0x40  # a quarter of the 256 values of a digest's first byte
 _CACHED_PROBLEMS = 256
+ANSWER_CPU_S: Final = 0.05
 
 
 def is_held_out(question: str) -> bool:
@@ -39,6 +40,8 @@ class Problem:
 
 class NumberedEnvironment(ABC):
     """An `interfaces.Environment` over task ids 0..num_tasks-1; keeps the last 256 problems it built."""
+
+    answer_cpu_s = ANSWER_CPU_S  # that judging one answer may take, seconds of CPU without the building of its problem
 
     def __init__(self, config: EnvironmentConfig, verifier: str, num_tasks: int | None = None) -> None:
         """`num_tasks`: how many problems exist where that is fewer than the configuration asks for."""

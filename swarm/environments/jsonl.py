@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.environment import ANSWER_CPU_S, NumberedEnvironment, Problem
 from swarm.errors import ConfigError
 from swarm.plugins import load_object
 
@@ -63,7 +63,8 @@ class RecordEnvironment(NumberedEnvironment):
 class FunctionEnvironment(RecordEnvironment):
     """Problems of a file (params.path), judged by the RewardFunction that `config.dataset` names.
 
-    It gets "" as the reference of a record without one.
+    It gets "" as the reference of a record without one. An attribute `answer_cpu_s` of the function tells the CPU
+    seconds that it may take for an answer.
     """
 
     is_answer_needed = False
@@ -76,6 +77,7 @@ class FunctionEnvironment(RecordEnvironment):
         if not callable(score):
             raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
         self._score = cast("RewardFunction", score)
+        self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
         super().__init__(config, f"function-{_source_digest(self._score)}/1")
 
     def judge(self, problem: Problem, answer: str) -> float:

@@ -4,7 +4,6 @@ Invariant: nothing that a peer sent reaches buffer, learner or relay except thro
 carries rewards computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
 """
 
-import asyncio
 import hashlib
 import logging
 from collections import Counter
@@ -18,7 +17,8 @@ from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
-from swarm.interfaces import GroupStore, Tokenizer, Verifier
+from swarm.flow import FairTurns
+from swarm.interfaces import GroupStore, Producer, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
@@ -40,6 +40,8 @@ from swarm.wire.envelopes import open_group
 logger = logging.getLogger(__name__)
 
 _MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
+_NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted before: a flood of new keys delays no other
+_MAX_OF_ONE_SENDER: Final = 4
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -71,7 +73,7 @@ class Admission:
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
         self._limits = AdmissionLimits.from_config(self._context.config)
-        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._slots = FairTurns[NodeId](_MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
         self._num_judged: Counter[NodeId] = Counter()  # of our lineage, from the check of credit to their end
         self.num_admitted = 0
@@ -87,7 +89,7 @@ class Admission:
         arrival = Arrival(sealed=sealed, via=via)
         finding = self._check_unread(arrival)
         if finding is None:
-            async with self._slots:
+            async with self._slots.turn(via, is_known=self._reputation.score(via) > 0):
                 finding = await self._check_sealed(arrival) or await self._check_opened(arrival)
         if finding is not None:
             reason, detail = finding
@@ -255,8 +257,9 @@ class Admission:
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
+        producer = Producer(node_id=group.producer, is_known=self._reputation.score(group.producer) > 0)
         try:
-            verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+            verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts], producer)
         except LookupError:
             return RefusalReason.UNKNOWN_TASK, f"no task {group.task_id}"
         except RolloutFailed as error:

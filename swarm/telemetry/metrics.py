@@ -138,7 +138,7 @@ _LIST = (
     _gauge("node/last_step_timestamp_s", "s since 1970", "When the newest step ended", "less than minutes ago"),
     _gauge("node/coordinator_reachable", "0 or 1", "1 when the last heartbeat was answered", "1; works with 0"),
     _counter("node/restarts_total", "restarts", "Child processes started again (worker, p2pd, sandbox)",
-             "0; sandbox: one for each sandbox.cpu_s that scoring took", "process"),
+             "0; sandbox: one for each sandbox.cpu_s that scoring took, and each answer that was ended", "process"),
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
     _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 frozen", "0"),
     # weights: between a trainer and those who follow it

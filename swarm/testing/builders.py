@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm.errors import NotHeld, RolloutFailed, Unavailable
 from swarm.identity import Identity
-from swarm.interfaces import Environment, ExchangeHandler, StreamItem, Tokenizer, Verdict
+from swarm.interfaces import Environment, ExchangeHandler, Producer, StreamItem, Tokenizer, Verdict
 from swarm.types import (
     Advert,
     Correction,
@@ -109,7 +109,7 @@ class ScriptedVerifier:
     on_score: Callable[[int], None] | None = None  # called with each task id that is scored
     num_scored: int = field(default=0, init=False)  # groups
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         """Rewards of the answers. Raises LookupError and RolloutFailed as a real verifier does."""
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
             raise LookupError(f"no task {task_id} in {env}")
@@ -138,7 +138,7 @@ class InlineVerifier:
         """`environments` by name, as `build_environments` returns them."""
         self._environments = dict(environments)
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         environment = self._environments.get(env)
         if environment is None:
             raise LookupError(f"environment {env!r} is not part of this run")

@@ -49,10 +49,9 @@ def test_a_process_with_other_threads_is_not_called_confined(calls: list[int], m
 PROBE = """
 import json, sys
 from pathlib import Path
-from swarm.environments.sandbox.confine import confine
-from swarm.environments.sandbox.confine import leave_readable
+from swarm.environments.sandbox.confine import leave_readable, limit_process
 folder = Path(sys.argv[1])
-confine(10, 2**31)
+limit_process(2**31)
 holds = leave_readable([folder / "open", folder / "file", folder / "absent"])
 def outcome(act):
     try:

@@ -16,8 +16,9 @@ from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import MAX_REQUEST_BYTES, SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
-from swarm.interfaces import Verifier
+from swarm.interfaces import Producer, Verifier
 from swarm.testing.builders import InlineVerifier
+from swarm.types import NodeId
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only"),
@@ -28,8 +29,32 @@ CHAR = EnvironmentConfig(name="rev", kind="char", dataset="reverse", prefill="A:
 MATRIX = EnvironmentConfig(name="matrix", kind="reasoning_gym", dataset="binary_matrix")
 # executes the answer and rewards it with what it evaluates to: the worst verifier there can be
 OBEDIENT = "def score(question, answer, reference):\n    space = {'result': 0.0}\n    exec(answer, space)\n" + (
-    "    return space['result']\n"
+    "    return space['result']\nscore.answer_cpu_s = 0.5\n"
 )
+# takes as many seconds of CPU for an answer as the answer says, and a tenth of a second to build its only task
+SLOW = """
+import time
+from swarm.environments.environment import NumberedEnvironment, Problem
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+class Slow(NumberedEnvironment):
+    def __init__(self, config):
+        super().__init__(config, "slow/1")
+
+    def build(self, task_id):
+        burn(0.1)
+        return Problem(question="q", reference="a")
+
+    def judge(self, problem, answer):
+        burn(float(answer))
+        return 1.0
+"""
+ASLEEP = "import time; time.sleep(60)"
+STRANGER, FRIEND = Producer(node_id=NodeId("a" * 32), is_known=False), Producer(node_id=NodeId("b" * 32), is_known=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +72,16 @@ async def obedient(folder: Path) -> AsyncIterator[SandboxVerifier]:
     params = {"path": str(folder / "problems.jsonl")}
     config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
     verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=2.0, cpu_s=100.0, memory_bytes=512 * 2**20))
+    yield verifier
+    await verifier.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def patient(folder: Path) -> AsyncIterator[SandboxVerifier]:
+    """The same verifier with time for every request: only the CPU time of an answer ends it."""
+    params = {"path": str(folder / "problems.jsonl")}
+    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
+    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0, memory_bytes=512 * 2**20))
     yield verifier
     await verifier.close()
 
@@ -209,7 +244,7 @@ async def test_verifiers_still_import_what_is_installed_and_read_their_records(
     obedient: SandboxVerifier,
 ) -> None:
     code = (
-        "import colorsys, email, importlib.resources, sympy\n"
+        "import colorsys, email, importlib.resources, yaml\n"
         "result = float(bool(importlib.resources.files('swarm').joinpath('types.py').read_text()))"
     )
     for _ in range(2):
@@ -233,20 +268,19 @@ async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -
 
 
 async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig(cpu_s=0.001))  # its start alone takes more
+    verifier = SandboxVerifier((CHAR,), SandboxConfig(cpu_s=1e-6))  # its start alone takes more
     try:
         assert await works(verifier) and await works(verifier)
-        assert verifier.num_started == 2
+        assert verifier.num_replaced == 2
     finally:
         await verifier.close()
 
 
 async def test_a_child_killed_from_outside_is_started_again(obedient: SandboxVerifier) -> None:
     assert await works(obedient)
-    child, num_started = obedient._child, obedient.num_started
-    assert child is not None
+    (child,), num_started = obedient._own, obedient.num_started
     os.kill(child.pid, signal.SIGKILL)
-    await child.wait()
+    assert await child.reader.read(1) == b""
     assert await works(obedient) and obedient.num_started == num_started + 1
 
 
@@ -258,6 +292,81 @@ async def test_a_cancelled_request_does_not_shift_the_replies_of_the_next(obedie
     with pytest.raises(asyncio.CancelledError):
         await request
     assert await works(obedient)
+
+
+@pytest.mark.parametrize(
+    "code", ["while True: pass", "9 ** 9 ** 9", "import re; re.match('(a|a)*b', 'a' * 60)", "sum(range(10**12))"]
+)
+async def test_the_kernel_ends_an_answer_that_takes_too_much_cpu_time_in_python_and_in_c(
+    patient: SandboxVerifier, code: str
+) -> None:
+    right = (await patient.score("run", 0, ["result = 1.0"])).rewards.tolist()
+    num_replaced = patient.num_replaced
+    with pytest.raises(RolloutFailed, match="answer_cpu_s"):
+        await patient.score("run", 0, ["result = 1.0", code])
+    assert patient.num_replaced == num_replaced + 1 and patient._own  # replaced already: nobody else waits for that
+    assert right == (await patient.score("run", 0, ["result = 1.0"])).rewards.tolist() == [1.0]
+
+
+async def test_without_the_timer_only_the_wall_clock_of_the_request_ends_an_answer(obedient: SandboxVerifier) -> None:
+    """The mutation of the test above: an answer takes the timer away."""
+    code = "import signal; signal.setitimer(signal.ITIMER_PROF, 0)\nwhile True: pass"
+    with pytest.raises(RolloutFailed, match="timeout_s"):
+        await obedient.score("run", 0, [code])
+
+
+async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_it(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
+    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
+    try:
+        assert (await verifier.score("slow", 1, ["0.02"] * 10)).rewards.tolist() == [1.0] * 10
+        with pytest.raises(RolloutFailed, match=r"answer_cpu_s 0\.05"):
+            await verifier.score("slow", 1, ["0.02", "30"])
+    finally:
+        await verifier.close()
+
+
+async def test_an_environment_that_wants_more_time_than_a_request_has_is_a_config_error(folder: Path) -> None:
+    params = {"path": str(folder / "problems.jsonl")}
+    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
+    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=0.25))
+    with pytest.raises(ConfigError, match=r"answer_cpu_s 0\.5 must be above 0 and at most sandbox\.timeout_s 0\.25"):
+        await verifier.score("run", 0, ["result = 1.0"])
+
+
+@pytest.mark.parametrize("is_one_queue", [False, True])  # the second is the mutation: everybody's answers are own ones
+async def test_own_answers_neither_wait_for_those_of_peers_nor_share_a_process(
+    obedient: SandboxVerifier, is_one_queue: bool
+) -> None:
+    peer = None if is_one_queue else STRANGER
+    endless = asyncio.create_task(obedient.score("run", 0, [ASLEEP], peer))
+    await asyncio.sleep(0)  # it has its turn
+    assert await works(obedient)
+    assert endless.done() is is_one_queue
+    with pytest.raises(RolloutFailed, match="timeout_s"):
+        await endless
+    if not is_one_queue:
+        assert {process.pid for process in obedient._own}.isdisjoint(process.pid for process in obedient._external)
+
+
+@pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nothing is reserved
+async def test_a_known_producer_does_not_wait_behind_a_flood_of_fresh_keys(
+    obedient: SandboxVerifier, is_known: bool
+) -> None:
+    flood = [
+        asyncio.create_task(obedient.score("run", 0, [ASLEEP], Producer(node_id=NodeId(f"{i:032}"), is_known=False)))
+        for i in range(3)
+    ]
+    await asyncio.sleep(0)
+    right = build_environments([CHAR])["rev"].reference(1)
+    honest = Producer(node_id=FRIEND.node_id, is_known=is_known)
+    verdict = await obedient.score("rev", 1, [right], honest)
+    assert verdict.rewards.tolist() == [1.0]
+    assert any(task.done() for task in flood) is not is_known
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
 
 
 async def test_concurrent_requests_get_their_own_verdicts() -> None:

@@ -1,61 +1,125 @@
-"""The confined process that scores answers: `python -I -m swarm.environments.sandbox.child CPU_S MEMORY_BYTES`.
+"""The processes that score answers: `python -I -m swarm.environments.sandbox.child MEMORY_BYTES`.
 
-Invariant: limits come before every third-party import, the loss of the file system and of system calls before the first
-answer, and only frames written here reach the parent: file descriptors 0, 1 and 2 are /dev/null. Every request gets
-exactly one reply that repeats its nonce; an exception of a verifier is a reply.
+The first one imports what the environments need, reads no answer, and forks a scoring process for each socket that it
+is sent: a few milliseconds instead of the seconds that imports take, so killing one is cheap.
+
+Invariant: in a scoring process the loss of rights comes before the first answer, and only frames written here reach the
+parent: file descriptors 0, 1 and 2 are /dev/null. Every request gets exactly one reply that repeats its nonce; an
+exception of a verifier is a reply. The kernel ends the process whose answer takes more CPU time than it may.
 """
 
+import gc
 import json
 import os
+import signal
+import socket
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Never
 
-from swarm.environments.sandbox.confine import confine, forbid_system_calls, leave_readable, python_places
+from swarm.environments.sandbox.confine import (
+    forbid_system_calls,
+    leave_readable,
+    limit_process,
+    limit_scoring,
+    python_places,
+)
 
 if TYPE_CHECKING:
     from swarm.interfaces import Environment
 
-MAX_FRAME_BYTES = 64 * 2**20
+MAX_FRAME_BYTES: Final = 64 * 2**20
+COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
+FORK, KILL = b"F", b"K"
 
 
 def main() -> None:
-    """Confines itself, reads the environments, then answers one request after the other until end of file."""
-    in_force = confine(float(sys.argv[1]), int(sys.argv[2]))
-    source, sink = _take_standard_streams()
-    scorer = Scorer()
-    hello = scorer.start(_read(source))
-    in_force["file_reads"] = leave_readable([*python_places(), *scorer.data_paths])
-    in_force["system_calls"] = forbid_system_calls()
-    in_force["no_network"] = in_force["no_network"] or in_force["system_calls"]
-    _write(sink, scorer.encode({**hello, "limits": in_force}))
-    while frame := _read(source):
-        _write(sink, scorer.answer(frame))
+    """Reads the environments, then forks and kills scoring processes until end of file."""
+    in_force = limit_process(int(sys.argv[1]))
+    control = _take_standard_streams()
+    hello, environments, data_paths = _build(_read(control.fileno()))
+    places = [*python_places(), *data_paths]
+    gc.collect()
+    gc.freeze()  # the pages of what is imported stay shared
+    _write(control.fileno(), json.dumps(hello).encode())
+    while True:
+        command, descriptors, *_ = socket.recv_fds(control, COMMAND_BYTES, 1)
+        if len(command) < COMMAND_BYTES:
+            return
+        number = int.from_bytes(command[1:])
+        if command[:1] == KILL:
+            reply = {"status": _kill(number)}
+        else:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                in_force |= limit_scoring(number, parent)
+                _serve(descriptors[0], Scorer(environments, hello.get("answer_cpu_s", {})), in_force, places)
+            os.close(descriptors[0])
+            reply = {"pid": pid}
+        _write(control.fileno(), json.dumps(reply).encode())
+
+
+def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list[Path]]:
+    """Environments of the first frame, what to tell the parent of them, and the files that they go on reading."""
+    # Imported here: pydantic, numpy and the environments' libraries load under the limits.
+    from swarm.config import EnvironmentConfig
+    from swarm.environments.environment import ANSWER_CPU_S
+    from swarm.environments.load import build_environments, record_paths
+    from swarm.errors import ConfigError
+
+    try:
+        request = json.loads(frame)
+        configs = [EnvironmentConfig.model_validate(data) for data in request["environments"]]
+        environments = build_environments(configs)
+        budgets = {name: float(getattr(env, "answer_cpu_s", ANSWER_CPU_S)) for name, env in environments.items()}
+        most_s = request["most_cpu_s"]
+        for name, budget_s in budgets.items():
+            if not 0 < budget_s <= most_s:
+                raise ConfigError(
+                    f"environment {name}: answer_cpu_s {budget_s:g} must be above 0 and at most sandbox.timeout_s "
+                    f"{most_s:g}"
+                )
+    except ConfigError as error:
+        return {"error": "config", "detail": str(error)}, {}, []
+    for environment in environments.values():
+        with suppress(Exception):  # imports and caches of a first answer are no answer's time
+            environment.reward(0, environment.reference(0))
+    return {"answer_cpu_s": budgets}, environments, [path for config in configs for path in record_paths(config)]
+
+
+def _kill(pid: int) -> int:
+    """The signal that ended the process, 0 if none did."""
+    os.kill(pid, signal.SIGKILL)  # not reaped before: nobody else has the number
+    _, status = os.waitpid(pid, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[Path]) -> Never:
+    """Answers one request after the other until end of file."""
+    try:
+        in_force["file_reads"] = leave_readable(places)
+        in_force["system_calls"] = forbid_system_calls()
+        in_force["no_network"] = in_force["no_network"] or in_force["system_calls"]
+        _write(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
+        while frame := _read(sink):
+            _write(sink, scorer.answer(frame))
+    finally:
+        os._exit(0)
 
 
 class Scorer:
     """The environments of one scoring process."""
 
-    def __init__(self) -> None:
-        self._environments: dict[str, Environment] = {}
-        self.data_paths: list[Path] = []  # files and folders that environments go on reading records from
-
-    def start(self, frame: bytes) -> dict[str, Any]:
-        """Builds the environments of the first frame; the reply names what cannot work."""
-        # Imported here: pydantic, numpy and the environments' libraries load under the limits.
-        from swarm.config import EnvironmentConfig
-        from swarm.environments.load import build_environments, record_paths
-        from swarm.errors import ConfigError
-
-        try:
-            configs = [EnvironmentConfig.model_validate(data) for data in json.loads(frame)["environments"]]
-            self._environments = build_environments(configs)
-            self.data_paths = [path for config in configs for path in record_paths(config)]
-        except ConfigError as error:
-            return {"error": "config", "detail": str(error)}
-        return {"cpu_s": time.process_time()}
+    def __init__(self, environments: "Mapping[str, Environment]", answer_cpu_s: Mapping[str, float]) -> None:
+        """`answer_cpu_s`: name -> CPU seconds that one answer may take."""
+        self._environments = environments
+        self._answer_cpu_s = answer_cpu_s
 
     def answer(self, frame: bytes) -> bytes:
         """The reply to one request frame."""
@@ -66,6 +130,8 @@ class Scorer:
             reply = {"error": "lookup", "detail": str(error)}
         except Exception as error:  # a verifier may raise anything on hostile text
             reply = {"error": "failed", "detail": type(error).__name__}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         return self.encode({**reply, "nonce": request["nonce"], "cpu_s": time.process_time()})
 
     def encode(self, reply: dict[str, Any]) -> bytes:
@@ -75,20 +141,25 @@ class Scorer:
     def _score(self, env: str, task_id: int, answers: list[str]) -> dict[str, Any]:
         environment = self._environments[env]
         task, reference = environment.task(task_id), environment.reference(task_id)
+        rewards = list[float]()
         try:
-            rewards = [environment.reward(task_id, answer) for answer in answers]
+            for answer in answers:
+                # SIGPROF ends this process, also inside of a loop in C that never returns to Python.
+                signal.setitimer(signal.ITIMER_PROF, self._answer_cpu_s[env])
+                rewards.append(environment.reward(task_id, answer))
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": type(error).__name__}
         return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "rewards": rewards}
 
 
-def _take_standard_streams() -> tuple[int, int]:
-    source, sink = os.dup(0), os.dup(1)
+def _take_standard_streams() -> socket.socket:
+    """Standard input, which is a socket to the parent; nobody else writes to it."""
+    control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
-    return source, sink
+    return control
 
 
 def _read(source: int) -> bytes:

@@ -5,7 +5,6 @@ another system than Linux the resource limits remain and the rest is reported as
 """
 
 import ctypes
-import math
 import os
 import platform
 import resource
@@ -58,24 +57,20 @@ _RIGHTS_BY_VERSION = ((5, (1 << 16) - 1), (3, (1 << 15) - 1), (2, (1 << 14) - 1)
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 
 
-def confine(cpu_s: float, memory_bytes: int) -> dict[str, bool]:
-    """Limits CPU, address space, files and processes, and drops privileges and the network.
+def limit_process(memory_bytes: int) -> dict[str, bool]:
+    """Limits address space and files of the current process and those it forks; takes privileges and the network.
 
     Args:
-        cpu_s: CPU seconds after which the kernel kills this process.
         memory_bytes: largest address space.
 
     Returns:
         For each limit whether it is in force.
     """
-    seconds = math.ceil(cpu_s)
     in_force = {
-        "cpu": _limit(resource.RLIMIT_CPU, seconds),
         "memory": _limit(resource.RLIMIT_AS, memory_bytes),
         "open_files": _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
         "file_size": _limit(resource.RLIMIT_FSIZE, 0),
         "core_dumps": _limit(resource.RLIMIT_CORE, 0),
-        "processes": _limit(resource.RLIMIT_NPROC, 0),
     }
     is_linux = sys.platform == "linux"
     in_force["dies_with_parent"] = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -84,6 +79,28 @@ def confine(cpu_s: float, memory_bytes: int) -> dict[str, bool]:
     if is_linux:
         _prctl(_PR_SET_DUMPABLE, 0)
     return in_force
+
+
+def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:
+    """Limits what a fork of a limited process may do further: CPU, no processes; it ends with its parent.
+
+    Args:
+        cpu_s: CPU seconds after which the kernel kills this process.
+        parent: process that forked it.
+
+    Returns:
+        For each limit whether it is in force.
+    """
+    is_linux = sys.platform == "linux"
+    dies = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a fork does not inherit it
+    if os.getppid() != parent:  # it ended before that
+        os._exit(0)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    return {
+        "cpu": _limit(resource.RLIMIT_CPU, cpu_s),
+        "processes": _limit(resource.RLIMIT_NPROC, 0),
+        "dies_with_parent": dies,
+    }
 
 
 def forbid_system_calls() -> bool:

@@ -1,58 +1,63 @@
-"""Sandboxed verifier: scores answers in a confined process, so that no answer can run code on the node.
+"""Sandboxed verifier: scores answers in confined processes, so that no answer can run code on the node.
 
-Invariant: nothing of an answer is interpreted in this process; what comes back is bounded, parsed as JSON
-and checked; a scoring process that misbehaves is killed, never waited for.
+Invariant: own answers and those of peers never share a process, nor wait for one another; and an answer that breaks its
+process, or takes too long, costs its own producer's turn the replacement.
 """
 
 import asyncio
 import json
 import logging
-import os
 import secrets
 import signal
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Final
 
 import numpy as np
 
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.environments.load import READS_FILES
+from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
-from swarm.interfaces import Verdict
-from swarm.types import Message, Task
+from swarm.flow import FairTurns
+from swarm.interfaces import Producer, Verdict
+from swarm.types import Message, NodeId, Task
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 16 * 2**20
-MAX_REPLY_BYTES = 16 * 2**20
-START_TIMEOUT_S = 60.0  # imports on a busy machine; no answer is involved
-# The child sees nothing of our environment. One thread: a thread pool would count against its limits.
-_CHILD_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-_COMMAND = (sys.executable, "-I", "-B", "-m", "swarm.environments.sandbox.child")
+MAX_REQUEST_BYTES: Final = 16 * 2**20
+# Processes for answers of peers, one of them only for producers whose groups were admitted before: a flood of fresh
+# keys keeps two busy and lets the others through. The second and third are forked when first needed.
+_NUM_EXTERNAL: Final = 3
+_NUM_RESERVED: Final = 1
 
 
 class SandboxVerifier:
-    """An `interfaces.Verifier` over one confined, long-lived child, started when first needed.
+    """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
-    The child is replaced when it used `limits.cpu_s` of CPU, and killed when a request takes longer than
-    `limits.timeout_s`; the next request starts a new one. Requests take turns.
+    One scores the answers of this node, others those of peers. A process is replaced when it used `limits.cpu_s` of
+    CPU, and killed when one answer takes more CPU than its environment allows, or a request longer than
+    `limits.timeout_s`.
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
-        """`configs`: every environment that may be scored; the child builds them all when it starts."""
-        self._configs = configs
+        """`configs`: every environment that may be scored; all of them are built before the first answer."""
         self._names = frozenset(config.name for config in configs)
         self._limits = limits
-        self._turn = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
-        self._in_force: dict[str, bool] = {}
-        self._cpu_s = 0.0  # used by the child, as of its last reply
-        self.num_started = 0
+        self._processes = ScoringProcesses(configs, limits)
+        self._own_turn = asyncio.Lock()
+        self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
+        self._external_turns = FairTurns[NodeId](_NUM_EXTERNAL, _NUM_RESERVED, max_per_party=1)
+        self._external: list[ScoringProcess] = []  # those that wait for a request
+        self.num_started = 0  # scoring processes
+        self.num_replaced = 0  # of them in the place of one that was ended
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         """Rebuilds the task and scores each answer.
+
+        Args:
+            env: name of the environment.
+            task_id: of the task.
+            answers: hostile.
+            producer: of the answers; None: this node.
 
         Raises:
             LookupError: unknown environment or task.
@@ -66,100 +71,100 @@ class SandboxVerifier:
         frame = json.dumps(request).encode()
         if len(frame) > MAX_REQUEST_BYTES:
             raise TooLarge(f"answers of {len(frame)} bytes exceed {MAX_REQUEST_BYTES}")
-        async with self._turn:
-            child = await self._running()
-            reply = await self._ask(child, frame, self._limits.timeout_s)
-            if reply.get("nonce") != request["nonce"]:
-                await self._stop()
-                raise RolloutFailed(f"environment {env}: the scoring process answered another request")
-            await self._account(reply)
-            try:
-                return _verdict(env, task_id, len(answers), reply)
-            except ValueError as error:  # no verifier of ours answers so: an answer has taken the child over
-                await self._stop()
-                raise RolloutFailed(f"environment {env}: malformed verdict: {error}") from None
+        if producer is None:
+            async with self._own_turn:
+                reply = await self._ask_one_of(self._own, request, frame)
+        else:
+            async with self._external_turns.turn(producer.node_id, is_known=producer.is_known):
+                reply = await self._ask_one_of(self._external, request, frame)
+        if isinstance(reply, Verdict):
+            return reply
+        raise reply
 
     async def limits_in_force(self) -> dict[str, bool]:
-        """Name of each limit -> whether the kernel enforces it, as the child found. Starts the child."""
-        async with self._turn:
-            await self._running()
-            return dict(self._in_force)
+        """Name of each limit -> whether the kernel enforces it, as the process of own answers found. Starts it."""
+        async with self._own_turn:
+            if not self._own:
+                self._own.append(await self._start())
+            return dict(self._own[0].limits)
 
     async def close(self) -> None:
-        """Ends the child; a later request would start another."""
-        async with self._turn:
-            await self._stop()
+        """Ends the processes; a later request would start others."""
+        idle, self._own[:], self._external[:] = [*self._own, *self._external], [], []
+        for process in idle:
+            process.writer.close()
+        await self._processes.close()
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._child is not None and self._child.returncode is None:
-            return self._child
-        await self._stop()
-        budget_s = self._limits.cpu_s + self._limits.timeout_s + 1  # replaced before the kernel would kill it
-        child = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            str(budget_s),
-            str(self._limits.memory_bytes),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=_CHILD_ENVIRONMENT,
-            cwd="/" if not any(config.kind in READS_FILES for config in self._configs) else None,
-            start_new_session=True,
-        )
-        self._child = child
-        self.num_started += 1
-        configs = [config.model_dump(mode="json") for config in self._configs]
-        hello = await self._ask(child, json.dumps({"environments": configs}).encode(), START_TIMEOUT_S)
-        if hello.get("error") == "config":
-            await self._stop()
-            raise ConfigError(str(hello.get("detail")))
-        self._in_force = {str(name): value is True for name, value in hello["limits"].items()}
-        self._cpu_s = float(hello["cpu_s"])
-        return child
-
-    async def _ask(self, child: asyncio.subprocess.Process, frame: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _ask_one_of(
+        self, idle: list[ScoringProcess], request: dict[str, Any], frame: bytes
+    ) -> Verdict | Exception:
+        """The verdict of a process that waits, or of a new one; what was ended is replaced before the turn is over."""
+        process = await self._waiting(idle) or await self._start()
         try:
-            async with asyncio.timeout(timeout_s):
-                return await _exchange(child, frame)
-        except TimeoutError:
-            await self._stop()
-            raise RolloutFailed(f"scoring took longer than timeout_s {timeout_s:g}") from None
-        except (OSError, EOFError, ValueError, RecursionError) as error:
-            await self._stop()
-            raise RolloutFailed(f"the scoring process died or answered nonsense: {type(error).__name__}") from None
+            reply = await self._ask(process, frame)
+            if reply.get("nonce") != request["nonce"]:
+                raise ValueError("it answered another request")
+            result = _result_of(request["env"], request["task_id"], len(request["answers"]), reply)
+            used_s = reply.get("cpu_s")
+            process.cpu_s = used_s if isinstance(used_s, float) else float("inf")
+            if process.cpu_s < self._limits.cpu_s:
+                idle.append(process)
+                return result
+            logger.debug("scoring process replaced", extra={"cpu_s": process.cpu_s})
+            await self._processes.end(process)
+        except (OSError, EOFError, ValueError, RecursionError) as problem:
+            # no verifier of ours answers so: an answer has ended the process, or taken it over
+            result = await self._failure(process, request["env"], problem)
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
-            await self._stop()
+            await self._processes.end(process)
             raise
+        if not self._processes.is_running:  # closed meanwhile
+            return result
+        try:
+            idle.append(await self._start())
+            self.num_replaced += 1
+        except (RolloutFailed, ConfigError):
+            logger.warning("a scoring process could not be replaced", exc_info=True)  # the next request tries again
+        return result
 
-    async def _account(self, reply: dict[str, Any]) -> None:
-        used_s = reply.get("cpu_s")
-        self._cpu_s = used_s if isinstance(used_s, float) else float("inf")
-        if not self._cpu_s < self._limits.cpu_s:
-            logger.debug("scoring process replaced", extra={"cpu_s": self._cpu_s})
-            await self._stop()
+    async def _waiting(self, idle: list[ScoringProcess]) -> ScoringProcess | None:
+        """A process that waits and has not been killed by somebody else."""
+        while idle:
+            process = idle.pop()
+            if not process.reader.at_eof():
+                return process
+            await self._processes.end(process)
+            self.num_replaced += 1
+        return None
 
-    async def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        if child.stdin is not None:
-            child.stdin.close()
-        await asyncio.shield(child.wait())
+    async def _start(self) -> ScoringProcess:
+        process = await self._processes.start()
+        self.num_started += 1
+        return process
+
+    async def _ask(self, process: ScoringProcess, frame: bytes) -> dict[str, Any]:
+        async with asyncio.timeout(self._limits.timeout_s):
+            process.writer.write(len(frame).to_bytes(4) + frame)
+            await process.writer.drain()
+            return await read_reply(process.reader)
+
+    async def _failure(self, process: ScoringProcess, env: str, problem: Exception) -> RolloutFailed:
+        signal_number = await self._processes.end(process)
+        if isinstance(problem, TimeoutError):
+            return RolloutFailed(f"environment {env}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
+        if signal_number == signal.SIGPROF:
+            bound_s = self._processes.answer_cpu_s.get(env, 0.0)
+            return RolloutFailed(f"environment {env}: an answer took more CPU time than answer_cpu_s {bound_s:g}")
+        reason = type(problem).__name__
+        return RolloutFailed(f"environment {env}: the scoring process died or answered nonsense: {reason}")
 
 
-async def _exchange(child: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any]:
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(len(frame).to_bytes(4) + frame)
-    await child.stdin.drain()
-    size = int.from_bytes(await child.stdout.readexactly(4))
-    if size > MAX_REPLY_BYTES:
-        raise ValueError(f"reply of {size} bytes exceeds {MAX_REPLY_BYTES}")
-    reply = json.loads(await child.stdout.readexactly(size))
-    if not isinstance(reply, dict):
-        raise ValueError("reply is not an object")
-    return cast("dict[str, Any]", reply)
+def _result_of(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict | Exception:
+    """The verdict, or what is to be raised. Raises ValueError for a reply that no verifier makes."""
+    try:
+        return _verdict(env, task_id, num_answers, reply)
+    except (LookupError, RolloutFailed) as error:
+        return error
 
 
 def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict:

@@ -16,7 +16,7 @@ from swarm.environments.environment import NumberedEnvironment, Problem, is_held
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
-from swarm.interfaces import Offload, Result, Tokenizer, Verdict
+from swarm.interfaces import Offload, Producer, Result, Tokenizer, Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
 from swarm.testing.builders import InlineVerifier
 from swarm.types import Message, RolloutGroup, Task
@@ -63,7 +63,7 @@ class KeptVerifier(InlineVerifier):
         super().__init__(environments)
         self._kept = BoundedTable[tuple[str, int, tuple[str, ...]], Verdict](MAX_VERDICTS)
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
         key = env, task_id, tuple(answers)
         verdict = self._kept.get(key)

@@ -1,0 +1,207 @@
+"""Scoring processes as the node holds them: forked on demand, asked over a socket, killed where they misbehave.
+
+Invariant: nothing of an answer is interpreted in this process; what comes back is bounded and parsed as JSON, and a
+scoring process that misbehaves is killed, never waited for.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.load import READS_FILES
+from swarm.environments.sandbox.child import COMMAND_BYTES, FORK, KILL
+from swarm.errors import ConfigError, RolloutFailed
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES: Final = 16 * 2**20
+START_TIMEOUT_S: Final = 60.0  # imports on a busy machine; no answer is involved
+# The child sees nothing of our environment. One thread: a thread pool would count against its limits.
+_CHILD_ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+_COMMAND: Final = (sys.executable, "-I", "-B", "-m", "swarm.environments.sandbox.child")
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ScoringProcess:
+    """One confined process that scores answers, one request after the other."""
+
+    pid: int
+    limits: dict[str, bool]  # name -> whether the kernel enforces it
+    cpu_s: float  # used, as of its last reply
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+@dataclass(eq=False, repr=False)
+class ScoringProcesses:
+    """Makes and ends the scoring processes of a node: forks of one that has everything imported.
+
+    That one reads no answer. It is started when first needed, and again if it should die.
+    """
+
+    _configs: tuple[EnvironmentConfig, ...]  # every environment that may be scored
+    _limits: SandboxConfig
+    answer_cpu_s: dict[str, float] = field(default_factory=dict[str, float], init=False)  # of each environment
+    _parent: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _control: socket.socket | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._turn = asyncio.Lock()  # commands and replies are not numbered
+        self._num_parents = 0
+
+    async def start(self) -> ScoringProcess:
+        """A new scoring process. Raises ConfigError, and RolloutFailed when none can be made."""
+        ours, theirs = socket.socketpair()
+        try:
+            # shielded: a command cut in two would end the processes of everybody
+            pid = await asyncio.shield(self._fork(theirs))
+            ours.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()  # the other side reads end of file and ends
+            raise
+        process = ScoringProcess(pid=pid, limits={}, cpu_s=0.0, reader=reader, writer=writer)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                hello = await read_reply(reader)
+        except (TimeoutError, OSError, EOFError, ValueError) as error:
+            await self.end(process)
+            raise RolloutFailed(f"a scoring process did not start: {type(error).__name__}") from None
+        except BaseException:
+            await self.end(process)
+            raise
+        process.limits = {str(name): value is True for name, value in hello["limits"].items()}
+        process.cpu_s = float(hello["cpu_s"])
+        return process
+
+    async def end(self, process: ScoringProcess) -> int:
+        """Kills a process; the signal that had ended it before, 0 if it was killed now or that cannot be known."""
+        process.writer.close()
+        return await asyncio.shield(self._kill(process.pid, self._num_parents))
+
+    async def close(self) -> None:
+        """Ends all of them; a later `start` begins anew."""
+        async with self._turn:
+            await self._stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a `start` needs no imports."""
+        return self._control is not None
+
+    async def _fork(self, theirs: socket.socket) -> int:
+        with theirs:
+            async with self._turn:
+                return int((await self._command(FORK, self._budget_s(), theirs))["pid"])
+
+    async def _kill(self, pid: int, parent: int) -> int:
+        async with self._turn:
+            if self._control is None or parent != self._num_parents:
+                return 0  # went with the one that forked it
+            try:
+                status = int((await self._command(KILL, pid))["status"])
+            except RolloutFailed:
+                return 0
+        return 0 if status == signal.SIGKILL else status
+
+    def _budget_s(self) -> int:
+        return math.ceil(self._limits.cpu_s + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
+
+    async def _command(self, letter: bytes, number: int, passed: socket.socket | None = None) -> dict[str, Any]:
+        """One command to the process that forks, and its reply."""
+        try:
+            control = await self._running()
+            async with asyncio.timeout(START_TIMEOUT_S):
+                descriptors = [] if passed is None else [passed.fileno()]
+                message = letter + number.to_bytes(COMMAND_BYTES - 1)
+                if socket.send_fds(control, [message], descriptors) != len(message):
+                    raise EOFError
+                return await _receive(control)
+        except ConfigError:
+            raise
+        except (TimeoutError, OSError, EOFError, ValueError) as error:
+            await self._stop()
+            raise RolloutFailed(f"the process that forks scoring processes died: {type(error).__name__}") from None
+        except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
+            await self._stop()
+            raise
+
+    async def _running(self) -> socket.socket:
+        if self._control is not None and self._parent is not None and self._parent.returncode is None:
+            return self._control
+        await self._stop()
+        control, theirs = socket.socketpair()
+        control.setblocking(False)
+        self._control = control
+        self._num_parents += 1
+        with theirs:
+            self._parent = await asyncio.create_subprocess_exec(
+                *_COMMAND,
+                str(self._limits.memory_bytes),
+                stdin=theirs.fileno(),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=_CHILD_ENVIRONMENT,
+                cwd="/" if not any(config.kind in READS_FILES for config in self._configs) else None,
+                start_new_session=True,
+            )
+        configs = [config.model_dump(mode="json") for config in self._configs]
+        frame = json.dumps({"environments": configs, "most_cpu_s": self._limits.timeout_s}).encode()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_sendall(control, len(frame).to_bytes(4) + frame)
+            hello = await _receive(control)
+        if hello.get("error") == "config":
+            await self._stop()
+            raise ConfigError(str(hello.get("detail")))
+        self.answer_cpu_s = {str(name): float(value) for name, value in hello["answer_cpu_s"].items()}
+        return control
+
+    async def _stop(self) -> None:
+        parent, self._parent = self._parent, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        if parent is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)  # and all that it forked
+        await asyncio.shield(parent.wait())
+
+
+async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """One reply of a scoring process. Raises EOFError, OSError and ValueError; it may be hostile."""
+    size = int.from_bytes(await reader.readexactly(4))
+    if size > MAX_REPLY_BYTES:
+        raise ValueError(f"reply of {size} bytes exceeds {MAX_REPLY_BYTES}")
+    return _parse(await reader.readexactly(size))
+
+
+async def _receive(control: socket.socket) -> dict[str, Any]:
+    size = int.from_bytes(await _receive_exactly(control, 4))
+    return _parse(await _receive_exactly(control, size))
+
+
+async def _receive_exactly(control: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = await asyncio.get_running_loop().sock_recv(control, size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    reply = json.loads(data)
+    if not isinstance(reply, dict):
+        raise ValueError("reply is not an object")
+    return cast("dict[str, Any]", reply)
