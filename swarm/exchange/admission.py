@@ -188,7 +188,9 @@ class Admission:
         return None
 
     async def _signature_and_structure(self, arrival: Arrival) -> Finding:
-        opened = await self._context.offload(open_group, arrival.sealed, self._limits.max_group_bytes)
+        opened = await self._context.offload(
+            open_group, arrival.sealed, self._limits.max_group_bytes, self._limits.counts
+        )
         if isinstance(opened, Refused):
             return opened.reason, opened.detail
         arrival.group = opened

@@ -22,6 +22,7 @@ from swarm.types import (
     RolloutGroup,
     TokenTrace,
 )
+from swarm.wire.group_counts import CountLimits
 
 Finding = tuple[RefusalReason, str] | None
 
@@ -62,6 +63,15 @@ class AdmissionLimits:
             max_new_tokens=config.generator.max_new_tokens,
             temperature=config.generator.temperature,
             has_followers=config.weights.publish,
+        )
+
+    @property
+    def counts(self) -> CountLimits:
+        """What a group may hold at all: the rest is not parsed."""
+        return CountLimits.of_run(
+            group_size=max(self.group_size, self.largest_group),
+            max_new_tokens=self.max_new_tokens,
+            max_age_steps=self.max_age_steps,
         )
 
 

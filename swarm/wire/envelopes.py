@@ -21,10 +21,12 @@ from swarm.identity import (
     verify,
 )
 from swarm.types import Digest, RefusalReason, Refused, RolloutGroup, SealedGroup
-from swarm.wire.rollout_groups import Malformed, body_to_group, fields_are_bounded, group_to_body, require_finite
+from swarm.wire.group_counts import CountLimits, check_counts
+from swarm.wire.rollout_groups import Malformed, body_to_group, group_to_body, require_finite
 from swarm.wire.v1 import rollout_pb2
 
 MAX_ENVELOPE_BYTES: Final = 256  # key, signature, codec and lengths around the body of a sealed group
+ANY_COUNT: Final = CountLimits()  # what the schema allows
 _ZSTD_LEVEL: Final = 1
 
 
@@ -58,23 +60,26 @@ def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
     )
 
 
-def open_group(sealed: SealedGroup, max_bytes: int, verify: Verify = verify) -> RolloutGroup | Refused:
+def open_group(
+    sealed: SealedGroup, max_bytes: int, counts: CountLimits = ANY_COUNT, verify: Verify = verify
+) -> RolloutGroup | Refused:
     """Opens a sealed group; runs every check that needs neither vocabulary, task, clock nor history.
 
-    In order: size, key hashes to producer, signature, digest, decompression, protobuf, structure.
+    In order: size, key hashes to producer, signature, digest, decompression, counts, protobuf, structure.
 
     Args:
         sealed: from anywhere.
         max_bytes: bound of the body, both as it travelled and decompressed.
+        counts: bounds of what it may hold; what exceeds them is not parsed.
         verify: judges the signature; a simulation may bring its own.
     """
     try:
-        return _open_group(sealed, max_bytes, verify)
+        return _open_group(sealed, max_bytes, counts, verify)
     except Malformed as error:
         return Refused(reason=error.reason, detail=error.detail, producer=sealed.producer, digest=sealed.digest)
 
 
-def _open_group(sealed: SealedGroup, max_bytes: int, verify: Verify) -> RolloutGroup:
+def _open_group(sealed: SealedGroup, max_bytes: int, counts: CountLimits, verify: Verify) -> RolloutGroup:
     if sealed.size_bytes > max_bytes:
         raise Malformed(RefusalReason.TOO_LARGE, f"{sealed.size_bytes} bytes exceed {max_bytes}")
     if node_id_of(sealed.public_key) != sealed.producer:
@@ -84,8 +89,7 @@ def _open_group(sealed: SealedGroup, max_bytes: int, verify: Verify) -> RolloutG
     if hashlib.sha256(sealed.body).digest() != sealed.digest:
         raise Malformed(RefusalReason.WRONG_DIGEST, "the body does not hash to the digest")
     plain = _decompress(sealed.body, max_bytes) if sealed.is_compressed else sealed.body
-    if not fields_are_bounded(plain):
-        raise Malformed(RefusalReason.MALFORMED, "not a group, or one of too many fields")
+    check_counts(plain, len(sealed.body), counts)
     try:
         body = rollout_pb2.GroupBody.FromString(plain)
     except DecodeError:

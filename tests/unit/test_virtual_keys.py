@@ -24,7 +24,7 @@ def test_a_real_node_refuses_it_and_a_virtual_one_refuses_a_real_signature() -> 
     ada = HashIdentity.from_seed(SEED)
     hashed = seal_group(make_group(ada.node_id), ada)
     signed = seal_group(make_group(ada.node_id), Identity.from_seed(SEED))
-    assert isinstance(open_group(hashed, 2**20, verify_hash), RolloutGroup)
-    for refused in (open_group(hashed, 2**20), open_group(signed, 2**20, verify_hash)):
+    assert isinstance(open_group(hashed, 2**20, verify=verify_hash), RolloutGroup)
+    for refused in (open_group(hashed, 2**20), open_group(signed, 2**20, verify=verify_hash)):
         assert isinstance(refused, Refused) and refused.reason is RefusalReason.WRONG_SIGNATURE
-    assert isinstance(open_group(signed, 2**20, verify), RolloutGroup)
+    assert isinstance(open_group(signed, 2**20, verify=verify), RolloutGroup)
