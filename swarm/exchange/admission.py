@@ -39,7 +39,7 @@ from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
-_MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
+MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
 _NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted before: a flood of new keys delays no other
 _MAX_OF_ONE_SENDER: Final = 4
 
@@ -73,7 +73,7 @@ class Admission:
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
         self._limits = AdmissionLimits.from_config(self._context.config)
-        self._slots = FairTurns[NodeId](_MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
+        self._slots = FairTurns[NodeId](MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
         self._num_judged: Counter[NodeId] = Counter()  # of our lineage, from the check of credit to their end
         self.num_admitted = 0

@@ -29,7 +29,7 @@ from swarm.wire.v1 import rollout_pb2
 
 NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "60"))  # 300 in .ci/run
 NUM_NODES = 10
-NUM_ROUNDS = 4
+NUM_ROUNDS = 6
 
 
 def _broken(seed: int) -> str:

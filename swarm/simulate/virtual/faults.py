@@ -5,8 +5,9 @@ Invariant: a plan is frozen and drawn from a seed alone, so that a failing one c
 
 import math
 import random
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, cast
 
 TIGHT_STORES: Final = (4 * 2**10, 16 * 2**10)  # bytes: ten groups of a virtual swarm, or some forty
 
@@ -34,6 +35,27 @@ class Crash:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WrongClock:
+    """The wall clock of one node is wrong, and from some moment on differently wrong."""
+
+    node: int  # node number
+    skew_s: float  # ahead of true time from the start
+    jumps_at_s: float  # network time
+    jump_s: float  # ahead of that from then on; negative: back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeamRates:
+    """How often a seam of a node fails: per call of it, at every node."""
+
+    full_disk: float = 0.0  # a group or a draw cannot be written
+    unsaved_checkpoint: float = 0.0  # the disk is full when a checkpoint is due
+    failing_verifier: float = 0.0  # the confined process ends
+    slow_thread: float = 0.0  # work given to a thread waits up to `slow_thread_s` first
+    slow_thread_s: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FaultPlan:
     """The network and node faults of one run. The defaults are a perfect network.
 
@@ -55,6 +77,9 @@ class FaultPlan:
     coordinator_crash: Crash | None = None  # its node number means nothing
     store_bytes: int = 0  # budget of every node's store, tidied every other second; 0: there is always room
     num_hostile: int = 0  # more nodes, numbered after the honest ones, that send whatever does harm
+    wrong_clocks: tuple[WrongClock, ...] = ()  # at most one for each node
+    seams: SeamRates = SeamRates()  # fail until the last quarter of the run
+    settings: tuple[str, ...] = ()  # overrides of every node's configuration, as in `--set`
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
@@ -84,7 +109,89 @@ class FaultPlan:
             coordinator_crash=_random_crash(rng, -1, duration_s) if rng.random() < 0.3 else None,
             num_hostile=rng.choice([0, 0, 1]),
         )
-        return replace(plan, store_bytes=rng.choice([0, 0, *TIGHT_STORES]))  # drawn last: the rest is as it was before
+        return replace(  # each drawn after all that was there before: those are as they were
+            plan,
+            store_bytes=rng.choice([0, 0, *TIGHT_STORES]),
+            wrong_clocks=_random_clocks(rng, num_nodes, duration_s),
+            seams=SeamRates(
+                full_disk=sometimes(0.03),
+                failing_verifier=sometimes(0.05),
+                slow_thread=sometimes(0.1),
+            ),
+            settings=_random_settings(rng),
+        )
+
+    def faults(self) -> "list[FaultPlan]":
+        """This plan without one of its faults, in every way: one step of making a failing plan smaller."""
+        smaller: list[FaultPlan] = []
+        for field in fields(self):
+            value: Any = getattr(self, field.name)
+            if value == field.default:
+                continue
+            smaller.append(replace(self, **{field.name: field.default}))
+            if isinstance(value, tuple):
+                parts = cast("tuple[Any, ...]", value)
+                if len(parts) > 1:
+                    smaller += [
+                        replace(self, **{field.name: parts[:index] + parts[index + 1 :]}) for index in range(len(parts))
+                    ]
+            elif isinstance(value, SeamRates):
+                rates = [rate for rate in fields(value) if getattr(value, rate.name) != rate.default]
+                if len(rates) > 1:
+                    smaller += [replace(self, seams=replace(value, **{rate.name: rate.default})) for rate in rates]
+        return smaller
+
+
+def shrink(plan: FaultPlan, is_failing: Callable[[FaultPlan], bool]) -> FaultPlan:
+    """The plan with as few faults as still fail: no single one can be taken out of the result.
+
+    Args:
+        plan: a failing one.
+        is_failing: runs a plan.
+    """
+    while True:
+        smaller = next((smaller for smaller in plan.faults() if is_failing(smaller)), None)
+        if smaller is None:
+            return plan
+        plan = smaller
+
+
+SETTINGS: Final[dict[str, tuple[Any, ...]]] = {
+    "generator.group_size": (2, 3, 4),
+    "replay.local_groups": (1, 2),
+    "replay.external_groups": (0, 1, 2, 4),
+    "replay.max_age_steps": (0, 1, 4),
+    "replay.max_reuse": (1, 2, 3),
+    "replay.sampler": ("uniform", "fresh", "effective"),
+    "replay.keep_zero_variance": ("false", "true"),
+    "replay.max_groups": (8, 256),
+    "exchange.max_neighbours": (1, 2, 4, 8),
+    "learner.checkpoint_every": (1, 5, 7),
+}
+"""What a random plan may set, and to which values."""
+
+
+def _random_settings(rng: random.Random) -> tuple[str, ...]:
+    if rng.random() < 0.5:
+        return ()
+    keys = rng.sample(sorted(SETTINGS), rng.randint(1, 5))
+    return tuple(f"{key}={rng.choice(SETTINGS[key])}" for key in keys)
+
+
+def _random_clocks(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[WrongClock, ...]:
+    """A skew that honest nodes are allowed, or one that cuts them off; a jump of seconds, or of an hour."""
+    if rng.random() < 0.5:
+        return ()
+    nodes = rng.sample(range(num_nodes), rng.randint(1, max(1, num_nodes // 3)))
+    return tuple(
+        WrongClock(
+            node=node,
+            skew_s=rng.choice([0.0, rng.uniform(-60.0, 60.0), rng.uniform(-600.0, 600.0)]),
+            jumps_at_s=rng.uniform(0.0, duration_s * 0.2),  # every group that waits is too old after an hour's jump
+            jump_s=rng.choice([0.0, rng.uniform(-10.0, 10.0), -3600.0, 3600.0]),
+        )
+        for node in nodes
+    )
 
 
 def _random_partition(rng: random.Random, num_nodes: int, duration_s: float) -> Partition:

@@ -22,6 +22,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.seam_faults import SeamFaults
 from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
     Canary,
@@ -195,6 +196,7 @@ def scripted_worker(
     clock: Clock,
     paces: Sequence[float],
     incarnation: str,
+    seams: SeamFaults,
 ) -> Worker:
     """Learner and generator of a node of one of the `paces`; `incarnation` seeds its answers until the next restart."""
     learner = ScriptedLearner(node_id, disk.learner)
@@ -224,6 +226,8 @@ def scripted_worker(
         seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
         if seconds:
             await asyncio.sleep(seconds * pace)
+        if function == learner.save:
+            seams.before_save()
         return function(*arguments)
 
     return Worker(

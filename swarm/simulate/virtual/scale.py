@@ -3,6 +3,7 @@
 Invariant: the size alone decides, so that the command that names nodes, rounds and seed names the whole run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,9 @@ from swarm.config import (
     LearnerConfig,
     NodeConfig,
     ReplayConfig,
+    parse_config,
 )
+from swarm.config.load_config import apply_overrides
 
 LARGE_SWARM: Final = 100
 """Nodes from which on a run is LARGE."""
@@ -83,8 +86,27 @@ def scale_of(num_nodes: int) -> Scale:
     return LARGE if num_nodes >= LARGE_SWARM else SMALL
 
 
-def virtual_config(index: int, seed: int, scale: Scale = SMALL, num_steps: int = 0) -> NodeConfig:
-    """An ordinary node configuration with the sizes and intervals of `scale`; 0 steps: until stopped."""
+def virtual_config(
+    index: int, seed: int, scale: Scale = SMALL, num_steps: int = 0, settings: Sequence[str] = ()
+) -> NodeConfig:
+    """An ordinary node configuration with the sizes and intervals of `scale`; 0 steps: until stopped.
+
+    Args:
+        index: the node's number.
+        seed: of the run.
+        scale: of the run.
+        num_steps: after which the node stops.
+        settings: overrides, `section.key=value`.
+    """
+    config = _config(index, seed, scale, num_steps)
+    if not settings:
+        return config
+    data = config.model_dump()
+    apply_overrides(NodeConfig, data, list(settings))
+    return parse_config(NodeConfig, data, "fault plan")
+
+
+def _config(index: int, seed: int, scale: Scale, num_steps: int) -> NodeConfig:
     return NodeConfig(
         name=f"n{index}",
         run_id="virtual",

@@ -15,6 +15,7 @@ from functools import partial
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupRefused, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
+from swarm.exchange.admission import MAX_CONCURRENT
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
@@ -27,10 +28,12 @@ from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import Crash, FaultPlan
+from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.node import Disk, Parts, scripted_worker
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
+from swarm.simulate.virtual.seam_faults import NodeClock, SeamFaults
 from swarm.simulate.virtual.shared_work import (
     HashIdentity,
     KeptVerifier,
@@ -113,15 +116,20 @@ class VirtualSwarm:
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
         self._names = [f"n{index}" for index in range(num_nodes)]
-        self._disks = {
-            index: Disk(store=self.parts.store(clock, max_bytes=self.scale.disk_bytes, epoch=f"disk {index}"))
-            for index in range(num_nodes)
-        }
+        wrong = {clock.node: clock for clock in plan.wrong_clocks}
+        self._clocks = [NodeClock(clock, wrong.get(index)) for index in range(num_nodes)]
+        last_fault_s = 0.75 * num_rounds * SECONDS_PER_STEP
+        self._seams = [SeamFaults(plan.seams, f"{seed} {index}", clock, last_fault_s) for index in range(num_nodes)]
+        self._disks = {index: Disk(store=self._open_store(index)) for index in range(num_nodes)}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unfinished = set(range(num_nodes))
         self._all_finished = asyncio.Event()
         for identity in self.identities:
             self.network.add(identity.node_id)
+
+    def _open_store(self, index: int) -> MemoryGroupStore:
+        clock, seams = self._clocks[index], self._seams[index]
+        return self.parts.store(clock, self.scale.disk_bytes, seams.before_write, epoch=f"disk {index}")
 
     async def run(self) -> None:
         """Runs every node and carries out the plan's crashes, until the rounds are over."""
@@ -215,7 +223,8 @@ class VirtualSwarm:
             "known heads": (len(agent.peers.heads), MAX_PEERS),
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
             "edges": (len(agent.coordinator_view.edges), MAX_EDGES),
-            "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours),
+            # A stream that has lost its place ends after the admission that it is in.
+            "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours + MAX_CONCURRENT),
             "fetches": (len(agent.ingest.fetching), (2 + MAX_FETCH_LATER) * agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.coordinator_view.pending_versions), MAX_PENDING_VERSIONS),
         }
@@ -229,7 +238,7 @@ class VirtualSwarm:
         await agent.restore()
         transport = MemoryTransport(self.network, identity.node_id)
         agent.endpoints = await transport.serve(agent.streams)
-        directory = self.directory.view(identity, config.run_id, self.clock)
+        directory = self.directory.view(identity, config.run_id, self._clocks[index])
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         incarnation = f"{self.seed} {index} {self.log.num_events}"
         worker = scripted_worker(
@@ -239,9 +248,10 @@ class VirtualSwarm:
             disk,
             self.tokenizer,
             self.environments,
-            self.clock,
+            self._clocks[index],
             self.scale.paces,
             incarnation,
+            self._seams[index],
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -258,23 +268,23 @@ class VirtualSwarm:
 
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
-        return virtual_config(index, self.seed, self.scale, num_steps)
+        return virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings)
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
         context = NodeContext(
             config=config,
             identity=identity,
-            clock=self.clock,
+            clock=self._clocks[index],
             emit=partial(self._note, index),
-            offload=offload_in_place(self._verify),
+            offload=self._seams[index].offload(offload_in_place(self._verify)),
         )
         agent = Agent(
             context,
             store=disk.store,
             tokenizer=self.tokenizer,
-            verifier=self._verifier,
+            verifier=self._seams[index].verifier(self._verifier),
             environments=frozenset(self.environments),
-            replay=self.parts.replay(config.replay, identity.node_id, config.seed, self.clock),
+            replay=self.parts.replay(config.replay, identity.node_id, config.seed, context.clock),
             admission_type=self.parts.admission,
         )
         self.agents[index] = agent

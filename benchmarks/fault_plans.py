@@ -1,0 +1,83 @@
+"""Many seeded fault plans of the virtual swarm, resumable: which break an invariant, and what was least needed for it.
+
+    python -m benchmarks.fault_plans --plans 20000 --file runs/fault_plans.jsonl
+
+Each plan is a line of the file: seed, digest of its event log, and what broke. Started again with the same file it goes
+on after the plans that are there. Every 50th plan runs twice: equal seeds have to give equal logs. A failing plan is
+made smaller until no fault can be taken out of it; the smallest is printed as Python, to be given to `run_seed`.
+"""
+
+import argparse
+import json
+import logging
+import os
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.simulate.virtual.faults import FaultPlan, shrink
+from swarm.simulate.virtual.run import run_seed
+from swarm.simulate.virtual.swarm import SECONDS_PER_STEP
+
+NUM_NODES: Final = 10
+NUM_ROUNDS: Final = 6
+TWICE_EVERY: Final = 50
+
+
+def run_plan(seed: int) -> dict[str, Any]:
+    """One plan: its line of the file."""
+    logging.disable(logging.CRITICAL)
+    plan = FaultPlan.random(seed, NUM_NODES, NUM_ROUNDS * SECONDS_PER_STEP)
+    digest, broken = _judge(seed, plan)
+    if seed % TWICE_EVERY == 0 and _judge(seed, plan)[0] != digest:
+        broken.append("equal seeds gave two event logs")
+    line: dict[str, Any] = {"seed": seed, "digest": digest, "broken": broken}
+    if broken:
+        line["smallest"] = repr(shrink(plan, lambda smaller: bool(_judge(seed, smaller)[1])))
+    return line
+
+
+def _judge(seed: int, plan: FaultPlan) -> tuple[str, list[str]]:
+    """Digest of the event log, and what the run broke: invariants with their first violations, or itself."""
+    try:
+        run = run_seed(seed, NUM_NODES, NUM_ROUNDS, plan)
+    except Exception as error:  # a node ended: that is a finding like any other
+        return "", [f"the run ended: {''.join(traceback.format_exception(error, limit=-3))}"]
+    broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]
+    return run.log_digest, broken
+
+
+def main() -> None:
+    """Runs what is missing; exits with 1 when anything broke."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=1000, help="seeds 0 to this minus 1")
+    parser.add_argument("--file", type=Path, default=Path("runs/fault_plans.jsonl"), help="one line for each plan")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    lines = arguments.file.read_text(encoding="utf-8").splitlines() if arguments.file.exists() else []
+    known: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    seeds = sorted(set(range(arguments.plans)) - {line["seed"] for line in known})
+    failed = [line for line in known if line["broken"]]
+    began_s = time.monotonic()
+    with (
+        ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool,
+        arguments.file.open("a", encoding="utf-8") as file,
+    ):
+        for number, line in enumerate(pool.map(run_plan, seeds, chunksize=10), start=1):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            if line["broken"]:
+                failed.append(line)
+                print(json.dumps(line, indent=1), flush=True)
+            if number % 500 == 0 or number == len(seeds):
+                print(f"{number} of {len(seeds)} plans, {time.monotonic() - began_s:.0f} s", flush=True)
+    print(f"{len(known) + len(seeds)} plans, {len(failed)} broke an invariant; digests are in {arguments.file}")
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Faults at the seams of one virtual node: full disk, failing verifier, slow threads, checkpoints that cannot be saved.
+
+Invariant: what fails, fails as the real part would (the same exception at the same call), and everything is drawn from
+the seed and the order of calls.
+"""
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Sequence
+
+from swarm.clock import Clock
+from swarm.errors import RolloutFailed, StorageFull
+from swarm.interfaces import Offload, Result, Verdict, Verifier
+from swarm.simulate.virtual.faults import SeamRates, WrongClock
+
+
+class SeamFaults:
+    """Draws, call by call, whether a seam of one node fails; nothing fails any more from `until_s` on.
+
+    Example:
+        faults = SeamFaults(plan.seams, seed="7 0", clock=clock, until_s=12.0)
+        context = NodeContext(..., offload=faults.offload(asyncio.to_thread))
+    """
+
+    def __init__(self, rates: SeamRates, seed: str, clock: Clock, until_s: float) -> None:
+        self._rates = rates
+        self._rng = random.Random(f"seams {seed}")
+        self._clock = clock
+        self._until_s = until_s
+
+    def before_write(self, size_bytes: int) -> None:
+        """The seam of the group store. Raises OSError(ENOSPC)."""
+        if self._happens(self._rates.full_disk):
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    def before_save(self) -> None:
+        """Called before a checkpoint is written. Raises StorageFull."""
+        if self._happens(self._rates.unsaved_checkpoint):
+            raise StorageFull(errno.ENOSPC, "no space left on device")
+
+    def offload(self, inner: Offload) -> Offload:
+        """`inner`, some of whose calls take long."""
+
+        async def slow(function: Callable[..., Result], /, *arguments: object) -> Result:
+            if self._happens(self._rates.slow_thread):
+                await asyncio.sleep(self._rng.uniform(0.0, self._rates.slow_thread_s))
+            return await inner(function, *arguments)
+
+        return slow if self._rates.slow_thread else inner
+
+    def verifier(self, inner: Verifier) -> Verifier:
+        """`inner`, some of whose calls fail."""
+        return _FailingVerifier(inner, lambda: self._happens(self._rates.failing_verifier))
+
+    def _happens(self, rate: float) -> bool:
+        return rate > 0 and self._clock.monotonic_s() < self._until_s and self._rng.random() < rate
+
+
+class _FailingVerifier:
+    """`Verifier` that fails when it is told to, as a confined child does that was killed."""
+
+    def __init__(self, inner: Verifier, fails: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._fails = fails
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        if self._fails():
+            raise RolloutFailed("the verifier's process ended")
+        return await self._inner.score(env, task_id, answers)
+
+
+class NodeClock:
+    """The clock of one machine: its wall clock may be wrong, and may jump; its monotonic time never does."""
+
+    def __init__(self, true: Clock, wrong: WrongClock | None) -> None:
+        self._true = true
+        self._wrong = wrong
+
+    def now_s(self) -> float:
+        now_s = self._true.now_s()
+        if self._wrong is None:
+            return now_s
+        has_jumped = self._true.monotonic_s() >= self._wrong.jumps_at_s
+        return now_s + self._wrong.skew_s + (self._wrong.jump_s if has_jumped else 0.0)
+
+    def monotonic_s(self) -> float:
+        return self._true.monotonic_s()
