@@ -2,13 +2,13 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import RolloutFailed, StorageFull
-from swarm.interfaces import Verdict
+from swarm.interfaces import Producer, Verdict
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, WrongClock, shrink
 from swarm.simulate.virtual.scale import virtual_config
 from swarm.simulate.virtual.seam_faults import NodeClock, SeamFaults
@@ -76,7 +76,7 @@ def test_a_seam_fails_as_the_disk_would_until_the_faults_end(
 class KindVerifier:
     """Knows one task, and likes every answer."""
 
-    async def score(self, env: str, task_id: int, answers: object) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         raise LookupError(task_id)
 
 

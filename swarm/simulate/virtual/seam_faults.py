@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from swarm.clock import Clock
 from swarm.errors import RolloutFailed, StorageFull
-from swarm.interfaces import Offload, Result, Verdict, Verifier
+from swarm.interfaces import Offload, Producer, Result, Verdict, Verifier
 from swarm.simulate.virtual.faults import SeamRates, WrongClock
 
 
@@ -64,10 +64,10 @@ class _FailingVerifier:
         self._inner = inner
         self._fails = fails
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
         if self._fails():
             raise RolloutFailed("the verifier's process ended")
-        return await self._inner.score(env, task_id, answers)
+        return await self._inner.score(env, task_id, answers, producer)
 
 
 class NodeClock:
