@@ -163,6 +163,10 @@ class CoordinatorCore:
         """Those whose lease runs now."""
         return self.membership.live(self.clock.now_s())
 
+    def is_live_member(self, node_id: NodeId) -> bool:
+        """Whether a node's lease runs now."""
+        return self.membership.is_live(node_id, self.clock.now_s())
+
     def shown_members(self, limit: int) -> list[Member]:
         """Up to `limit` members, the live ones first: those that are gone never hide those that are here."""
         now_s = self.clock.now_s()

@@ -25,6 +25,7 @@ from swarm.errors import ConfigError, SwarmError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.interfaces import Discovery
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
+from swarm.peers.entry import EntryRule
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
@@ -91,7 +92,9 @@ class CoordinatorDaemon(Service):
         self._exit.push_async_callback(store.close)
         self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)
         await self.core.restore()
-        sessions = Sessions(identity, config.run_id, self.clock, ServerLimits(concurrent_calls=CONCURRENT_CALLS))
+        self.entry = EntryRule(config.node.entry, config.run_id, self.clock, coordinator=identity.node_id)
+        limits = ServerLimits(concurrent_calls=CONCURRENT_CALLS)
+        sessions = Sessions(identity, config.run_id, self.clock, limits, require_entry=self.entry.require)
         servicer = CoordinatorServicer(
             self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap()
         )
@@ -123,7 +126,7 @@ class CoordinatorDaemon(Service):
         from swarm.peers.discovery_dht import HivemindDirectory
 
         directory = await HivemindDirectory.start(
-            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"
+            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json", self.entry
         )
         self._exit.push_async_callback(directory.stop)
         self._directory = directory

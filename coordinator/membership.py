@@ -89,6 +89,11 @@ class Membership:
         """Every known member by name, then id."""
         return sorted(self._members.values(), key=lambda member: (member.report.name, member.node_id))
 
+    def is_live(self, node_id: NodeId, now_s: float) -> bool:
+        """Whether a node is known and its lease runs."""
+        known = self._members.get(node_id)
+        return known is not None and known.is_live(now_s)
+
     def live(self, now_s: float) -> list[Member]:
         """Those whose lease runs."""
         return [member for member in self.all() if member.is_live(now_s)]

@@ -138,8 +138,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
-        """Known members, the live ones first."""
-        self._caller(context)
+        """Known members, the live ones first; addresses are for callers who are members themselves."""
+        is_member = self._core.is_live_member(self._caller(context))
         now_s = self._core.clock.now_s()
         members = self._core.shown_members(MAX_LISTED)
         return pb.ListMembersResponse(
@@ -147,7 +147,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
                 pb.Member(
                     node_id=member.node_id,
                     name=member.report.name,
-                    endpoints=member.report.endpoints,
+                    endpoints=member.report.endpoints if is_member else (),
                     head=version_to_message(member.report.head),
                     last_seen_s=member.last_seen_s,
                     is_live=member.is_live(now_s),

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.credential import OwnCredential
 from node.status import STATUS
 from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
@@ -30,6 +31,7 @@ from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.node_context import NodeContext
+from swarm.peers.entry import EntryRule
 from swarm.process import (
     Service,
     defer_gc,
@@ -87,6 +89,7 @@ class Daemon(Service):
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
                 tasks.create_task(self._status_loop())
                 tasks.create_task(self._progress_loop())
+                tasks.create_task(self._credential.keep())
                 await self._run_worker()
         except BaseExceptionGroup as group:
             raise only_cause(group) from group
@@ -100,12 +103,21 @@ class Daemon(Service):
         (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))
+        self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
+        self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
+        await self._credential.prepare()
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.transport = GrpcTransport(
-            identity, config.run_id, exchange, self.clock, require_allowed=self.agent.reputation.require_allowed
+            identity,
+            config.run_id,
+            exchange,
+            self.clock,
+            require_allowed=self.agent.reputation.require_allowed,
+            require_entry=self.entry.require,
+            credential=self._credential.shown,
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
@@ -132,14 +144,17 @@ class Daemon(Service):
         self._verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self._verifier.close)
         context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
-        return Agent(
+        agent = Agent(
             context,
             store=store,
             tokenizer=tokenizer,
             verifier=self._verifier,
             weights=await asyncio.to_thread(_open_weights, config),
             usable=await asyncio.to_thread(_usable_corrections, config),
+            entry=self.entry,
         )
+        agent.credential = self._credential.shown
+        return agent
 
     async def _start_directory(self, identity: Identity) -> "HivemindDirectory | None":
         if self.config.directory.kind == "none":
@@ -147,7 +162,7 @@ class Daemon(Service):
         from swarm.peers.discovery_dht import HivemindDirectory
 
         directory = await HivemindDirectory.start(
-            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json"
+            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json", self.entry
         )
         self._exit.push_async_callback(directory.stop)
         return directory
@@ -157,7 +172,9 @@ class Daemon(Service):
             return None
         from swarm.peers.coordinator_client import GrpcCoordinatorClient
 
-        client = GrpcCoordinatorClient(self.config.coordinator, identity, self.config.run_id)
+        client = GrpcCoordinatorClient(
+            self.config.coordinator, identity, self.config.run_id, credential=self._credential.shown
+        )
         self._exit.push_async_callback(client.close)
         self._exit.push_async_callback(_leave, client, self.agent)
         return client
@@ -278,6 +295,7 @@ class Daemon(Service):
             "replay_groups": agent.replay.num_groups,
             "replay_bytes": agent.replay.num_bytes,
             "num_failures": agent.num_failures,
+            "num_entry_refused": self.entry.num_refused,
             "num_events_lost": self.events.num_lost,
             "restarts": {
                 "worker": self._num_worker_restarts,

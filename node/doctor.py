@@ -177,13 +177,20 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
         Unavailable: the coordinator does not answer.
     """
     # gRPC is imported where a call is made, so that the commands start without it
+    from node.credential import read_invitation
+    from swarm.wire.credentials import Credential
     from swarm.wire.grpc_errors import calling
     from swarm.wire.session import open_channel
     from swarm.wire.v1 import coordinator_service_pb2 as pb
     from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
     address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
-    channel = await open_channel(address, fingerprint, Identity.create(), config.run_id, DIAL_TIMEOUT_S)
+    key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
+    identity = Identity.load(key) if key.exists() else Identity.create()
+    shown = Credential(invitation=read_invitation(config.dir)).to_bytes()
+    channel = await open_channel(
+        address, fingerprint, identity, config.run_id, DIAL_TIMEOUT_S, credential=lambda: shown
+    )
     try:
         stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
         metadata = await channel.metadata(DIAL_TIMEOUT_S)

@@ -20,6 +20,7 @@ from swarm.exchange.staleness import check_freshness
 from swarm.flow import FairTurns
 from swarm.interfaces import GroupStore, Producer, Tokenizer, Verifier
 from swarm.node_context import NodeContext
+from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.types import (
@@ -69,6 +70,7 @@ class Admission:
     _credit_ledger: CreditLedger | None  # who may send groups of our own lineage; None admits them from everybody
     _environments: frozenset[str]  # names this node can rebuild
     _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
+    _entry: EntryRule | None = None  # who may take part in the run; None: everybody
 
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
@@ -138,6 +140,7 @@ class Admission:
             finding = (
                 await self._duplicate(arrival)  # again: another copy may have been stored while this one was opened
                 or self._producer_is_not_us(group)
+                or self._producer_entry(group)
                 or self._producer_reputation(group)
                 or self._producer_quota(group, arrival.via)
                 or self._run(group)
@@ -200,6 +203,12 @@ class Admission:
 
     def _producer_is_not_us(self, group: RolloutGroup) -> Finding:
         return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._context.node_id else None
+
+    def _producer_entry(self, group: RolloutGroup) -> Finding:
+        """A peer that was let in relays nothing of those who were not."""
+        if self._entry is None or self._entry.is_admitted(group.producer):
+            return None
+        return RefusalReason.NO_ENTRY, f"producer {short(group.producer)} has shown nothing that lets it into the run"
 
     def _producer_reputation(self, group: RolloutGroup) -> Finding:
         if not self._reputation.is_allowed(group.producer):

@@ -6,7 +6,7 @@ every draw is journalled before it is handed out. No background task lives here:
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from swarm.errors import ConfigError
@@ -24,6 +24,7 @@ from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import AddressBook, anchor_of
 from swarm.peers.coordinator_client import CoordinatorView
+from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
@@ -69,6 +70,7 @@ class Agent:
         weights: of a node that publishes or follows.
         environments: names this node can rebuild; those of the configuration when left out.
         usable: what this node's recipe may learn from.
+        entry: who may take part in the run; None: everybody.
         replay: a test puts its own buffer here.
         admission_type: a test puts its own class here.
     """
@@ -83,12 +85,14 @@ class Agent:
         weights: WeightStore | None = None,
         environments: frozenset[str] | None = None,
         usable: frozenset[Correction] = frozenset(Correction),
+        entry: EntryRule | None = None,
         replay: ReplayBuffer | None = None,
         admission_type: type[Admission] = Admission,
     ) -> None:
         self.context, self.config, self.clock, self.node_id = context, context.config, context.clock, context.node_id
         self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
         self.endpoints: tuple[str, ...] = ()
+        self.credential: Callable[[], bytes] = bytes  # what our advert shows
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
         config = self.config
@@ -125,7 +129,7 @@ class Agent:
         if environments is None:
             environments = frozenset(env.name for env in config.environments)
         self.admission = admission_type(
-            context, store, tokenizer, verifier, peers, versions, reputation, credit, environments, usable
+            context, store, tokenizer, verifier, peers, versions, reputation, credit, environments, usable, entry
         )
         learns = follower is None
         self.ingest = GroupIngest(context, self.admission, quota, peers, reputation, credit, replay, streams, learns)
@@ -299,6 +303,7 @@ class Agent:
             held_bytes=self.replay.num_bytes,
             cursor=self.streams.log_head,
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
+            credential=self.credential(),
         )
 
     def node_report(self, tokens_per_s: float) -> NodeReport:

@@ -14,6 +14,7 @@ from swarm.exchange.known_versions import KnownVersions
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
+from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import TOY_ENV, ScriptedVerifier, ToyTokenizer, make_identity
@@ -64,6 +65,7 @@ def make_admission(
     reputation: Reputation | None = None,
     environments: frozenset[str] = frozenset({TOY_ENV}),
     usable: frozenset[Correction] = frozenset(Correction),
+    entry: EntryRule | None = None,
 ) -> Admission:
     """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
@@ -83,4 +85,5 @@ def make_admission(
         None,
         environments,
         usable,
+        entry,
     )

@@ -1,0 +1,173 @@
+"""A node's own credential: the invitation in its directory, and the proof of work that it makes there.
+
+Invariant: a proof is made outside the event loop, once an epoch; a search that is broken off goes on where it was.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Final, cast
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, SwarmError
+from swarm.peers.entry import EntryRule
+from swarm.process import write_json
+from swarm.types import JsonDict, NodeId
+from swarm.wire.credentials import (
+    Credential,
+    Invitation,
+    WorkProof,
+    epoch_at,
+    find_work,
+    invitation_from_text,
+    is_current,
+)
+
+logger = logging.getLogger(__name__)
+
+INVITATION: Final = "invitation.txt"  # in the directory of a node
+WORK: Final = "work.json"
+_SAVE_EVERY_S: Final = 5.0
+_TELL_EVERY_S: Final = 15.0
+_RENEW_EVERY_S: Final = 3600.0
+
+
+class OwnCredential:
+    """What a node shows to take part, kept in its directory.
+
+    Example:
+        own = OwnCredential(config, identity.node_id, rule, clock)
+        await own.prepare()  # minutes where the run asks for a proof of work
+        transport = GrpcTransport(..., credential=own.shown)
+    """
+
+    def __init__(self, config: NodeConfig, node_id: NodeId, rule: EntryRule, clock: Clock) -> None:
+        self._config, self._node_id, self._rule, self._clock = config, node_id, rule, clock
+        self._credential = Credential()
+
+    def shown(self) -> bytes:
+        """As it travels; empty for a node that has nothing to show."""
+        return self._credential.to_bytes()
+
+    async def prepare(self) -> None:
+        """Reads or makes what the run asks for, so that this node itself would be admitted.
+
+        Raises:
+            ConfigError: the node cannot take part; names the fix.
+        """
+        directory, entry = self._config.dir, self._rule.config
+        invitation = await asyncio.to_thread(read_invitation, directory)
+        self._credential = Credential(invitation=invitation)
+        if entry.kind == "work" and not self._rule.admits(self._node_id, self.shown()):
+            search = WorkSearch(directory, self._config.run_id, self._node_id, entry.work_bits, self._clock)
+            self._credential = Credential(invitation=invitation, work=await search.run())
+        try:
+            self._rule.require(self._node_id, self.shown())
+        except SwarmError as error:
+            raise ConfigError(f"entry: {error}; then `swarm join` with --invitation") from None
+
+    async def keep(self) -> None:
+        """Makes a new proof of work in each epoch, while the one before is still good."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            work = self._credential.work
+            if work is not None and work.epoch != epoch_at(self._clock.now_s()):
+                entry = self._rule.config
+                search = WorkSearch(self._config.dir, self._config.run_id, self._node_id, entry.work_bits, self._clock)
+                self._credential = Credential(invitation=self._credential.invitation, work=await search.run())
+
+
+class WorkSearch:
+    """A search for a proof of work, with its state in a file.
+
+    Example:
+        work = await WorkSearch(config.dir, "demo", node_id, entry.work_bits, clock).run()
+    """
+
+    def __init__(self, directory: Path, run_id: str, node_id: NodeId, bits: int, clock: Clock) -> None:
+        self._path, self._clock = directory / WORK, clock
+        self._run_id, self._node_id, self._bits = run_id, node_id, bits
+        self._epoch = epoch_at(clock.now_s())
+        self._is_over = threading.Event()
+        self._began_s = self._saved_s = self._told_s = clock.monotonic_s()
+        self._first = 0
+
+    async def run(self) -> WorkProof:
+        """The proof: of an earlier run of this node where it is still good, else a new one."""
+        work = await asyncio.to_thread(self._restore)
+        if work is not None:
+            return work
+        logger.info(
+            "making a proof of work, which this run asks of new nodes",
+            extra={"mean_tries": 2**self._bits, "tried": self._first},
+        )
+        try:
+            work = await asyncio.to_thread(
+                find_work, self._run_id, self._node_id, self._epoch, self._bits, self._first, self._go_on
+            )
+        finally:
+            self._is_over.set()  # also where the node is stopped: the thread ends, and the file says how far it came
+        assert work is not None, "nobody but a cancellation breaks it off"
+        await asyncio.to_thread(self._save, work.nonce, is_found=True)
+        took_s = self._clock.monotonic_s() - self._began_s
+        logger.info("proof of work made", extra={"tries": work.nonce + 1, "took_s": round(took_s, 1)})
+        return work
+
+    def _restore(self) -> WorkProof | None:
+        """A proof that is still good; else the search begins where the last one of this epoch stopped."""
+        try:
+            data: JsonDict = json.loads(self._path.read_text(encoding="utf-8"))
+            kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
+            epoch, nonce, is_found = int(data["epoch"]), int(data["nonce"]), bool(data["is_found"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            logger.warning("the proof of work is unreadable, and is made again", extra={"path": str(self._path)})
+            return None
+        if kept != {"run_id": self._run_id, "node_id": self._node_id, "bits": self._bits} or not 0 <= nonce < 2**63:
+            return None
+        work = WorkProof(epoch=epoch, nonce=nonce)
+        if is_found and is_current(work, self._clock.now_s()) and epoch == self._epoch:
+            return work
+        if not is_found and epoch == self._epoch:
+            self._first = nonce
+        return None
+
+    def _go_on(self, nonce: int) -> bool:
+        """In the searching thread, before each try."""
+        now_s = self._clock.monotonic_s()
+        is_over = self._is_over.is_set()
+        if is_over or now_s - self._saved_s > _SAVE_EVERY_S:
+            self._saved_s = now_s
+            self._save(nonce, is_found=False)
+        if now_s - self._told_s > _TELL_EVERY_S:
+            self._told_s = now_s
+            rate = (nonce - self._first) / max(now_s - self._began_s, 1e-9)
+            fields = {"tried": nonce, "mean_tries": 2**self._bits, "mean_s": round(2**self._bits / max(rate, 1e-9))}
+            logger.info("making a proof of work", extra=fields)
+        return not is_over
+
+    def _save(self, nonce: int, *, is_found: bool) -> None:
+        data = {"run_id": self._run_id, "node_id": self._node_id, "bits": self._bits, "epoch": self._epoch}
+        try:
+            write_json(self._path, cast(JsonDict, {**data, "nonce": nonce, "is_found": is_found}))
+        except OSError as error:  # a full disk costs the progress, not the proof
+            logger.warning("the proof of work was not saved", extra={"error": str(error)})
+
+
+def read_invitation(directory: Path) -> Invitation | None:
+    """The invitation in a node's directory; None where there is none. Raises ConfigError for what is none."""
+    path = directory / INVITATION
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; write the invitation into it again") from None
+    try:
+        return invitation_from_text(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
