@@ -31,6 +31,7 @@ from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.node_context import NodeContext
+from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.entry import EntryRule
 from swarm.process import (
     Service,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+REMEMBER_EVERY_S = 10.0
 PROGRESS_EVERY_S = 30.0
 DRAIN_TIMEOUT_S = 20.0
 LEAVE_TIMEOUT_S = 3.0
@@ -90,6 +92,7 @@ class Daemon(Service):
                 tasks.create_task(self._status_loop())
                 tasks.create_task(self._progress_loop())
                 tasks.create_task(self._credential.keep())
+                tasks.create_task(self._remember_loop())
                 await self._run_worker()
         except BaseExceptionGroup as group:
             raise only_cause(group) from group
@@ -108,6 +111,7 @@ class Daemon(Service):
         await self._credential.prepare()
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
+        await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS)
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.transport = GrpcTransport(
@@ -248,6 +252,16 @@ class Daemon(Service):
             self.events.flush()
             await asyncio.to_thread(write_json, path, status)
             await asyncio.sleep(STATUS_EVERY_S)
+
+    async def _remember_loop(self) -> None:
+        """Keeps on the disk the peers that answered, to be dialled after a restart."""
+        path, written = self.config.dir / KNOWN_PEERS, self.agent.address_book.to_remember()
+        while True:
+            await asyncio.sleep(REMEMBER_EVERY_S)
+            peers = self.agent.address_book.to_remember()
+            if peers and peers != written:  # a node that is cut off keeps what it knew
+                written = peers
+                await asyncio.to_thread(save_known_peers, path, peers)
 
     async def _progress_loop(self) -> None:
         """One line in the log now and then, until every step is made."""

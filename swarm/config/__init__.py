@@ -7,6 +7,8 @@ starts, with an error that names the key. Defaults run on a laptop.
 from swarm.config.coordinator_config import CoordinatorConfig
 from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
 from swarm.config.node_config import (
+    MAX_ANCHORS,
+    Anchor,
     CoordinatorLink,
     DirectoryConfig,
     EngineConfig,
@@ -29,6 +31,8 @@ from swarm.config.node_config import (
 )
 
 __all__ = [
+    "MAX_ANCHORS",
+    "Anchor",
     "CoordinatorConfig",
     "CoordinatorLink",
     "DirectoryConfig",

@@ -18,6 +18,7 @@ NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
+MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -297,7 +298,7 @@ class ExchangeConfig(Model):
     """Seconds between two look-ups in the directory."""
     advert_every_s: PositiveFloat = 30.0
     """Seconds between two refreshes of the own advert; it expires after three times that."""
-    anchors: Annotated[tuple[Anchor, ...], Field(max_length=16)] = ()
+    anchors: Annotated[tuple[Anchor, ...], Field(max_length=MAX_ANCHORS)] = ()
     """Long-lived nodes that are dialled while few other peers are known, each as NODE_ID@host:port."""
 
 

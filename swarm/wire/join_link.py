@@ -126,7 +126,10 @@ def node_config_from_manifest(
         },
         "environments": [env.model_dump(mode="json") for env in manifest.environments],
         **({"follow": {"policy": manifest.trainer}} if manifest.trainer else {}),
-        "exchange": {"max_group_bytes": manifest.limits.max_group_bytes},
+        "exchange": {
+            "max_group_bytes": manifest.limits.max_group_bytes,
+            **({"anchors": list(manifest.anchors)} if manifest.anchors else {}),
+        },
         "directory": {
             "kind": "dht" if bootstrap else "none",
             "bootstrap": list(bootstrap),

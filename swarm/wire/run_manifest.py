@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, cast
 from pydantic import Field, ValidationError
 
 from swarm.config import (
+    MAX_ANCHORS,
+    Anchor,
     EntryConfig,
     EnvironmentConfig,
     EvaluationConfig,
@@ -90,6 +92,8 @@ class RunManifest(Model):
     """Node id of the trainer that generators follow (`follow.policy`); empty: the only trainer that they find."""
     limits: ManifestLimits = ManifestLimits()
     """Shared bounds."""
+    anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
+    """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
     """Who may take part."""
 
@@ -111,6 +115,7 @@ def manifest_of(node: NodeConfig, run_id: str, tokenizer_digest: str, created_at
         learner=node.learner,
         evaluation=node.evaluation,
         trainer=node.follow.policy,
+        anchors=node.exchange.anchors,
         limits=ManifestLimits(max_group_bytes=node.exchange.max_group_bytes, directory_shards=node.directory.shards),
         entry=node.entry,
     )

@@ -2,19 +2,22 @@
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
 from swarm.interfaces import PeerAddress
 from swarm.loops.choose_peers import PeerChoice
-from swarm.peers.address_book import STRANGERS_BURST, STRANGERS_PER_S
+from swarm.peers.address_book import KNOWN_PEERS, STRANGERS_BURST, STRANGERS_PER_S, save_known_peers
 from swarm.peers.topology import choose_neighbours
-from swarm.simulate.virtual.faults import FaultPlan
+from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.swarm import VirtualSwarm
 from swarm.testing.builders import make_advert
@@ -74,6 +77,26 @@ class Watched:
             if not task.cancelled() and task.exception() is not None:
                 raise task.exception()  # type: ignore[misc]
 
+    async def restart_alone(self, index: int, before: Callable[[Agent], None]) -> None:
+        """One node starts anew, and the directory names no honest one to it; `before` prepares its agent."""
+        make = self.swarm._agent
+
+        def prepared(*arguments: Any) -> Agent:
+            agent = make(*arguments)
+            before(agent)
+            return agent
+
+        blind = self.swarm.identities[index].node_id
+        self.swarm.directory.is_parted = lambda: True
+        self.swarm.directory.can_see = lambda reader, author: reader != blind or author not in self.honest
+        self.swarm._agent = prepared  # type: ignore[method-assign]
+        await self.swarm._crash(Crash(node=index, at_s=0.0, down_s=3.0))
+        self.num_links.clear()
+
+    def first_with(self, index: int, count: int) -> float:
+        """When that node had so many honest links."""
+        return min((at_s for at_s, links in self.num_links.items() if links[index] >= count), default=math.inf)
+
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(1.0)
@@ -130,3 +153,61 @@ def test_where_an_advert_is_enough_for_a_place_dead_ones_cut_everybody_off(monke
     monkeypatch.setattr("swarm.loops.neighbours.choose_peers", without_proof)
     watched = flooded(many_subnets, at_s=20.0)
     assert watched.fewest_from(15.0) == 0
+
+
+# --- what is on the disk and in the manifest -------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_remembered", [True, False])
+@pytest.mark.parametrize("count", [0, NUM_HOSTILE])
+def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_of_them(
+    tmp_path: Path, is_remembered: bool, count: int
+) -> None:
+    path = tmp_path / KNOWN_PEERS
+
+    async def scene() -> Watched:
+        watched = Watched(10, 2, FaultPlan(), 12)
+
+        async def attack() -> None:
+            await asyncio.sleep(10.0)
+            watched.flood(dead_adverts(count, many_subnets))
+            await asyncio.sleep(8.0)
+            save_known_peers(path, watched.swarm.agents[0].address_book.to_remember())
+            if not is_remembered:
+                path.unlink()
+            await watched.restart_alone(0, lambda agent: agent.address_book.restore(path))
+
+        await watched.run(attack())
+        return watched
+
+    watched = run(scene)
+    assert watched.fewest_from(30.0) == (8 if is_remembered else 0), "without the file it stays alone"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("has_anchor", [True, False])
+def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(has_anchor: bool) -> None:
+    """From one anchor of the manifest it learns who makes groups; by adverts alone it would look for an hour."""
+
+    async def scene() -> Watched:
+        watched = Watched(10, 3, FaultPlan(crashes=(Crash(node=0, at_s=0.0, down_s=20.0),)), 20)
+        watched.flood(dead_adverts(NUM_HOSTILE, many_subnets))
+        anchor = watched.swarm.identities[9].node_id
+        plain = watched.swarm._config
+
+        def config(index: int) -> NodeConfig:
+            made = plain(index)
+            anchors = (f"{anchor}@{anchor[:16]}.memory:1",) if has_anchor or index else ()
+            return made.model_copy(update={"exchange": made.exchange.model_copy(update={"anchors": anchors})})
+
+        watched.swarm._config = config  # type: ignore[method-assign]
+        await watched.run()
+        return watched
+
+    watched = run(scene)
+    if has_anchor:  # it starts at second 20
+        assert watched.first_with(0, 4) <= 30.0 and watched.first_with(0, 8) <= 40.0
+        assert watched.fewest_from(40.0) == 8
+    else:
+        assert watched.first_with(0, 4) == math.inf

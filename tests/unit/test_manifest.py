@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from swarm.config import EnvironmentConfig, FollowConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
+from swarm.config import (
+    EnvironmentConfig,
+    ExchangeConfig,
+    FollowConfig,
+    LearnerConfig,
+    ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+)
 from swarm.errors import ConfigError, Unauthenticated
 from swarm.identity import DOMAIN_GROUP, DOMAIN_MANIFEST, Identity
 from swarm.wire.join_link import JoinLink, node_config_from_manifest
@@ -168,3 +177,15 @@ def test_a_run_of_local_code_makes_no_manifest() -> None:
     node = NodeConfig(environments=environment(kind="function", dataset="os:system"))
     with pytest.raises(ConfigError, match="unknown_environment"):
         manifest_of(node, "demo", "", created_at_s=5.0)
+
+
+def test_the_anchors_of_the_run_reach_whoever_joins() -> None:
+    anchor = f"{'ab' * 32}@example.org:7700"
+    node = NodeConfig(environments=(), exchange=ExchangeConfig(anchors=(anchor,)))
+    made = manifest_of(node, "demo", "", created_at_s=5.0)
+    link = JoinLink.parse(f"swarm://127.0.0.1:7700/demo#{'cd' * 32}")
+    data = node_config_from_manifest(made, link, (), Path("node"))
+    assert NodeConfig.model_validate(data).exchange.anchors == (anchor,)
+    for wrong in ("example.org:7700", f"{'ab' * 32}@", f"{'AB' * 32}@example.org:7700", f"{'ab' * 32}@0.0.0.0:1"):
+        with pytest.raises(ValidationError):
+            ExchangeConfig(anchors=(wrong,))
