@@ -50,6 +50,29 @@ def link(
         raise typer.Exit(2) from None
 
 
+@app.command()
+def invite(
+    node_id: Annotated[str, typer.Argument(help="Id of the invited node, as its `swarm-node id` prints it.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How long the invitation is good.")] = 30.0,
+) -> None:
+    """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
+
+    The node counts as if it were on the run's list (node.entry.members), but invites nobody itself.
+    """
+    from swarm.clock import SystemClock
+    from swarm.identity import Identity
+    from swarm.wire.credentials import invite
+
+    try:
+        settings = load_config(CoordinatorConfig, config)
+        identity = Identity.load(settings.dir / "identity.key")
+        typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))
+    except SwarmError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+
+
 def main() -> None:
     """Entry point of `swarm-coordinator`."""
     app()

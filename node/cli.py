@@ -1,6 +1,8 @@
 """The command line `swarm-node`."""
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -32,10 +34,59 @@ def start(
     from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
-    try:
+    with _explained():
         settings = load_config(NodeConfig, config, set_)
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.name)
         asyncio.run(run_daemon(settings))
+
+
+@app.command("id")
+def show_id(
+    dir: Annotated[Path, typer.Option(help="Directory of the node; its key is made on first use.")] = Path(
+        "swarm-node"
+    ),
+) -> None:
+    """Print this node's id, by which a member invites it."""
+    from swarm.process import load_or_create_identity
+
+    with _explained():
+        typer.echo(load_or_create_identity(dir / "identity.key").node_id)
+
+
+@app.command()
+def invite(
+    node_id: Annotated[str, typer.Argument(help="Id of the invited node, as its `swarm-node id` prints it.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of your own node.")] = Path(
+        "swarm-node/node.toml"
+    ),
+    days: Annotated[float, typer.Option(min=0.01, max=400, help="How long the invitation is good.")] = 30.0,
+) -> None:
+    """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
+
+    Only members of the run's list invite (entry.members). You answer for whom you invite: together with you it has the
+    influence that you had alone.
+    """
+    from swarm.clock import SystemClock
+    from swarm.errors import ConfigError
+    from swarm.identity import Identity
+    from swarm.wire.credentials import invite
+
+    with _explained():
+        settings = load_config(NodeConfig, config)
+        identity = Identity.load(settings.dir / "identity.key")
+        if identity.node_id not in settings.entry.members:
+            raise ConfigError(
+                f"{config}: entry.members does not list this node, {identity.node_id}: only members invite; "
+                "ask the run's operator to list it, or a member to invite the other one"
+            )
+        typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Around a command: an error of ours becomes a line and exit code 2."""
+    try:
+        yield
     except SwarmError as error:
         typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None

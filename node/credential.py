@@ -22,6 +22,7 @@ from swarm.wire.credentials import (
     WorkProof,
     epoch_at,
     find_work,
+    fits_invitation,
     invitation_from_text,
     is_current,
 )
@@ -67,7 +68,8 @@ class OwnCredential:
         try:
             self._rule.require(self._node_id, self.shown())
         except SwarmError as error:
-            raise ConfigError(f"entry: {error}; then `swarm join` with --invitation") from None
+            fix = "" if entry.kind == "members" else ", then join with --invitation"
+            raise ConfigError(f"entry: {error}{fix}") from None
 
     async def keep(self) -> None:
         """Makes a new proof of work in each epoch, while the one before is still good."""
@@ -156,6 +158,16 @@ class WorkSearch:
             write_json(self._path, cast(JsonDict, {**data, "nonce": nonce, "is_found": is_found}))
         except OSError as error:  # a full disk costs the progress, not the proof
             logger.warning("the proof of work was not saved", extra={"error": str(error)})
+
+
+def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) -> None:
+    """Writes an invitation into a node's directory. Raises ConfigError for one of another node or run."""
+    invitation = invitation_from_text(text)
+    if not fits_invitation(invitation, run_id, node_id):
+        raise ConfigError(
+            f"--invitation: it is not for node {node_id} in run {run_id}; ask for: swarm-node invite {node_id}"
+        )
+    (directory / INVITATION).write_text(text.strip() + "\n", encoding="utf-8")
 
 
 def read_invitation(directory: Path) -> Invitation | None:

@@ -9,12 +9,13 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from node.credential import keep_invitation, read_invitation
 from swarm.addresses import own_address
 from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.process import load_or_create_identity
-from swarm.types import JsonDict, Role
+from swarm.types import JsonDict, NodeId, Role
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.run_manifest import write_toml
 
@@ -28,6 +29,7 @@ async def join_swarm(
     start: bool,
     say: Callable[[str], None],
     roles: Sequence[Role] = (),
+    invitation: str = "",
 ) -> None:
     """Fetches the manifest, writes `<directory>/node.toml` where there is none, and runs the node.
 
@@ -39,6 +41,7 @@ async def join_swarm(
         start: False only writes the file.
         say: where messages for people go.
         roles: what the node does; empty: a new one trains and generates.
+        invitation: text of a member's invitation, kept in the directory; empty: none, or the one that is there.
 
     Raises:
         ConfigError: the link, the manifest or an override cannot be used, or the directory is of a node that does
@@ -50,6 +53,8 @@ async def join_swarm(
 
     parsed, path = JoinLink.parse(link), directory / "node.toml"
     identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
+    if invitation:
+        await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
     if await asyncio.to_thread(path.exists):
         config = load_config(NodeConfig, path, overrides)
         _require_same_node(config, path, parsed, roles)
@@ -101,9 +106,24 @@ async def _write_new(
     config = parse_config(NodeConfig, data, origin)
     await asyncio.to_thread(_require_recipe, config, origin)
     say(reach)
+    say(_describe_entry(config, identity.node_id))
     await asyncio.to_thread(write_toml, data, path)
     say(f"joined run {link.run_id}; configuration in {path}")
     return config
+
+
+def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
+    """Who may take part in the run, and what this node still needs."""
+    has_invitation = read_invitation(config.dir) is not None
+    if config.entry.kind == "open" or node_id in config.entry.members:
+        return "this run admits every node" if config.entry.kind == "open" else "this node is a member of the run"
+    if config.entry.kind == "members":
+        return f"this run admits listed nodes only; ask its operator to list {node_id}"
+    if has_invitation:
+        return "this node shows its invitation"
+    if config.entry.kind == "work":
+        return f"this run asks for a proof of work of about {2**config.entry.work_bits:,} tries: minutes, made once"
+    return f"this run admits invited nodes only; ask a member for: swarm-node invite {node_id}"
 
 
 async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:

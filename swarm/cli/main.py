@@ -68,6 +68,9 @@ def join(
     generate: Annotated[
         bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer: no optimizer.")
     ] = False,
+    invitation: Annotated[
+        str, typer.Option("--invitation", help="What a member printed for this node with `swarm-node invite`.")
+    ] = "",
     only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
@@ -77,7 +80,9 @@ def join(
     from node.join import join_swarm
 
     roles = (Role.GENERATOR,) if generate else ()
-    asyncio.run(join_swarm(link, dir, set_ or [], start=not only_write, say=console.print, roles=roles))
+    asyncio.run(
+        join_swarm(link, dir, set_ or [], start=not only_write, say=console.print, roles=roles, invitation=invitation)
+    )
 
 
 @app.command()

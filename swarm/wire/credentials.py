@@ -120,6 +120,11 @@ def seal_invitation(voucher: Identity, run_id: str, node_id: NodeId, expires_at_
     )
 
 
+def invite(voucher: Identity, run_id: str, node_id: NodeId, days: float, now_s: float) -> str:
+    """An invitation as the commands print it. Raises ConfigError for what is no node id."""
+    return invitation_to_text(seal_invitation(voucher, run_id, node_id.strip().lower(), now_s + days * DAY_S))
+
+
 def fits_invitation(invitation: Invitation, run_id: str, node_id: NodeId) -> bool:
     """Whether the voucher signed it for this node of this run; its expiry and the voucher are not judged."""
     signed = _invitation_message(run_id, node_id, invitation.voucher, invitation.expires_at_s)
