@@ -253,12 +253,16 @@ class PeerAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamItem:
-    """One entry of a subscription: a whole group, or (sealed None) the notice of one to be fetched by digest."""
+    """One entry of a subscription: a whole group, or (sealed None) the notice of one to be fetched by digest.
+
+    Without a digest it is neither: only commitments to groups that follow.
+    """
 
     cursor: Cursor
     digest: Digest
     size_bytes: int
     sealed: SealedGroup | None
+    commitments: tuple[Digest, ...] = ()  # of its group, or of those that follow
 
 
 class ExchangeHandler(Protocol):

@@ -299,6 +299,7 @@ class RefusalReason(StrEnum):
     WRONG_DIGEST = "wrong_digest"
     FORGED_PRODUCER = "forged_producer"
     DUPLICATE = "duplicate"
+    COPIED = "copied"  # answers that others gave before, or its producer did; the first may have come last
     TOO_OLD = "too_old"
     FROM_THE_FUTURE = "from_the_future"
     WRONG_GROUP_SIZE = "wrong_group_size"
@@ -348,6 +349,7 @@ class StreamFilter:
 
     relay: bool = False  # notices of groups that other nodes made
     wants_zero_variance: bool = False  # groups whose rewards are all equal
+    wants_commitments: bool = False  # commitments ahead of the holder's own groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Final
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.known_versions import KnownVersions
+from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.flow import FairTurns
@@ -52,6 +53,7 @@ class Arrival:
     sealed: SealedGroup  # as it travelled; hostile
     via: NodeId  # the authenticated peer that sent it
     group: RolloutGroup | None = None  # once digest, signature and structure hold
+    order: int = 0  # among commitments and arrivals, once it is opened
     rewards: FloatArray = field(init=False)  # [G], from the sandbox
     scored: ScoredGroup = field(init=False)  # once it is stored
 
@@ -71,6 +73,7 @@ class Admission:
     _environments: frozenset[str]  # names this node can rebuild
     _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
     _entry: EntryRule | None = None  # who may take part in the run; None: everybody
+    _novelty: Novelty = field(default_factory=Novelty)  # the answers seen so far
 
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
@@ -136,6 +139,7 @@ class Admission:
         if digest in self._in_flight:
             return RefusalReason.DUPLICATE, "under admission already"
         self._in_flight.add(digest)
+        arrival.order = self._novelty.order(group)
         try:
             finding = (
                 await self._duplicate(arrival)  # again: another copy may have been stored while this one was opened
@@ -155,8 +159,10 @@ class Admission:
             with self._counting_against_credit(group):
                 return (
                     await self._form(group)
+                    or self._novelty_of_answers(arrival, group)
                     or await self._task_prompt_and_rewards(group, arrival)
                     or self._correction(group, arrival)
+                    or self._novelty_of_answers(arrival, group)  # again: a copy may have come through
                     or await self._storage(arrival)
                 )
         finally:
@@ -266,6 +272,12 @@ class Admission:
     async def _form(self, group: RolloutGroup) -> Finding:
         return await self._context.offload(check_form, group, self._tokenizer, self._limits)
 
+    def _novelty_of_answers(self, arrival: Arrival, group: RolloutGroup) -> Finding:
+        bits = self._novelty.copied_bits(group, arrival.sealed.digest, arrival.order)
+        if bits >= MIN_BITS:
+            return RefusalReason.COPIED, f"{bits:.0f} bits of its answers were given before, at most {MIN_BITS:.0f}"
+        return None
+
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
         producer = Producer(node_id=group.producer, is_known=self._reputation.score(group.producer) > 0)
@@ -291,9 +303,13 @@ class Admission:
         return None
 
     async def _storage(self, arrival: Arrival) -> Finding:
+        group, digest = arrival.group, arrival.sealed.digest
+        assert group is not None
+        self._novelty.record(group, digest, arrival.order)
         try:
             await self._store.put(arrival.scored, arrival.sealed)
         except StorageFull as error:
+            self._novelty.release(group, digest)
             logger.warning("store is full, a peer's group was refused", extra={"error": str(error)})
             return RefusalReason.NO_ROOM, "the store is full"
         return None

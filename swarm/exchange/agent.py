@@ -17,6 +17,7 @@ from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.known_versions import KnownVersions
+from swarm.exchange.novelty import Novelty
 from swarm.exchange.own_groups import OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.staleness import CLOCK_SKEW_S
@@ -125,11 +126,23 @@ class Agent:
         streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server)
 
         # what comes in: our own groups, and those of peers
-        self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower)
+        novelty = self.novelty = Novelty(replay.discard)
+        self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower, novelty)
         if environments is None:
             environments = frozenset(env.name for env in config.environments)
         self.admission = admission_type(
-            context, store, tokenizer, verifier, peers, versions, reputation, credit, environments, usable, entry
+            context,
+            store,
+            tokenizer,
+            verifier,
+            peers,
+            versions,
+            reputation,
+            credit,
+            environments,
+            usable,
+            entry,
+            novelty,
         )
         learns = follower is None
         self.ingest = GroupIngest(context, self.admission, quota, peers, reputation, credit, replay, streams, learns)
@@ -160,6 +173,9 @@ class Agent:
             self.replay.restore(await self.store.uses(), groups)
         await self.streams.restore(groups)
         for scored in groups:
+            if scored.is_made_here:
+                self.novelty.measure_own(scored.group)
+            self.novelty.record(scored.group, scored.digest, self.novelty.order(scored.group))
             if not scored.is_made_here:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
         doubtful_s = self.config.replay.max_age_s + CLOCK_SKEW_S

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swarm.errors import NotHeld
+from swarm.exchange.novelty import commitment_of
 from swarm.exchange.staleness import age_steps
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore, StreamItem
@@ -45,6 +46,7 @@ class _SendInfo:
     oldest_step: int  # of the policy that made its oldest token
     newest_step: int
     has_signal: bool
+    commitment: Digest
 
 
 @dataclass(eq=False, repr=False)
@@ -143,6 +145,9 @@ class GroupStreams:
             entries: list[tuple[Cursor, SealedGroup]] = []
             if cursor != newest:
                 entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not wanted.relay)
+                ahead = self._own_commitments(entries, peer, wanted) if wanted.wants_commitments else ()
+                if ahead:  # before the first body: whoever copies it commits later
+                    yield StreamItem(cursor=cursor, digest=b"", size_bytes=0, sealed=None, commitments=ahead)
             for position, sealed in entries:
                 if self._is_settling(sealed):
                     await grew.wait()
@@ -158,6 +163,7 @@ class GroupStreams:
                     digest=sealed.digest,
                     size_bytes=sealed.size_bytes,
                     sealed=sealed if is_own else None,
+                    commitments=() if is_own or not wanted.wants_commitments else (info.commitment,),
                 )
             if not entries:
                 cursor = newest  # what lies between is not for this peer
@@ -191,6 +197,7 @@ class GroupStreams:
             oldest_step=group.oldest_step,
             newest_step=group.newest_step,
             has_signal=scored.has_signal,
+            commitment=commitment_of(group),
         )
         self._known[scored.digest] = info
         if group.producer == self._node_id:
@@ -200,6 +207,12 @@ class GroupStreams:
             del self._known[oldest]
             self._own_steps.pop(oldest, None)
         return info
+
+    def _own_commitments(
+        self, entries: Sequence[tuple[Cursor, SealedGroup]], peer: NodeId, wanted: StreamFilter
+    ) -> tuple[Digest, ...]:
+        known = [self._known.get(sealed.digest) for _, sealed in entries if sealed.producer == self._node_id]
+        return tuple(info.commitment for info in known if info and self._is_worth_sending(info, peer, wanted))
 
     def _is_settling(self, sealed: SealedGroup) -> bool:
         """In the store, but its put or receive has not come back yet to say what it is worth."""

@@ -17,6 +17,7 @@ import grpc
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
@@ -146,7 +147,10 @@ class GrpcPeer:
     async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         what = f"subscription to {short(self.node_id)}"
         request = pb.SubscribeRequest(
-            cursor=cursor_to_message(cursor), relay=wanted.relay, zero_variance=wanted.wants_zero_variance
+            cursor=cursor_to_message(cursor),
+            relay=wanted.relay,
+            zero_variance=wanted.wants_zero_variance,
+            commitments=wanted.wants_commitments,
         )
         call = self._stub.Subscribe(request, metadata=await self._metadata())
         try:
@@ -241,10 +245,13 @@ def _broken(error: grpc.RpcError, what: str) -> SwarmError:
 
 
 def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
-    if len(response.digest) != 32:
+    commitments = tuple(response.commitments)
+    if len(response.digest) != 32 and (response.digest or not commitments):
         raise Unavailable(f"{what}: digest of {len(response.digest)} bytes, expected 32")
+    if len(commitments) > SUBSCRIBE_BATCH or any(len(commitment) != 32 for commitment in commitments):
+        raise Unavailable(f"{what}: {len(commitments)} commitments, expected at most {SUBSCRIBE_BATCH} of 32 bytes")
     sealed = None
-    if response.HasField("group"):
+    if response.digest and response.HasField("group"):
         # The claimed digest is kept: admission hashes the body once and refuses a false one by name.
         sealed = sealed_from_message(response.group, response.digest)
         if isinstance(sealed, Refused):
@@ -253,7 +260,13 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
         cursor = cursor_from_message(response.cursor)
     except Malformed as error:
         raise Unavailable(f"{what}: {error.detail}") from None
-    return StreamItem(cursor=cursor, digest=response.digest, size_bytes=response.size_bytes, sealed=sealed)
+    return StreamItem(
+        cursor=cursor,
+        digest=response.digest,
+        size_bytes=response.size_bytes,
+        sealed=sealed,
+        commitments=commitments,
+    )
 
 
 def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None, max_bytes: int, what: str) -> int:
@@ -290,7 +303,11 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         peer = self._sessions.require(context)
         cursor = cursor_from_message(request.cursor)
         async with self._one_stream(peer):
-            wanted = StreamFilter(relay=request.relay, wants_zero_variance=request.zero_variance)
+            wanted = StreamFilter(
+                relay=request.relay,
+                wants_zero_variance=request.zero_variance,
+                wants_commitments=request.commitments,
+            )
             items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
             async with aclosing(items):
                 async for item in items:
@@ -374,7 +391,10 @@ async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
 
 def _response_of(item: StreamItem) -> pb.SubscribeResponse:
     response = pb.SubscribeResponse(
-        cursor=cursor_to_message(item.cursor), digest=item.digest, size_bytes=item.size_bytes
+        cursor=cursor_to_message(item.cursor),
+        digest=item.digest,
+        size_bytes=item.size_bytes,
+        commitments=item.commitments,
     )
     if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
         response.group.CopyFrom(sealed_to_message(item.sealed))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
 from swarm.exchange.group_stream import GroupStreams
+from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean
@@ -32,6 +33,7 @@ class OwnGroups:
     _replay: ReplayBuffer  # takes them for the learner of this node, unless it follows another one
     _streams: GroupStreams
     _follower: WeightFollower | None  # of the trainer whose credit each group uses up; None: this node learns itself
+    _novelty: Novelty = field(default_factory=Novelty)  # knows our answers before anybody can copy them
     num_asked: int = field(default=0, init=False)  # questions since the store began, stored or not
     num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
     tokens_generated: int = field(default=0, init=False)
@@ -89,4 +91,6 @@ class OwnGroups:
         now_s = self._context.clock.now_s()
         scored = to_scored_group(claimed, sealed, verdict.rewards, self._tokenizer, is_made_here=True, now_s=now_s)
         await self._store.put(scored, sealed)
+        self._novelty.measure_own(claimed)
+        self._novelty.record(claimed, sealed.digest, self._novelty.order(claimed))
         return scored, sealed

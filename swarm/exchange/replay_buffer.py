@@ -111,6 +111,12 @@ class ReplayBuffer:
         """Groups of other lineages held."""
         return len(self._all) - len(self._local)
 
+    def discard(self, digest: Digest) -> None:
+        """Drops a group that turned out to be a copy; nothing where it is not held."""
+        entry = self._all.get(digest)
+        if entry is not None:
+            self._drop(entry, "copied")
+
     # --- drawing -------------------------------------------------------------------------------
 
     def draw(

@@ -3,6 +3,7 @@
 Invariant: every rollout of a group answers the same prompt, and the group says exactly which tokens that prompt was.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -91,7 +92,13 @@ class GroupProducer:
         return self.answer(self.tasks(first, count), self.config.group_size, range(first, first + count))
 
     def answer(self, tasks: Sequence[Task], group_size: int, numbers: Sequence[int]) -> list[RolloutGroup]:
-        """One group of `group_size` rollouts for each task; `numbers` as of `produce`."""
+        """One group of `group_size` rollouts for each task; `numbers` as of `produce`.
+
+        Nodes that follow one trainer draw other samples for the same question, whatever their `seed`.
+        """
+        if self.generator.version.policy_id != self.producer:  # others answer with the same weights
+            first = int.from_bytes(hashlib.sha256(self.producer.encode()).digest()[:7], "little")
+            numbers = [first + number for number in numbers]
         return produce(
             self.generator,
             self.tokenizer,

@@ -91,7 +91,11 @@ class NeighbourStream:
         self._address = address
         replay = agent.config.replay
         # where a step waits for everybody's groups of its round, those without signal are waited for too
-        self._wanted = StreamFilter(relay=relay, wants_zero_variance=replay.keep_zero_variance or replay.barrier)
+        self._wanted = StreamFilter(
+            relay=relay,
+            wants_zero_variance=replay.keep_zero_variance or replay.barrier,
+            wants_commitments=True,
+        )
         self._cursors = cursors
         self._rng = rng
         self._backoff = Backoff(rng)
@@ -171,6 +175,9 @@ class NeighbourStream:
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
         ingest = self._agent.ingest
+        self._agent.novelty.commit(item.commitments, via=self._address.node_id)
+        if not item.digest:
+            return
         if item.sealed is not None:
             if ingest.is_wanted_from(self._address.node_id):
                 await self._receive(item.sealed)

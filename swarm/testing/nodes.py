@@ -11,6 +11,7 @@ from swarm.config import NodeConfig
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
 from swarm.exchange.known_versions import KnownVersions
+from swarm.exchange.novelty import Novelty
 from swarm.identity import Identity
 from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
@@ -66,6 +67,7 @@ def make_admission(
     environments: frozenset[str] = frozenset({TOY_ENV}),
     usable: frozenset[Correction] = frozenset(Correction),
     entry: EntryRule | None = None,
+    novelty: Novelty | None = None,
 ) -> Admission:
     """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
@@ -86,4 +88,5 @@ def make_admission(
         environments,
         usable,
         entry,
+        Novelty() if novelty is None else novelty,
     )

@@ -20,7 +20,7 @@ from swarm.identity import (
     node_id_of,
     verify,
 )
-from swarm.types import Digest, RefusalReason, Refused, RolloutGroup, SealedGroup
+from swarm.types import Digest, RefusalReason, Refused, RolloutGroup, SealedGroup, short
 from swarm.wire.group_counts import CountLimits, check_counts
 from swarm.wire.rollout_groups import Malformed, body_to_group, group_to_body, require_finite
 from swarm.wire.v1 import rollout_pb2
@@ -45,7 +45,9 @@ def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
     """
     if group.producer != identity.node_id:
         raise ValueError(f"group of {group.producer[:8]} cannot be sealed by {identity.node_id[:8]}")
-    plain = group_to_body(group).SerializeToString()
+    message = group_to_body(group)
+    message.producer = bytes.fromhex(identity.node_id)
+    plain = message.SerializeToString()
     packed = _zstd.compressor.compress(plain)
     is_compressed = len(packed) < len(plain)
     body = packed if is_compressed else plain
@@ -94,6 +96,8 @@ def _open_group(sealed: SealedGroup, max_bytes: int, counts: CountLimits, verify
         body = rollout_pb2.GroupBody.FromString(plain)
     except DecodeError:
         raise Malformed(RefusalReason.MALFORMED, f"{len(plain)} bytes that are no GroupBody") from None
+    if body.producer and body.producer.hex() != sealed.producer:
+        raise Malformed(RefusalReason.MALFORMED, f"the content of {short(body.producer)} under another key")
     group = body_to_group(body, sealed.producer)
     require_finite((rollout.claimed_reward for rollout in group.rollouts), "claimed reward")
     if any(rollout.trace is not None and rollout.trace.token_ids.size == 0 for rollout in group.rollouts):

@@ -1,34 +1,39 @@
 from swarm.wire.v1 import advert_pb2 as _advert_pb2
 from swarm.wire.v1 import policy_pb2 as _policy_pb2
 from swarm.wire.v1 import rollout_pb2 as _rollout_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("cursor", "relay", "zero_variance")
+    __slots__ = ("cursor", "relay", "zero_variance", "commitments")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     ZERO_VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     relay: bool
     zero_variance: bool
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ...) -> None: ...
+    commitments: bool
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ..., commitments: bool = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("cursor", "digest", "size_bytes", "group")
+    __slots__ = ("cursor", "digest", "size_bytes", "group", "commitments")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     digest: bytes
     size_bytes: int
     group: _rollout_pb2.SealedGroup
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., group: _Optional[_Union[_rollout_pb2.SealedGroup, _Mapping]] = ...) -> None: ...
+    commitments: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., group: _Optional[_Union[_rollout_pb2.SealedGroup, _Mapping]] = ..., commitments: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("digest", "offset")

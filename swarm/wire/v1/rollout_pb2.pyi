@@ -73,7 +73,7 @@ class Rollout(_message.Message):
     def __init__(self, text: _Optional[str] = ..., trace: _Optional[_Union[TokenTrace, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., claimed_reward: _Optional[float] = ...) -> None: ...
 
 class GroupBody(_message.Message):
-    __slots__ = ("run_id", "policy_id", "env", "task_id", "tokenizer_digest", "prompt_ids", "rollouts", "verifier", "created_at_s")
+    __slots__ = ("run_id", "policy_id", "env", "task_id", "tokenizer_digest", "prompt_ids", "rollouts", "verifier", "created_at_s", "producer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class GroupBody(_message.Message):
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_S_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     policy_id: str
     env: str
@@ -92,7 +93,8 @@ class GroupBody(_message.Message):
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     verifier: str
     created_at_s: float
-    def __init__(self, run_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., env: _Optional[str] = ..., task_id: _Optional[int] = ..., tokenizer_digest: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., verifier: _Optional[str] = ..., created_at_s: _Optional[float] = ...) -> None: ...
+    producer: bytes
+    def __init__(self, run_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., env: _Optional[str] = ..., task_id: _Optional[int] = ..., tokenizer_digest: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., verifier: _Optional[str] = ..., created_at_s: _Optional[float] = ..., producer: _Optional[bytes] = ...) -> None: ...
 
 class SealedGroup(_message.Message):
     __slots__ = ("public_key", "signature", "codec", "body")

@@ -1,0 +1,214 @@
+"""Novelty of answers: whether the content of a group is its producer's own, and new (deduplication of content).
+
+Invariant: an honest group is refused with a probability of at most 2 ** -MIN_BITS times the answers known of its task,
+and own groups never. What counts is the *text* of each answer to a task, neither the group nor the cut into tokens:
+copying 7 of 8 answers, in another order, cut otherwise or without log-probs, is copying.
+
+Equal answers prove nothing by themselves: honest ones of a small or well-trained model coincide all the time (29 % of
+the tiny model's). So an answer counts with its *bits*, and who says how many decides what the rule is worth:
+
+- The bits that the *copier* claims cannot count: it would claim none. Those that the *first producer* claims cannot be
+  used against an honest later one: whoever draws an answer of b bits hits one that others drew independently with a
+  probability of at most 2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So each
+  answer counts with the first producer's bits less log2(n).
+- A first producer that lies upwards could make honest groups look like copies where it can guess their answers. So
+  no answer counts for more than its tokens times the mean bits of a token in this node's *own* groups of the
+  environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
+- A first producer that lies downwards gives up its own protection. That would allow it to sell its own old content as
+  new, so the own content of a producer, like that of one without log-probs, counts with an eighth of what this node's
+  own mean says, whatever is claimed: groups of one producer that are equal by chance have few bits.
+
+First is who *committed* first: a hash over producer and content, which goes out ahead of the group. Only who knows the
+content can commit to it, so a copy's commitment is later wherever the original's arrived before its content did; and
+then a copy that was admitted before the original itself came is dropped again. A refusal is blamed on nobody: where no
+commitment came, the copy may have overtaken the original.
+
+Not seen: a text that was edited, which no policy drew; scoring finds those.
+"""
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from swarm.flow import BoundedTable, RunningMean
+from swarm.types import Digest, NodeId, Rollout, RolloutGroup
+
+MIN_BITS: Final = 64.0  # of the answers of a group that others gave first
+MAX_ANSWERS: Final = 2**16  # remembered, whenever they came; the oldest make room
+MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
+_MAX_NEIGHBOURS: Final = 256
+_UNCLAIMED_SHARE: Final = 1 / 8  # of the bits expected of an answer whose producer's word does not count
+_KEY_BYTES: Final = 16
+_MAX_LATER: Final = 8  # groups remembered that gave an answer after the first
+_DOMAIN: Final = b"swarm.v1.commitment\0"
+
+AnswerKey = bytes  # of a task and the text of one answer to it
+
+
+def answer_keys(group: RolloutGroup) -> list[AnswerKey]:
+    """[G] keys of a group's answers: equal for equal texts that answer the same task."""
+    task = hashlib.blake2b(struct.pack("<Q", group.task_id) + group.env.encode(), digest_size=_KEY_BYTES)
+    keys: list[AnswerKey] = []
+    for rollout in group.rollouts:
+        answer = task.copy()
+        answer.update(b"\0" + rollout.text.encode())
+        keys.append(answer.digest())
+    return keys
+
+
+def commitment_of(group: RolloutGroup) -> Digest:
+    """SHA-256 that binds a producer to the answers of a group, and tells nobody what they are."""
+    content = b"".join(sorted(answer_keys(group)))
+    return hashlib.sha256(_DOMAIN + group.producer.encode() + content).digest()
+
+
+def claimed_bits(group: RolloutGroup) -> list[float | None]:
+    """[G] bits of the answers by their log-probs; None where these are not those of what was sampled."""
+    return [_bits(rollout) for rollout in group.rollouts]
+
+
+def _bits(rollout: Rollout) -> float | None:
+    logprobs = None if rollout.trace is None else rollout.trace.logprobs
+    if logprobs is None or not rollout.sampling.is_exact:
+        return None
+    bits = -float(np.add.reduce(logprobs)) / math.log(2)
+    return bits if math.isfinite(bits) else None  # NaN: tokens that the model did not choose
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstAnswer:
+    """Who gave an answer first."""
+
+    producer: NodeId
+    group: Digest
+    task: tuple[str, int]
+    order: int
+    bits: float | None  # claimed
+    num_tokens: int
+    later: tuple[tuple[NodeId, Digest], ...] = ()  # producers and groups that gave it, too
+
+
+class Novelty:
+    """The answers that this node has seen, and who committed to them first.
+
+    Args:
+        drop_copy: called with the digest of an admitted group that turned out to be a copy.
+
+    Example:
+        novelty.commit(commitment, via)
+        order = novelty.order(group)
+        if novelty.copied_bits(group, digest, order) < MIN_BITS:
+            novelty.record(group, digest, order)
+    """
+
+    def __init__(self, drop_copy: Callable[[Digest], None] = lambda digest: None) -> None:
+        self._drop_copy = drop_copy
+        self._answers: dict[AnswerKey, _FirstAnswer] = {}  # in order of arrival
+        self._num_of_task: Counter[tuple[str, int]] = Counter()
+        self._committed = BoundedTable[NodeId, BoundedTable[Digest, int]](_MAX_NEIGHBOURS)  # order, by neighbour
+        self._bits_per_token: dict[str, RunningMean] = {}  # of our own groups, by environment
+        self._next = 0
+
+    # --- commitments ---------------------------------------------------------------------------
+
+    def commit(self, commitments: Sequence[Digest], via: NodeId) -> None:
+        """Notes commitments that a neighbour sent; the first time counts, and none displaces another neighbour's."""
+        table = self._committed.get(via)
+        if table is None:
+            table = self._committed[via] = BoundedTable[Digest, int](MAX_COMMITMENTS)
+        for commitment in commitments:
+            if commitment not in table:
+                table[commitment] = self._take_number()
+
+    def order(self, group: RolloutGroup) -> int:
+        """The place of a group among commitments and arrivals: that of its commitment, or the next one."""
+        commitment = commitment_of(group)
+        orders = [table[commitment] for table in self._committed.values() if commitment in table]
+        return min(orders, default=self._take_number())
+
+    def _take_number(self) -> int:
+        self._next += 1
+        return self._next
+
+    # --- judging -------------------------------------------------------------------------------
+
+    def copied_bits(self, group: RolloutGroup, digest: Digest, order: int) -> float:
+        """Bits of a group's answers that were given before its place `order`; each distinct answer counts once."""
+        copied = 0.0
+        for key in set(answer_keys(group)):
+            first = self._answers.get(key)
+            if first is not None and first.order < order and first.group != digest:
+                copied += self._evidence(first, is_own_content=first.producer == group.producer)
+        return copied
+
+    def record(self, group: RolloutGroup, digest: Digest, order: int) -> None:
+        """Remembers a group that was admitted or made here. Copies of it that were admitted before are dropped."""
+        task = (group.env, group.task_id)
+        overtaken: dict[Digest, float] = {}
+        for key, rollout, bits in zip(answer_keys(group), group.rollouts, claimed_bits(group), strict=True):
+            known = self._answers.get(key)
+            if known is not None and known.group == digest:
+                continue
+            num_tokens = 0 if rollout.trace is None else rollout.trace.token_ids.size
+            answer = _FirstAnswer(group.producer, digest, task, order, bits, num_tokens)
+            if known is None:
+                self._answers[key] = answer
+                self._num_of_task[task] += 1
+            elif known.order <= order:
+                self._answers[key] = replace(known, later=(*known.later, (group.producer, digest))[-_MAX_LATER:])
+            else:
+                later = ((known.producer, known.group), *known.later)[-_MAX_LATER:]
+                self._answers[key] = replace(answer, later=later)
+                for copy in {copy for producer, copy in later if producer != group.producer}:
+                    overtaken[copy] = overtaken.get(copy, 0.0) + self._evidence(answer, is_own_content=False)
+        while len(self._answers) > MAX_ANSWERS:
+            self._forget(next(iter(self._answers)))
+        for copy, bits_overtaken in overtaken.items():
+            if bits_overtaken >= MIN_BITS:
+                self._drop_copy(copy)
+
+    def release(self, group: RolloutGroup, digest: Digest) -> None:
+        """Forgets a recorded group that could not be stored after all."""
+        for key in answer_keys(group):
+            known = self._answers.get(key)
+            if known is not None and known.group == digest:
+                self._forget(key)
+
+    def measure_own(self, group: RolloutGroup) -> None:
+        """Measures the bits of a token in a group of our own engine."""
+        known = [
+            (bits, rollout.trace.token_ids.size)
+            for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
+            if bits is not None and rollout.trace is not None
+        ]
+        num_tokens = sum(count for _, count in known)
+        if num_tokens:
+            mean = self._bits_per_token.setdefault(group.env, RunningMean(memory=0.98))
+            mean.add(sum(bits for bits, _ in known) / num_tokens)
+
+    def _evidence(self, first: _FirstAnswer, *, is_own_content: bool) -> float:
+        mean = self._bits_per_token.get(first.task[0])
+        expected = None if mean is None or mean.value is None else mean.value * first.num_tokens
+        if expected is None:  # nothing was made here: only what its producer says is known
+            bits = first.bits or 0.0
+        elif first.bits is None or is_own_content:
+            bits = expected * _UNCLAIMED_SHARE
+        else:
+            bits = min(first.bits, expected)
+        return max(0.0, bits - math.log2(max(1, self._num_of_task[first.task])))
+
+    def _forget(self, key: AnswerKey) -> None:
+        known = self._answers.pop(key, None)
+        if known is not None:
+            self._num_of_task[known.task] -= 1
+            if not self._num_of_task[known.task]:
+                del self._num_of_task[known.task]
+
+    def __len__(self) -> int:
+        return len(self._answers)

@@ -1,0 +1,342 @@
+"""Whose answers are: copies never displace originals, and honest groups of equal tasks are never taken for copies."""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm.exchange.novelty import MAX_ANSWERS, MAX_COMMITMENTS, MIN_BITS, Novelty, commitment_of
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import TOY_NOW_S, make_group, make_identity, make_sealed
+from swarm.testing.nodes import make_admission, make_agent, make_context
+from swarm.types import Digest, RefusalReason, Refused, RolloutGroup, ScoredGroup
+from swarm.wire.envelopes import seal_group
+
+OURS, ALICE, BOB, EVE = (make_identity(number) for number in range(4))
+NUM_TRIES = 10_000
+ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"
+GROUP_SIZE, NUM_CHARS = 8, 7  # of ToyTokenizer: a token each, and the end
+
+
+def invented(rng: random.Random, **settings: Any) -> RolloutGroup:
+    """Answers of 35 bits each, with log-probs that say so."""
+    texts = ["".join(rng.choices(ALPHABET, k=NUM_CHARS)) for _ in range(GROUP_SIZE)]
+    return make_group(ALICE.node_id, texts=texts, logprob=-NUM_CHARS / (NUM_CHARS + 1) * math.log(32), **settings)
+
+
+def with_logprobs(group: RolloutGroup, value: float | None) -> RolloutGroup:
+    rollouts = []
+    for rollout in group.rollouts:
+        assert rollout.trace is not None
+        size = rollout.trace.token_ids.shape
+        logprobs = None if value is None else np.full(size, value, np.float32)
+        rollouts.append(replace(rollout, trace=replace(rollout.trace, logprobs=logprobs)))
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def whole(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return group
+
+
+def shuffled(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return replace(group, rollouts=tuple(rng.sample(group.rollouts, GROUP_SIZE)))
+
+
+def seven_of_eight(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return replace(group, rollouts=(*group.rollouts[:7], invented(rng).rollouts[0]))
+
+
+def one_repeated(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    """Four of the answers, twice each."""
+    return replace(group, rollouts=group.rollouts[:4] * 2)
+
+
+def claimed_certain(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return with_logprobs(group, 0.0)
+
+
+def without_logprobs(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return with_logprobs(group, None)
+
+
+def only_text(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
+    return replace(group, rollouts=tuple(replace(rollout, trace=None) for rollout in group.rollouts))
+
+
+COPIES = (whole, shuffled, seven_of_eight, one_repeated, claimed_certain, without_logprobs, only_text)
+Copy = Callable[[RolloutGroup, random.Random], RolloutGroup]
+
+
+def copied(group: RolloutGroup, how: Copy, rng: random.Random) -> RolloutGroup:
+    """The attacker's group: of its own lineage, made of the answers of another."""
+    return replace(how(group, rng), producer=EVE.node_id, policy_id=EVE.node_id, created_at_s=TOY_NOW_S + 5)
+
+
+@dataclass
+class Node:
+    """The part of a node that judges novelty: who is used, who was refused."""
+
+    used: set[Digest] = field(default_factory=set[Digest])
+    refused: set[Digest] = field(default_factory=set[Digest])
+
+    def __post_init__(self) -> None:
+        self.novelty = Novelty(self.used.discard)
+
+    def take(self, group: RolloutGroup, digest: Digest) -> None:
+        order = self.novelty.order(group)
+        if self.novelty.copied_bits(group, digest, order) >= MIN_BITS:
+            self.refused.add(digest)
+            return
+        self.novelty.record(group, digest, order)
+        self.used.add(digest)
+
+
+def displaced(rng: random.Random, node: Node) -> bool:
+    """Whether a copy is used, or the original is not: a race with up to three copies, its commitment first."""
+    original = invented(rng, task_id=rng.randrange(4))
+    node.novelty.commit([commitment_of(original)], ALICE.node_id)
+    groups = {b"o" + rng.randbytes(31): original}
+    for _ in range(rng.randint(1, 3)):
+        copy = copied(original, rng.choice(COPIES), rng)
+        groups[b"c" + rng.randbytes(31)] = copy
+        if rng.random() < 0.7:
+            node.novelty.commit([commitment_of(copy)], EVE.node_id)
+    order = list(groups)
+    rng.shuffle(order)
+    for digest in order:
+        node.take(groups[digest], digest)
+    first = next(iter(groups))
+    return first not in node.used or any(digest in node.used for digest in groups if digest != first)
+
+
+def test_a_copy_never_displaces_an_original_whose_commitment_came_first() -> None:
+    rng, node = random.Random(1), Node()
+    for _ in range(50):  # so that what answers are worth is known here
+        node.novelty.measure_own(invented(rng))
+    assert sum(displaced(rng, node) for _ in range(NUM_TRIES)) == 0
+
+
+def test_mutation_without_commitments_a_faster_copy_displaces_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Novelty, "commit", lambda *_, **__: None)
+    rng, node = random.Random(1), Node()
+    assert sum(displaced(rng, node) for _ in range(200)) > 50
+
+
+# --- honest groups -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Answers of one node to one task: a few likely ones, and many that hardly ever come."""
+
+    texts: Sequence[str]
+    probabilities: Sequence[float]
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Policy":
+        num_answers = rng.choice([1, 2, 8, 64, 4096])
+        texts = ["".join(rng.choices(ALPHABET, k=rng.choice([1, 2, NUM_CHARS]))) for _ in range(num_answers)]
+        sharpness = rng.choice([0.0, 1.0, 3.0])
+        weights = [(rank + 1.0) ** -sharpness for rank in range(num_answers)]
+        return cls(texts, [weight / sum(weights) for weight in weights])
+
+    def group(self, rng: random.Random, **settings: Any) -> RolloutGroup:
+        chosen = rng.choices(range(len(self.texts)), self.probabilities, k=GROUP_SIZE)
+        group = make_group(texts=[self.texts[index] for index in chosen], **settings)
+        rollouts = []
+        for rollout, index in zip(group.rollouts, chosen, strict=True):
+            assert rollout.trace is not None
+            size = rollout.trace.token_ids.size
+            logprobs = np.full(size, math.log(self.probabilities[index]) / size, np.float32)
+            rollouts.append(replace(rollout, trace=replace(rollout.trace, logprobs=logprobs)))
+        return replace(group, rollouts=tuple(rollouts))
+
+
+def honest_groups(count: int, num_tasks: int = 20) -> Iterator[RolloutGroup]:
+    """Groups of three producers about the same few tasks; two of them have the same policy."""
+    rng = random.Random(7)
+    policies = [Policy.draw(rng) for _ in range(num_tasks)]
+    others = [Policy(each.texts, list(reversed(each.probabilities))) for each in policies]
+    for number in range(count):
+        task_id, producer = rng.randrange(num_tasks), (ALICE, BOB, EVE)[number % 3]
+        policy = others[task_id] if producer is EVE else policies[task_id]
+        yield policy.group(rng, producer=producer.node_id, task_id=task_id)
+
+
+def num_refused(node: Node, count: int = NUM_TRIES) -> int:
+    for number, group in enumerate(honest_groups(count)):
+        if number % 10 == 0:
+            node.novelty.measure_own(group)
+        node.take(group, number.to_bytes(32, "big"))
+    return len(node.refused)
+
+
+def test_no_honest_group_of_equal_tasks_is_refused() -> None:
+    node = Node()
+    assert num_refused(node) == 0
+    keys = [key for group in honest_groups(1000) for key in {rollout.text for rollout in group.rollouts}]
+    assert len(keys) > 3 * len(set(keys)), "honest answers that never coincide show nothing"
+
+
+def test_mutation_counting_answers_instead_of_bits_refuses_honest_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Novelty, "_evidence", lambda *_, **__: MIN_BITS)
+    assert num_refused(Node(), 1000) > 100
+
+
+def test_whoever_claims_too_many_bits_cannot_make_a_short_answer_its_own() -> None:
+    """A node that knows what others will answer, and claims that it drew it by a great chance."""
+    rng, node = random.Random(3), Node()
+    for _ in range(50):
+        node.novelty.measure_own(with_logprobs(make_group(texts=["7"] * 8), -0.1))
+    likely = make_group(EVE.node_id, texts=["7", "8", "9", "1"] * 2)
+    node.take(with_logprobs(likely, -90.0), b"e" * 32)
+    honest = replace(likely, producer=BOB.node_id, rollouts=tuple(rng.sample(likely.rollouts, 8)))
+    node.take(with_logprobs(honest, -0.1), b"h" * 32)
+    assert not node.refused
+
+
+def test_whoever_claims_too_few_bits_cannot_sell_its_old_content_again() -> None:
+    rng, node = random.Random(3), Node()
+    for _ in range(50):
+        node.novelty.measure_own(with_logprobs(invented(rng), -10.0))  # 80 tokens of 14 bits: an eighth is enough
+    old = with_logprobs(invented(rng), 0.0)
+    node.take(old, b"1" * 32)
+    node.take(replace(old, created_at_s=TOY_NOW_S + 500), b"2" * 32)
+    assert node.used == {b"1" * 32} and node.refused == {b"2" * 32}
+
+
+def test_the_tables_are_bounded() -> None:
+    rng, novelty = random.Random(1), Novelty()
+    for number in range(MAX_ANSWERS // GROUP_SIZE + 10):
+        novelty.record(invented(rng, task_id=number), number.to_bytes(32, "big"), number)
+    assert len(novelty) == MAX_ANSWERS
+    original = invented(rng)
+    novelty.commit([commitment_of(original)], ALICE.node_id)
+    first = novelty.order(original)
+    for _ in range(2 * MAX_COMMITMENTS):
+        novelty.commit([rng.randbytes(32)], EVE.node_id)
+    assert novelty.order(original) == first, "a flood of one neighbour forgets no commitment of another"
+
+
+# --- the attacks, over admission -----------------------------------------------------------------
+
+
+class Attacked:
+    """A node's admission, and the groups that its buffer holds."""
+
+    def __init__(self) -> None:
+        context = make_context(identity=OURS)
+        self.replay = ReplayBuffer(context.config.replay, OURS.node_id, 0, context.clock)
+        self.novelty = Novelty(self.replay.discard)
+        self.admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), novelty=self.novelty)
+
+    async def offer(self, group: RolloutGroup) -> ScoredGroup | Refused:
+        identity = next(each for each in (ALICE, EVE) if each.node_id == group.producer)
+        scored = await self.admission.admit(make_sealed(group, identity), identity.node_id)
+        if isinstance(scored, ScoredGroup):
+            self.replay.add(scored)
+        return scored
+
+
+def mixed(rng: random.Random, **settings: Any) -> RolloutGroup:
+    """An original with signal: its first answer is right."""
+    group = invented(rng, task_id=7, **settings)
+    right = make_group(ALICE.node_id, task_id=7, texts=["7"]).rollouts[0]
+    return replace(group, rollouts=(right, *group.rollouts[1:]))
+
+
+def with_right_rewards(group: RolloutGroup) -> RolloutGroup:
+    return replace(
+        group, rollouts=tuple(replace(each, claimed_reward=float(each.text == "7")) for each in group.rollouts)
+    )
+
+
+def of_lineage(group: RolloutGroup) -> RolloutGroup:
+    """With spans of its own lineage."""
+    rollouts = []
+    for rollout in group.rollouts:
+        trace = rollout.trace
+        if trace is not None:
+            version = replace(trace.spans[0].version, policy_id=group.policy_id)
+            trace = replace(trace, spans=(replace(trace.spans[0], version=version),))
+        rollouts.append(replace(rollout, trace=trace))
+    return replace(group, rollouts=tuple(rollouts))
+
+
+@pytest.mark.parametrize("how", COPIES)
+async def test_plagiarism_is_refused_and_nobody_else_is_blamed(how: Copy) -> None:
+    rng, node = random.Random(1), Attacked()
+    original = mixed(rng)
+    assert isinstance(await node.offer(original), ScoredGroup)
+    result = await node.offer(with_right_rewards(of_lineage(copied(original, how, rng))))
+    assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED, result
+    assert isinstance(await node.offer(mixed(rng)), ScoredGroup), "the original's producer goes on"
+    assert node.replay.num_external == 2
+
+
+@pytest.mark.parametrize("how", COPIES)
+async def test_mutation_without_novelty_a_copy_counts_as_another_source(
+    how: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Novelty, "copied_bits", lambda *_: 0.0)
+    rng, node = random.Random(1), Attacked()
+    original = mixed(rng)
+    await node.offer(original)
+    assert isinstance(await node.offer(with_right_rewards(of_lineage(copied(original, how, rng)))), ScoredGroup)
+
+
+async def test_stale_as_fresh_is_refused() -> None:
+    """The same rollouts signed again with a new date and step."""
+    rng, node = random.Random(1), Attacked()
+    old = mixed(rng)
+    assert isinstance(await node.offer(old), ScoredGroup)
+    for step in range(1, 20):
+        fresh = replace(old, created_at_s=TOY_NOW_S + step)
+        result = await node.offer(fresh)
+        assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED
+
+
+async def test_mutation_without_novelty_stale_content_is_admitted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Novelty, "copied_bits", lambda *_: 0.0)
+    rng, node = random.Random(1), Attacked()
+    old = mixed(rng)
+    results = [await node.offer(replace(old, created_at_s=TOY_NOW_S + step)) for step in range(20)]
+    assert all(isinstance(result, ScoredGroup) for result in results)
+
+
+async def test_a_copy_that_was_faster_leaves_the_buffer_when_the_committed_original_comes() -> None:
+    rng, node = random.Random(1), Attacked()
+    original = mixed(rng)
+    node.novelty.commit([commitment_of(original)], ALICE.node_id)
+    copy = await node.offer(with_right_rewards(of_lineage(copied(original, whole, rng))))
+    assert isinstance(copy, ScoredGroup) and node.replay.digests == {copy.digest}
+    genuine = await node.offer(original)
+    assert isinstance(genuine, ScoredGroup) and node.replay.digests == {genuine.digest}
+
+
+async def test_nobody_can_sign_the_bytes_of_another() -> None:
+    node = Attacked()
+    victim = make_sealed(mixed(random.Random(1)), ALICE)
+    signature = EVE.sign(b"swarm.v1.group", bytes([2 if victim.is_compressed else 1]) + victim.digest)
+    stolen = replace(victim, producer=EVE.node_id, public_key=EVE.public_key, signature=signature)
+    result = await node.admission.admit(stolen, EVE.node_id)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.MALFORMED
+    assert isinstance(await node.admission.admit(victim, ALICE.node_id), ScoredGroup)
+
+
+async def test_a_restarted_node_still_knows_the_answers() -> None:
+    rng, context = random.Random(1), make_context(identity=OURS)
+    store = MemoryGroupStore(context.clock, 10**8)
+    original = mixed(rng)
+    first = make_agent(context, store)
+    assert isinstance(await first.admission.admit(seal_group(original, ALICE), ALICE.node_id), ScoredGroup)
+    second = make_agent(context, store)
+    await second.restore()
+    copy = seal_group(with_right_rewards(of_lineage(copied(original, shuffled, rng))), EVE)
+    result = await second.admission.admit(copy, EVE.node_id)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED
