@@ -201,7 +201,9 @@ class Swarm:
             tokenizer,
             load_recipe("sapo_swarm"),
             LearnerConfig(learning_rate=LEARNING_RATE),
-            ReplayConfig(external=self.arm.external),
+            ReplayConfig(
+                local_groups=self.arm.num_local, external_groups=self.arm.num_external, external=self.arm.external
+            ),
             name,
             folder / str(number),
         )

@@ -239,6 +239,8 @@ class Update:
     loss: float = 0.0
     norm: float = 0.0  # of the gradient before clipping
     was_skipped: bool = True
+    num_clipped: int = 0  # groups of other nodes whose coefficients the mass clip scaled down
+    others_share: float = 0.0  # of the mass of the coefficients, after the clip
 
 
 def step_report(
@@ -260,6 +262,8 @@ def step_report(
         "padding_share": measured.num_padding / max(1, measured.num_inputs),
         "num_micro_batches": float(measured.num_micro_batches),
         "num_updates": float(len(made)),
+        "mass_clipped_groups": float(sum(update.num_clipped for update in made)),
+        "mass_others_share": sum(update.others_share for update in counted) / len(counted),
         "age_in_flight_mean_steps": sum(drawn.in_flight_steps for drawn in draw.groups) / len(draw.groups),
     }
     return StepReport(

@@ -22,6 +22,7 @@ from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients
+from swarm.objectives.mass_clip import scope_of
 from swarm.objectives.part import Probe, Scope
 from swarm.objectives.recipe import Recipe
 
@@ -34,6 +35,7 @@ class Measured:
     entropy: Tensor  # [N, L] nats
     bounded: Tensor  # bool [N, L], clipped or capped by the recipe
     factor: Tensor  # [N, L], product of the corrections, 1 where there is none
+    masses: Tensor  # [N, 2], of the coefficients before the clip; 0 where there was no update
     probes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L]
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # by phase
     num_micro_batches: int = 0
@@ -51,6 +53,7 @@ class Measured:
             entropy=zeros.clone(),
             bounded=torch.zeros_like(batch.mask),
             factor=torch.ones_like(zeros),
+            masses=zeros.new_zeros((zeros.shape[0], 2)),
             probes={name: zeros.clone() for name in probes},
         )
 
@@ -63,7 +66,7 @@ class Measured:
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
         """Gathers the rollouts of each part from the rank that scored it."""
-        for name in ("logprobs", "entropy", "bounded", "factor"):
+        for name in ("logprobs", "entropy", "bounded", "factor", "masses"):
             setattr(self, name, ranks.gather_rows(getattr(self, name), parts))
         self.probes = {name: ranks.gather_rows(values, parts) for name, values in self.probes.items()}
 
@@ -78,12 +81,13 @@ class Measured:
             entropy=self.entropy[members],
             bounded=self.bounded[members],
             factor=self.factor[members],
+            masses=self.masses[members],
             probes={name: values[members] for name, values in self.probes.items()},
         )
 
     def put(self, members: Tensor, part: "Measured") -> None:
         """Writes a part at the rows `members` (int64) and adds up its costs."""
-        for name in ("logprobs", "entropy", "bounded", "factor"):
+        for name in ("logprobs", "entropy", "bounded", "factor", "masses"):
             getattr(self, name)[members] = getattr(part, name)
         for name, values in part.probes.items():
             self.probes.setdefault(name, torch.zeros_like(self.logprobs))[members] = values
@@ -140,7 +144,7 @@ class Gradient:
             batch: with advantages; its totals are those of the update.
             plan: micro-batches with every trained token of the batch once.
         """
-        parts = parts_of(batch, plan, self.recipe.scope)
+        parts = parts_of(batch, plan, scope_of(self.recipe, batch))
         source: CoefficientSource
         if parts is None:
             start = self.clock.monotonic_s()
@@ -227,7 +231,7 @@ class WholeBatch(CoefficientSource):
     def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
         self._of = coefficients(recipe, batch, measured.logprobs, measured.entropy, measured.probes)
         self.loss = self._of.loss
-        measured.bounded, measured.factor = self._of.bounded, self._of.factor
+        measured.bounded, measured.factor, measured.masses = self._of.bounded, self._of.factor, self._of.masses
 
     def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         tokens = (packed.rollouts[run], packed.positions[run])
@@ -241,12 +245,13 @@ class PerMicroBatch(CoefficientSource):
     def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
         self.recipe, self.batch, self.measured = recipe, batch, measured
         self.probes = recipe.probes
+        self.scope = scope_of(recipe, batch)
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
         size = packed.targets.shape[0]
-        if self.recipe.scope is Scope.STEP:
+        if self.scope is Scope.STEP:
             return [size]
-        units = packed.rollouts if self.recipe.scope is not Scope.GROUP else self.batch.group_index[packed.rollouts]
+        units = packed.rollouts if self.scope is not Scope.GROUP else self.batch.group_index[packed.rollouts]
         ends = [*((units[1:] != units[:-1]).nonzero().squeeze(1) + 1).tolist(), size]
         return ends if len(ends) == len(units.unique()) else [size]  # a unit is split: all tokens at once
 
@@ -265,14 +270,15 @@ class PerMicroBatch(CoefficientSource):
         self.loss += part.loss
         self.measured.bounded[index] = part.bounded
         self.measured.factor[index] = part.factor
+        self.measured.masses[index] = part.masses
         whole = part.spread(index, self.batch.num_rollouts)
         return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
 
     def _complete(self, rollouts: Tensor, members: Sequence[int]) -> list[int]:
         """Rollouts whose coefficients follow from these, with members of their group that have no trained token."""
-        if self.recipe.scope is Scope.STEP:
+        if self.scope is Scope.STEP:
             return list(members)
-        if self.recipe.scope is Scope.GROUP:
+        if self.scope is Scope.GROUP:
             groups = set(self.batch.group_index[rollouts].tolist())
             return [member for member in members if int(self.batch.group_index[member]) in groups]
         return sorted(set(rollouts.tolist()))

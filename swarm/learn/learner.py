@@ -33,8 +33,9 @@ from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
 from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch, make_batch
-from swarm.objectives.coefficients import scored, with_advantages
+from swarm.objectives.coefficients import scored, with_advantages, within_bounds
 from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged
+from swarm.objectives.mass_clip import MassHistory, clip_figures, scope_of
 from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, PolicyVersion, StepReport
@@ -95,6 +96,7 @@ class PolicyLearner:
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
+        self._masses = MassHistory({})
         self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
         """How off-policy each source was in the newest step."""
@@ -128,6 +130,7 @@ class PolicyLearner:
             raise ConfigError(f"{self._dir}: restored weights are {digest[:8]}, saved {saved[:8]}")
         self.next_draw = int(checkpoint.state["next_draw"])
         self._memory = dict(checkpoint.state.get("memory", {}))
+        self._masses = MassHistory.from_json(checkpoint.state.get("masses", {}))
         self.notes = dict(checkpoint.state.get("notes", {}))
         return self
 
@@ -161,6 +164,7 @@ class PolicyLearner:
             "next_draw": self.next_draw,
             "recipe": self._recipes.main.name,
             "memory": self._memory,
+            "masses": self._masses.seen,
             "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
         }
@@ -199,7 +203,7 @@ class PolicyLearner:
         else:
             plan = self._plan_step(recipes, batch, measured)
             batch = plan.batch
-            updates = [self._update(slices, measured) for slices in plan.updates]
+            updates = [self._update(recipes.main, slices, measured) for slices in plan.updates]
             if not all(update.was_skipped for update in updates):
                 for each in plan.slices:
                     self._observe(each, measured.at(each.places), "draw")
@@ -261,7 +265,9 @@ class PolicyLearner:
         return replace(part.batch, memory=self._memory if part.name == MAIN else self._memory.get(part.name, {}))
 
     def _observe(self, part: RecipeSlice, measured: Measured, of: Literal["draw", "update"]) -> None:
-        """Updates what the recipe's parts remember."""
+        """Updates what the recipe's parts remember; newcomers have no part in it."""
+        if part.is_newcomers or not bool(within_bounds(part.recipe, part.batch, measured.logprobs).mask.any()):
+            return
         seen = scored(part.recipe, part.batch, measured.logprobs, measured.entropy, measured.probes)
         memory = plain_data(part.recipe.observe(seen, of))
         kept: dict[str, Any] = self._memory.get(part.name, {})
@@ -275,16 +281,20 @@ class PolicyLearner:
         measured.put(torch.arange(batch.num_rollouts, device=batch.mask.device), scores)
         return Update()
 
-    def _update(self, slices: Sequence[RecipeSlice], measured: Measured) -> Update:
+    def _update(self, main: Recipe, slices: Sequence[RecipeSlice], measured: Measured) -> Update:
         """One optimizer update from the slices of all recipes; what it measured is added to `measured`."""
         loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
+        masses: list[tuple[Batch, Tensor]] = []
         for each in slices:
-            each = replace(each, batch=self._with_memory(each))  # an update before this one may have changed it
-            micro_batches = self._pack(each.batch, each.recipe.scope)
+            clip = self._masses.clip(main, self._nominal_groups, masses)
+            # An update before this one may have changed the memory.
+            each = replace(each, batch=replace(self._with_memory(each), mass_clip=clip))
+            micro_batches = self._pack(each.batch, scope_of(each.recipe, each.batch))
             if micro_batches:
                 part_loss, part = self._gradient(each.recipe).of(each.batch, micro_batches)
                 loss += part_loss
                 parts.append((each, part))
+                masses.append((each.batch, part.masses))
         if not parts:
             logger.warning("step skipped", extra={"step": self.next_draw, "reason": "no trained token"})
             return Update()
@@ -299,12 +309,14 @@ class PolicyLearner:
         else:
             if self._noise:
                 self._noise.step()
+            self._masses.observe(main, masses)
             for each, part in parts:
                 self._observe(each, part, "update")
         measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
         for each, part in parts:
             measured.put(each.places, part)
-        return Update(loss=loss, norm=norm, was_skipped=was_skipped)
+        num_clipped, others_share = clip_figures(masses)
+        return Update(loss=loss, norm=norm, was_skipped=was_skipped, num_clipped=num_clipped, others_share=others_share)
 
     def _gradient(self, recipe: Recipe) -> Gradient:
         return Gradient(
@@ -315,6 +327,11 @@ class PolicyLearner:
             ranks=self._ranks,
             noise=self._noise if recipe.ratio.noise else None,
         )
+
+    @property
+    def _nominal_groups(self) -> float:
+        """I + J of one optimizer update."""
+        return (self._replay.local_groups + self._replay.external_groups) / self._config.updates_per_step
 
     @property
     def _learning_rate(self) -> float:

@@ -22,6 +22,23 @@ from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, Sco
 RATIO_CEILING = 20.0
 """Of the ratio of another node's token to its generator, who may claim any log-prob; see `objective.scored`."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Masses:
+    """Sizes of a group's coefficients, times the number of groups of its update; see `mass_clip`."""
+
+    coefficients: float  # sum |c_t|
+    pull: float  # sum |c_t| (1 - pi_t): a token that the policy would not have drawn pulls the most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MassClip:
+    """Bound of the masses of groups that other nodes made."""
+
+    num_groups: float  # I + J, of one update
+    reference: Masses | None  # of a usual own group; None: that of the batch, which then is a whole update
+
+
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
 
 
@@ -55,6 +72,7 @@ class Batch:
     step_rollouts: int
     step_groups: int
     is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_external
+    is_newcomer: Tensor | None = None  # bool [N], by a node that is not established; None: nobody is one
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
     baseline_rewards: Tensor | None = None  # float32 [M], of one greedy response to each prompt
@@ -69,6 +87,7 @@ class Batch:
     ratio_ceiling: float = RATIO_CEILING  # of other nodes' tokens; infinite: none
     learning_rate: float = 0.0  # of the update that this batch is for, warm-up included; 0: none follows
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
+    mass_clip: MassClip | None = None  # None: no group is clipped
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -95,6 +114,11 @@ class Batch:
     def claimed(self) -> Tensor:
         """bool [N]: rollouts of which only another node knows how they were made."""
         return self.is_external if self.is_claimed is None else self.is_claimed
+
+    @property
+    def newcomers(self) -> Tensor:
+        """bool [N]: rollouts of nodes that are not established."""
+        return torch.zeros_like(self.is_external) if self.is_newcomer is None else self.is_newcomer
 
     @property
     def num_tokens(self) -> int:
@@ -203,6 +227,7 @@ def make_batch(
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
     is_claimed = [not drawn.scored.is_made_here for drawn in draw.groups]
+    is_newcomer = [not drawn.is_established for drawn in draw.groups]
     is_external = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
@@ -224,6 +249,7 @@ def make_batch(
         age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
         is_external=tensor(_per_rollout(draw.groups, is_external, np.bool_)),
         is_claimed=tensor(_per_rollout(draw.groups, is_claimed, np.bool_)),
+        is_newcomer=tensor(_per_rollout(draw.groups, is_newcomer, np.bool_)) if any(is_newcomer) else None,
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),
         max_new_tokens=tensor(np.array([rollout.sampling.max_new_tokens for rollout in rollouts], np.int64)),

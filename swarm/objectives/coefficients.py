@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
+from swarm.objectives.mass_clip import clip_factors, rollout_masses
 from swarm.objectives.part import Requirement, Scored, on_mask
 from swarm.objectives.recipe import Recipe
 
@@ -29,6 +30,7 @@ class Coefficients:
     log_ratio: Tensor  # [N, L], detached, as the recipe formed it
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
     factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
+    masses: Tensor  # [N, 2], see `mass_clip.rollout_masses`, before the clip
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
         """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
@@ -45,6 +47,7 @@ class Coefficients:
             log_ratio=place(self.log_ratio),
             bounded=place(self.bounded),
             factor=place(self.factor),
+            masses=place(self.masses),
         )
 
 
@@ -85,25 +88,16 @@ def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "posi
 def scored(
     recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor, probes: Mapping[str, Tensor] | None = None
 ) -> Scored:
-    """The batch as the recipe's parts see it: advantages shaped, ratio formed.
-
-    Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
-    policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
-    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others; and what
-    is formed then stops at the ceiling.
+    """The batch as the recipe's parts see it: `within_bounds`, advantages shaped, ratio formed, at most the ceiling.
 
     Args:
         recipe: whose shapers and ratio.
-        batch: with advantages.
+        batch: with advantages, and a token within its bounds.
         logprobs: [N, L] nats; what is off the mask is ignored.
         entropy: [N, L] nats.
         probes: name -> [N, L], where the recipe has some.
     """
-    if batch.ratio_band < inf:
-        batch = _within_band(batch, logprobs)
-    is_claimed = _is_claimed(recipe, batch)
-    if is_claimed is not None:
-        batch = _within_ceiling(batch, logprobs, is_claimed)
+    batch, is_claimed = within_bounds(recipe, batch, logprobs), _is_claimed(recipe, batch)
     seen = Scored(
         batch=batch,
         logprobs=on_mask(logprobs, batch.mask),
@@ -118,6 +112,19 @@ def scored(
     if is_claimed is not None:
         log_ratio = torch.where(is_claimed[:, None], log_ratio.clamp(max=log(batch.ratio_ceiling)), log_ratio)
     return replace(seen, log_ratio=log_ratio)
+
+
+def within_bounds(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Batch:
+    """The batch without the tokens whose ratio to the generator is out of bounds; none may be left.
+
+    Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
+    policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
+    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others.
+    """
+    if batch.ratio_band < inf:
+        batch = _within_band(batch, logprobs)
+    is_claimed = _is_claimed(recipe, batch)
+    return batch if is_claimed is None else _within_ceiling(batch, logprobs, is_claimed)
 
 
 def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
@@ -162,11 +169,13 @@ def coefficients(
 
     Args:
         recipe: whose loss.
-        batch: with advantages; the whole step where `recipe.scope` is group or step, else any part of it.
+        batch: with advantages; whole groups or the whole step where `mass_clip.scope_of` says so, else any part of it.
         logprobs: [N, L] nats under the policy being optimised; what is off the mask is ignored.
         entropy: [N, L] nats.
         probes: name -> [N, L], where the recipe has some.
     """
+    if not bool(within_bounds(recipe, batch, logprobs).mask.any()):
+        return _nothing(batch, logprobs)
     leaf = on_mask(logprobs.detach(), batch.mask).requires_grad_()
     entropy_leaf = on_mask(entropy.detach(), batch.mask).requires_grad_()
     with torch.enable_grad():
@@ -183,11 +192,36 @@ def coefficients(
             torch.autograd.grad(loss, (leaf, entropy_leaf), allow_unused=True) if loss.requires_grad else (None,) * 2
         )
     by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
+    by_logprob = torch.zeros_like(logprobs) if by_logprob is None else on_mask(by_logprob, batch.mask)
+    by_entropy = None if by_entropy is None else on_mask(by_entropy, batch.mask)
+    masses = rollout_masses(by_logprob, by_entropy, logprobs, batch.mask)
+    clip = clip_factors(batch, masses)
+    if clip is not None:
+        by_logprob, by_entropy = _scaled(by_logprob, clip), None if by_entropy is None else _scaled(by_entropy, clip)
     return Coefficients(
-        logprobs=torch.zeros_like(logprobs) if by_logprob is None else on_mask(by_logprob, batch.mask),
-        entropy=None if by_entropy is None else on_mask(by_entropy, batch.mask),
+        logprobs=by_logprob,
+        entropy=by_entropy,
         loss=float(loss.detach()),
         log_ratio=seen.log_ratio.detach(),
         bounded=tokens.bounded & batch.mask & (seen.advantages != 0),
         factor=on_mask(factor, batch.mask),
+        masses=masses,
     )
+
+
+def _nothing(batch: Batch, logprobs: Tensor) -> Coefficients:
+    """Of a batch without a token to learn from: statistics over none mean nothing."""
+    zeros = torch.zeros_like(logprobs)
+    return Coefficients(
+        logprobs=zeros,
+        entropy=None,
+        loss=0.0,
+        log_ratio=zeros,
+        bounded=torch.zeros_like(batch.mask),
+        factor=zeros,
+        masses=zeros.new_zeros((batch.num_rollouts, 2)),
+    )
+
+
+def _scaled(values: Tensor, factors: Tensor) -> Tensor:
+    return values * factors.to(values.dtype)[:, None]

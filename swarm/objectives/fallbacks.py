@@ -1,7 +1,8 @@
 """Which recipe learns from which kind of rollouts, and a step that mixes them.
 
 Invariant: every group of a step is learned from by exactly one recipe, one that accepts its kind, and the totals by
-which losses are divided are those of the whole step; so slices add up as micro-batches do.
+which losses are divided are those of the whole step; so slices add up as micro-batches do. Groups of newcomers are
+slices of their own, and the totals then do not count their tokens: nothing that they hold changes a number of others.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -32,6 +33,7 @@ class RecipeSlice:
     recipe: Recipe
     places: Tensor  # int64 [n], of its rollouts in the whole batch
     batch: Batch  # its rollouts, with the totals of the whole batch
+    is_newcomers: bool = False  # made by nodes that are not established: read what parts remember, and add nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,12 +82,13 @@ class RecipeSet:
         return RecipeSet(main=recipe, fallbacks={**self.fallbacks, **kept})
 
     def slices(self, batch: Batch) -> list[RecipeSlice]:
-        """The batch by recipe, the main one first; one slice is the batch itself.
+        """The batch by recipe, the main one first, newcomers last; one slice is the batch itself.
 
         Raises:
             ConfigError: nothing may learn from one of its groups.
         """
-        groups: dict[str, list[int]] = {}
+        newcomers = set(batch.group_index[batch.newcomers].tolist())
+        groups: dict[tuple[bool, str], list[int]] = {}
         for group, kind in sorted(_kinds(batch).items()):
             found = self.of(kind)
             if found is None:
@@ -94,13 +97,17 @@ class RecipeSet:
                     f'{batch.sources[group][:8]} is {kind}: set learner.{KEYS[kind]} = "sapo_swarm", '
                     "or do not draw such groups"
                 )
-            groups.setdefault(found[0], []).append(group)
+            groups.setdefault((group in newcomers, found[0]), []).append(group)
         recipes = self.used
         if len(groups) == 1:
-            (name,) = groups
+            ((is_newcomers, name),) = groups
             places = torch.arange(batch.num_rollouts, device=batch.mask.device)
-            return [RecipeSlice(name=name, recipe=recipes[name], places=places, batch=batch)]
-        return [_slice(name, recipes[name], batch, groups[name]) for name in sorted(groups)]
+            return [RecipeSlice(name=name, recipe=recipes[name], places=places, batch=batch, is_newcomers=is_newcomers)]
+        step_tokens = _tokens_without_newcomers(batch)
+        return [
+            _slice(name, recipes[name], batch, groups[is_newcomers, name], step_tokens, is_newcomers)
+            for is_newcomers, name in sorted(groups)
+        ]
 
 
 def merged(batch: Batch, slices: Sequence[RecipeSlice]) -> Batch:
@@ -119,12 +126,22 @@ def _joined(values: Sequence[Tensor], slices: Sequence[RecipeSlice]) -> Tensor:
     return joined
 
 
-def _slice(name: str, recipe: Recipe, batch: Batch, groups: Sequence[int]) -> RecipeSlice:
+def _slice(
+    name: str, recipe: Recipe, batch: Batch, groups: Sequence[int], step_tokens: int, is_newcomers: bool
+) -> RecipeSlice:
     places, part = batch.of_groups(groups)
-    part = replace(
-        part, step_tokens=batch.step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups
-    )
-    return RecipeSlice(name=name, recipe=recipe, places=places, batch=part)
+    part = replace(part, step_tokens=step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups)
+    return RecipeSlice(name=name, recipe=recipe, places=places, batch=part, is_newcomers=is_newcomers)
+
+
+def _tokens_without_newcomers(batch: Batch) -> int:
+    """Tokens of the step, were the rollouts of newcomers as long as the others are: long ones would dilute these."""
+    is_new = batch.newcomers
+    num_others = batch.num_rollouts - int(is_new.sum())
+    if num_others in (0, batch.num_rollouts):
+        return batch.step_tokens
+    others = int(batch.length[~is_new].sum())
+    return max(1, round(others * batch.step_rollouts / num_others))
 
 
 def _kinds(batch: Batch) -> dict[int, Correction]:

@@ -105,6 +105,10 @@ _LIST = (
            "replay.max_age_steps"),
     _gauge("learn/guard_held_sources", "nodes", "Sources that the learner's guard has set aside", "0"),
     _gauge("learn/guard_groups_left_out", "groups", "Groups of the newest draw that the guard left out", "0"),
+    _gauge("learn/mass_clipped_groups", "groups", "Groups of other nodes in the newest step that weighed more than "
+           "their share, and were scaled down to it", "0; a few of a hundred steps"),
+    _gauge("learn/mass_others_share", "share", "Other nodes' part of the newest step: of the sum of |coefficient| of "
+           "its tokens", "up to J / (I + J)"),
     _gauge("learn/ratio_mean", "1", "Mean importance ratio of policy over generator", "near 1"),
     _gauge("learn/ratio_max", "1", "Greatest importance ratio", "under 100"),
     _gauge("learn/ess_share", "share", "Effective sample size over sample size, by token", "over 0.5"),

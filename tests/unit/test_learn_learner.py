@@ -102,9 +102,10 @@ def drawn(
     return DrawnGroup(scored=scored, age_steps=int(rng.integers(0, 4)), use=1)
 
 
-def draw(step: int) -> Draw:
+def draw(step: int, num_own: int = 3) -> Draw:
     rng = np.random.default_rng(step)
-    return Draw(step=step, groups=tuple(drawn(rng, is_made_here=index < 3) for index in range(6)), num_zero_variance=0)
+    groups = tuple(drawn(rng, is_made_here=index < num_own) for index in range(6))
+    return Draw(step=step, groups=groups, num_zero_variance=0)
 
 
 def learner(
@@ -347,6 +348,6 @@ def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
     config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
     settings |= {"replay": ReplayConfig(external="all"), "config": config}
-    report = PolicyLearner(**settings).step(draw(1))
+    report = PolicyLearner(**settings).step(draw(1, num_own=6))  # what others' groups may weigh is a further reach
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24
     assert (seen == [24]) == is_whole

@@ -1,0 +1,156 @@
+"""Bounded influence of other nodes: the coefficients of their groups are scaled down to a usual own group's, after the
+recipe and whatever it is.
+
+Invariant: no group that another node made has more than MASS_FACTOR times its share 1 / (I + J) of the mass of a usual
+step of own groups, so neither has a source with n groups more than n times that. Own groups keep every bit, and so do
+all others within the bound.
+Shape letters: N rollouts, L longest response in tokens, M groups.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, median_low
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from swarm.objectives.batch import Batch, MassClip, Masses
+from swarm.objectives.part import Scope, on_mask
+from swarm.objectives.recipe import Recipe
+
+MASS_FACTOR: Final = 3.0
+"""Of a group's bound to the mean of own groups: groups differ in length and in how many of their answers are right."""
+WINDOW: Final = 64  # updates whose own groups are the reference
+
+
+def rollout_masses(by_logprob: Tensor, by_entropy: Tensor | None, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Masses [N, 2] of rollouts, as `Masses`: sum |c_t|, sum |c_t| (1 - pi_t); those of the entropy are in both.
+
+    Args:
+        by_logprob: [N, L], coefficients.
+        by_entropy: [N, L], those of the entropy.
+        logprobs: [N, L] nats, log pi.
+        mask: bool [N, L].
+    """
+    size, doubt = by_logprob.detach().abs(), -torch.expm1(on_mask(logprobs.detach(), mask).clamp(max=0))
+    more = torch.zeros_like(size) if by_entropy is None else by_entropy.detach().abs()
+    return torch.stack(((size + more).sum(dim=1), (size * doubt + more).sum(dim=1)), dim=1)
+
+
+def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
+    """Factor [N] in (0, 1] of each rollout's coefficients; None where every group is within its bound.
+
+    Args:
+        batch: whole groups.
+        masses: [N, 2], of its rollouts.
+    """
+    clip = batch.mass_clip
+    if clip is None or not bool(batch.claimed.any()):
+        return None
+    reference = clip.reference or reference_masses([(batch, masses)])
+    if reference is None:
+        return None
+    bounds = [MASS_FACTOR * each / clip.num_groups for each in (reference.coefficients, reference.pull)]
+    of_group = group_masses(batch, masses)[batch.group_index]
+    bound = of_group.new_tensor(bounds)
+    is_beyond = (of_group > bound) & batch.claimed[:, None]
+    if not bool(is_beyond.any()):
+        return None
+    factors = torch.where(is_beyond, bound / of_group, torch.ones_like(of_group))
+    return factors.min(dim=1).values
+
+
+def group_masses(batch: Batch, masses: Tensor) -> Tensor:
+    """Masses [M, 2] of groups, float64."""
+    total = torch.zeros((len(batch.sources), 2), dtype=torch.float64, device=masses.device)
+    return total.index_add_(0, batch.group_index, masses.double())
+
+
+def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
+    """(groups that were clipped, share of other nodes in what is left of sum |c_t|) of one update.
+
+    Args:
+        parts: batches of the update with the masses [N, 2] of their rollouts, before the clip.
+    """
+    num_clipped, own, others = 0, 0.0, 0.0
+    for batch, masses in parts:
+        factors = clip_factors(batch, masses)
+        left = masses[:, 0].double()
+        if factors is not None:
+            num_clipped += len(batch.group_index[factors < 1].unique())
+            left = left * factors
+        own += float(left[~batch.claimed].sum())
+        others += float(left[batch.claimed].sum())
+    return num_clipped, others / (own + others) if own + others > 0 else 0.0
+
+
+def scope_of(recipe: Recipe, batch: Batch) -> Scope:
+    """How far a coefficient reaches with the clip: a clipped group's to the whole group, or step."""
+    if batch.mass_clip is None or not bool(batch.claimed.any()):
+        return recipe.scope
+    least = Scope.GROUP if batch.mass_clip.reference else Scope.STEP
+    return max(recipe.scope, least, key=lambda scope: scope.reach)
+
+
+def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:
+    """Masses of a usual group of one update, times its number of groups; None where nobody moves anything.
+
+    That is the mean of own groups; without any, the median over established sources, and without those over all: it
+    takes half of them to move it.
+
+    Args:
+        parts: batches of the update with the masses [N, 2] of their rollouts, before any clip.
+    """
+    own: list[tuple[float, float]] = []
+    established: dict[str, list[tuple[float, float]]] = {}
+    newcomers: dict[str, list[tuple[float, float]]] = {}
+    for batch, masses in parts:
+        of_group = (group_masses(batch, masses) * batch.step_groups).tolist()
+        claimed = set(batch.group_index[batch.claimed].tolist())
+        fresh = set(batch.group_index[batch.newcomers].tolist())
+        for group, (size, pull) in enumerate(of_group):
+            if size > 0 and group not in claimed:
+                own.append((size, pull))
+            elif size > 0:
+                sources = newcomers if group in fresh else established
+                sources.setdefault(batch.sources[group], []).append((size, pull))
+    if own:
+        return Masses(coefficients=fmean(size for size, _ in own), pull=fmean(pull for _, pull in own))
+    means = [[fmean(column) for column in zip(*found, strict=True)] for found in (established or newcomers).values()]
+    if not means:
+        return None
+    return Masses(coefficients=median_low(size for size, _ in means), pull=median_low(pull for _, pull in means))
+
+
+@dataclass(slots=True)
+class MassHistory:
+    """Reference masses of the newest updates, by recipe; plain data of the checkpoint."""
+
+    seen: dict[str, list[list[float]]]  # name of the recipe -> (sum |c_t|, pull), oldest first
+
+    def clip(self, recipe: Recipe, num_groups: float, parts: Sequence[tuple[Batch, Tensor]]) -> MassClip:
+        """The bound for the next batch of an update.
+
+        Args:
+            recipe: main recipe of the step.
+            num_groups: nominal groups of an update, I + J.
+            parts: of this update so far: what counts while nothing is remembered.
+        """
+        columns = list(zip(*self.seen.get(recipe.name, ()), strict=True))
+        if not columns:
+            return MassClip(num_groups=num_groups, reference=reference_masses(parts))
+        return MassClip(
+            num_groups=num_groups, reference=Masses(coefficients=median(columns[0]), pull=median(columns[1]))
+        )
+
+    def observe(self, recipe: Recipe, parts: Sequence[tuple[Batch, Tensor]]) -> None:
+        """Remembers an update that was made."""
+        found = reference_masses(parts)
+        if found is not None:
+            self.seen[recipe.name] = [*self.seen.get(recipe.name, ()), [found.coefficients, found.pull]][-WINDOW:]
+
+    @staticmethod
+    def from_json(data: Any) -> "MassHistory":
+        """Of a checkpoint; one without it begins anew."""
+        return MassHistory({name: [list(pair) for pair in pairs] for name, pairs in dict(data).items()})
