@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
-
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.service import CONCURRENT_CALLS, CoordinatorServicer
@@ -31,7 +29,7 @@ from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink
 from swarm.wire.run_manifest import manifest_of
-from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +165,7 @@ def _take_info(directory: Path) -> JsonDict:
 
 async def _listen_again(
     listen: str, before: object, sessions: Sessions, servicer: CoordinatorServicer
-) -> tuple[grpc.aio.Server, int]:
+) -> tuple[SessionServer, int]:
     """Starts the server; port 0 takes the last run's port where it is free: nodes and links still point there."""
     host, _, port = listen.rpartition(":")
     if port == "0" and isinstance(before, str) and before.rpartition(":")[0] == host and before != listen:

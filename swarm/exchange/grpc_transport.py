@@ -32,7 +32,7 @@ from swarm.wire.envelopes import (
 )
 from swarm.wire.grpc_errors import Context, calling, error_of, rpc
 from swarm.wire.rollout_groups import Malformed
-from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
@@ -85,7 +85,7 @@ class GrpcTransport:
         self._credential = credential
         self._sessions = Sessions(identity, run_id, clock, limits, require_allowed, require_entry)
         self._stall_timeout_s = stall_timeout_s
-        self._server: grpc.aio.Server | None = None
+        self._server: SessionServer | None = None
         self._clients: set[GrpcPeer] = set()
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:

@@ -1,15 +1,15 @@
 """Server side of sessions: authenticates callers, and starts a gRPC server with bounds.
 
-Invariant: every table is bounded in size and age, per network address and in total, so that clients
-that proved nothing cost a bounded amount of memory and work.
+Invariant: every table is bounded in size and age, per subnet and in total, so that clients that proved nothing cost a
+bounded amount of memory and work, and whoever fills a table makes room for those who have less in it.
 """
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
-from urllib.parse import unquote
 
 import grpc
 
@@ -18,6 +18,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.types import NodeId
+from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter, allow_descriptors, peer_subnet
 from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.session import (
     MAX_MESSAGE_BYTES,
@@ -33,7 +34,9 @@ from swarm.wire.session import (
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
-MAX_ADDRESSES: Final = 4096
+MAX_SUBNETS: Final = 4096
+_SEEN_AFTER_S: Final = 2.0  # by then a connection was looked at, or is gone
+_TIDY_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,20 +46,23 @@ class ServerLimits:
     request_bytes: int = 256 * 1024  # largest request, refused before it is parsed
     streams_per_connection: int = 32
     concurrent_calls: int = 1024
-    connections: int = 1024
+    # Between two looks at the connections there may be more than their bounds allow; gRPC itself refuses beyond this.
+    connections: int = 6144
+    bounds: ConnectionBounds = field(default_factory=ConnectionBounds)
     handshake_timeout_s: float = 10.0  # TCP connect to end of the TLS handshake
     idle_timeout_s: float = 120.0  # a connection without a call is closed
     session_s: float = 900.0
     nonce_s: float = 20.0
     sessions_total: int = 4096
-    sessions_per_address: int = 512
-    handshakes_per_minute: int = 600  # calls of SessionService, per network address
+    sessions_per_subnet: int = 512
+    handshakes_per_minute: int = 600  # calls of SessionService, per subnet
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
     node_id: NodeId
     peer: str
+    opened_s: float
     expires_s: float
 
 
@@ -91,9 +97,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._run_id = run_id
         self._clock = clock
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
-        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()  # token -> session, oldest first
+        self.connections = ConnectionLimiter(self.limits.bounds)
+        self._sessions: dict[bytes, _Session] = {}
+        self._of_subnet: dict[str, OrderedDict[str, bytes]] = {}  # subnet -> peer -> token, oldest first
+        self._tidy_at_s = 0.0
         per_minute = self.limits.handshakes_per_minute
-        self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_ADDRESSES)  # by address
+        self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
         """The node that proved itself on this very connection.
@@ -163,33 +172,64 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()
-        for token in [t for t, s in self._sessions.items() if s.expires_s <= now_s or s.peer == peer]:
-            del self._sessions[token]
-        address = _address_of(peer)
-        same = [t for t, s in self._sessions.items() if _address_of(s.peer) == address]
-        if len(same) >= self.limits.sessions_per_address:
-            del self._sessions[same[0]]
-        if len(self._sessions) >= self.limits.sessions_total:
-            raise Unavailable(f"{len(self._sessions)} sessions are open; try again later")
+        subnet = peer_subnet(peer)
+        self._end_session(subnet, peer)
+        own = self._of_subnet.get(subnet, OrderedDict[str, bytes]())
+        if len(own) >= self.limits.sessions_per_subnet or len(self._sessions) >= self.limits.sessions_total:
+            self._make_room(subnet, now_s)
         token = secrets.token_bytes(32)
-        self._sessions[token] = _Session(node_id, peer, now_s + self.limits.session_s)
+        self._sessions[token] = _Session(node_id, peer, now_s, now_s + self.limits.session_s)
+        self._of_subnet.setdefault(subnet, OrderedDict())[peer] = token
+        self.connections.prove(peer, node_id)
         return token
 
+    def _make_room(self, subnet: str, now_s: float) -> None:
+        """Ends sessions that are over, and else the oldest one of this subnet, or of the subnet with most."""
+        if now_s >= self._tidy_at_s:
+            self._tidy_at_s = now_s + _TIDY_EVERY_S
+            for session in list(self._sessions.values()):
+                is_gone = now_s - session.opened_s > _SEEN_AFTER_S and not self.connections.is_open(session.peer)
+                if is_gone or session.expires_s <= now_s:
+                    self._end_session(peer_subnet(session.peer), session.peer)
+        own = self._of_subnet.get(subnet, ())
+        if len(own) >= self.limits.sessions_per_subnet:
+            self._end_session(subnet, next(iter(own)))
+        elif len(self._sessions) >= self.limits.sessions_total:
+            most = max(self._of_subnet, key=lambda name: len(self._of_subnet[name]))
+            if len(self._of_subnet[most]) <= len(own) + 1:
+                raise Unavailable(f"{len(self._sessions)} sessions are open; try again later")
+            self._end_session(most, next(iter(self._of_subnet[most])))
+
+    def _end_session(self, subnet: str, peer: str) -> None:
+        own = self._of_subnet.get(subnet)
+        if own is not None and peer in own:
+            del self._sessions[own.pop(peer)]
+            if not own:
+                del self._of_subnet[subnet]
+
     def _count_handshake(self, peer: str) -> None:
-        address = _address_of(peer)
-        if not self._handshakes.spend(address, self._clock.monotonic_s()):
+        subnet = peer_subnet(peer)
+        if not self._handshakes.spend(subnet, self._clock.monotonic_s()):
             most = self.limits.handshakes_per_minute
-            raise Unavailable(f"more than {most} handshake calls in a minute from {address}; slow down")
+            raise Unavailable(f"more than {most} handshake calls in a minute from {subnet}; slow down")
 
 
-def _address_of(peer: str) -> str:
-    """ "ipv4:127.0.0.1:4001" -> "ipv4:127.0.0.1": all connections of one machine share it."""
-    return unquote(peer).rpartition(":")[0]
+class SessionServer:
+    """A running gRPC server, and what bounds its connections."""
+
+    def __init__(self, server: grpc.aio.Server, connections: ConnectionLimiter) -> None:
+        self._server = server
+        self._connections = connections
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, and ends those that run after `grace_s` seconds."""
+        await self._server.stop(grace_s)
+        await asyncio.to_thread(self._connections.stop)
 
 
 async def start_server(
     listen: str, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
-) -> tuple[grpc.aio.Server, int]:
+) -> tuple[SessionServer, int]:
     """Starts a TLS server that speaks SessionService and whatever `register` adds.
 
     Args:
@@ -218,7 +258,8 @@ async def start_server(
     if port == 0:
         raise ConfigError(f"listen {listen!r}: cannot listen there; free the port or choose another")
     await server.start()
-    return server, port
+    sessions.connections.start(listen.rpartition(":")[0], port)
+    return SessionServer(server, sessions.connections), port
 
 
 def _server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
@@ -228,7 +269,7 @@ def _server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", limits.streams_per_connection),
-        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_allowed_incoming_connections", allow_descriptors(limits.connections)),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.handshake_timeout_s)),
         ("grpc.max_connection_idle_ms", int(1000 * limits.idle_timeout_s)),
         ("grpc.keepalive_time_ms", 20_000),

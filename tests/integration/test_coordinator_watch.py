@@ -21,7 +21,7 @@ from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import FIRST_BACKOFF_S, GrpcCoordinatorClient
 from swarm.types import NodeReport, PolicyVersion, Role
-from swarm.wire.server import Sessions, start_server
+from swarm.wire.server import Sessions, SessionServer, start_server
 from swarm.wire.session import CERTIFICATE_NAME, AuthenticatedChannel, fetch_certificate
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2
@@ -207,7 +207,7 @@ async def test_a_failed_watch_makes_the_next_one_wait_and_one_that_was_ended_doe
 # --- hostile ends ------------------------------------------------------------------------------
 
 
-async def server_of(servicer: Any, sessions: Sessions) -> tuple[grpc.aio.Server, str]:
+async def server_of(servicer: Any, sessions: Sessions) -> tuple[SessionServer, str]:
     def add(server: grpc.aio.Server) -> None:
         add_CoordinatorServiceServicer_to_server(servicer, server)
 

@@ -23,7 +23,7 @@ from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 from swarm.wire import session
 from swarm.wire.envelopes import sealed_to_bytes
-from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import PROTOCOL_VERSION, SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
@@ -384,7 +384,7 @@ class LyingServer(pb_grpc.ExchangeServiceServicer):
     Subscribe = Fetch
 
 
-async def connect_to(*responses: Any) -> tuple[grpc.aio.Server, GrpcTransport, Any]:
+async def connect_to(*responses: Any) -> tuple[SessionServer, GrpcTransport, Any]:
     sessions = Sessions(Identity.create(), RUN, SystemClock())
     add: Any = pb_grpc.add_ExchangeServiceServicer_to_server
     server, port = await start_server("127.0.0.1:0", sessions, [lambda s: add(LyingServer(*responses), s)])

@@ -24,7 +24,7 @@ from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedManifest, StreamFilter
 from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL
-from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import CERTIFICATE_NAME, SESSION_KEY, AuthenticatedChannel, fetch_certificate, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
@@ -480,7 +480,7 @@ class LyingServer(pb_grpc.ExchangeServiceServicer):
         return self.responses[0]
 
 
-async def connect_to(servicer: Any) -> tuple[grpc.aio.Server, GrpcTransport, PeerClient]:
+async def connect_to(servicer: Any) -> tuple[SessionServer, GrpcTransport, PeerClient]:
     sessions = Sessions(Identity.create(), RUN, SystemClock())
     add: Any = pb_grpc.add_ExchangeServiceServicer_to_server
     server, port = await start_server("127.0.0.1:0", sessions, [lambda s: add(servicer, s)])

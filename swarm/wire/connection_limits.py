@@ -1,0 +1,301 @@
+"""Connections of a gRPC server, bounded by address, subnet and node: what proves nothing in time is cut.
+
+gRPC has no hook at accept, and a relay in front of it would copy every byte of weights once more. So a thread looks at
+the sockets of this process several times a second and shuts down those over the bounds, which gRPC takes for the end
+of a connection. Invariant: shares are fair by subnet, then by address, so that who opens few connections is not cut for
+those who open many; subnets that proved an identity before have places of their own.
+"""
+
+import functools
+import ipaddress
+import logging
+import os
+import resource
+import socket
+import stat
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from swarm.addresses import subnet_of
+from swarm.flow import BoundedTable
+from swarm.types import NodeId
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN_SUBNETS: Final = 4096
+_MANY: Final = 32  # connections from which on the sockets are looked at more often
+_EVERY_S: Final = 0.5
+_EVERY_S_OF_MANY: Final = 0.1
+_REPORT_EVERY_S: Final = 10.0
+_OTHER_FILES: Final = 1024  # that a process has open, beside its connections
+_DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
+_WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")
+
+PeerKey = tuple[str, int]  # host and port of the other end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionBounds:
+    """How many connections of one server stay open: without an identity yet (unproven), and with one (proven)."""
+
+    # 128, not fewer: the nodes of a local swarm, or users behind one router, connect at the same moment
+    unproven_per_address: int = 128
+    unproven_per_subnet: int = 256
+    unproven_of_strangers: int = 768
+    unproven_of_known: int = 256  # places of subnets that proved an identity before
+    unproven_s: float = 10.0  # from the connection to the end of Hello
+    proven_per_node: int = 8
+    proven_per_subnet: int = 512
+    proven: int = 2048
+
+
+@dataclass(slots=True)
+class Connection:
+    """One accepted connection."""
+
+    host: str
+    port: int
+    subnet: str
+    since_s: float  # monotonic, when it was first seen
+    descriptor: int = -1
+    inode: int = 0  # of the socket: a descriptor is used again for others
+    node_id: NodeId | None = None  # None: nobody proved an identity on it
+
+
+class ConnectionLimiter:
+    """Cuts the connections of one server that are over its bounds.
+
+    Example:
+        limiter = ConnectionLimiter(ConnectionBounds())
+        limiter.start("127.0.0.1", port)
+        limiter.prove(context.peer(), node_id)
+        limiter.stop()
+    """
+
+    def __init__(self, bounds: ConnectionBounds, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._monotonic_s = monotonic_s
+        self._local: tuple[str, int] = ("", 0)
+        self._sockets: dict[tuple[int, int], Connection | None] = {}  # by descriptor and inode; None: of others
+        self._proofs: deque[tuple[PeerKey, NodeId]] = deque()  # from the event loop to the thread
+        self._proven: dict[PeerKey, NodeId] = {}
+        self._known = BoundedTable[str, None](MAX_KNOWN_SUBNETS)  # subnets that proved an identity, the last one last
+        self._open: frozenset[PeerKey] = frozenset()
+        self._cut: Counter[str] = Counter()  # by reason, since the last report
+        self._reported_s = 0.0
+        self._is_stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, host: str, port: int) -> None:
+        """Begins to look at the connections of a server that listens there."""
+        # A name or a wildcard may stand for several addresses: then the port decides alone.
+        plain = _plain_host(host)
+        self._local = ("" if plain in _WILDCARD_HOSTS else plain, port)
+        self._thread = threading.Thread(target=self._run, name=f"connections of {port}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread (blocking)."""
+        self._is_stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def prove(self, peer: str, node_id: NodeId) -> None:
+        """Notes that a node proved its identity on this connection. `peer`: as gRPC writes it."""
+        self._proofs.append((peer_key(peer), node_id))
+
+    def is_open(self, peer: str) -> bool:
+        """Whether the connection was there at the last look; True for all before the first one."""
+        return self._thread is None or peer_key(peer) in self._open
+
+    def _run(self) -> None:
+        while not self._is_stopped.wait(_EVERY_S_OF_MANY if len(self._open) > _MANY else _EVERY_S):
+            self.look()
+
+    def look(self) -> int:
+        """Looks at all sockets once and cuts what is over the bounds; returns how many that were."""
+        now_s = self._monotonic_s()
+        connections = self._find(now_s)
+        self._take_proofs(connections)
+        excess = find_excess(connections, self._bounds, self._known, now_s)
+        for connection, reason in excess:
+            _shut_down(connection)
+            self._cut[reason] += 1
+        if self._cut and now_s - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = now_s
+            logger.warning("connections cut", extra={"reasons": dict(self._cut), "open": len(connections)})
+            self._cut.clear()
+        return len(excess)
+
+    def _find(self, now_s: float) -> list[Connection]:
+        sockets: dict[tuple[int, int], Connection | None] = {}
+        for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - thousands of them, ten times a second
+            descriptor = int(name)
+            try:
+                status = os.fstat(descriptor)
+            except OSError:  # closed meanwhile
+                continue
+            if stat.S_ISSOCK(status.st_mode):
+                key = (descriptor, status.st_ino)
+                sockets[key] = self._sockets[key] if key in self._sockets else self._accepted(*key, now_s)
+        self._sockets = sockets
+        connections = [connection for connection in sockets.values() if connection is not None]
+        self._open = frozenset((connection.host, connection.port) for connection in connections)
+        return connections
+
+    def _accepted(self, descriptor: int, inode: int, now_s: float) -> Connection | None:
+        """The connection behind a socket that was not seen before, or None for one that our server did not accept."""
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                    return None
+                local, remote = duplicate.getsockname(), duplicate.getpeername()  # a listening socket has no peer
+                inode = os.fstat(duplicate.fileno()).st_ino
+        except OSError:
+            return None
+        host, port = self._local
+        if local[1] != port or (host and _plain_host(local[0]) != host):
+            return None
+        remote_host = _plain_host(remote[0])
+        return Connection(
+            host=remote_host,
+            port=remote[1],
+            subnet=_subnet_of(remote_host),
+            since_s=now_s,
+            descriptor=descriptor,
+            inode=inode,
+        )
+
+    def _take_proofs(self, connections: Sequence[Connection]) -> None:
+        news: dict[PeerKey, NodeId] = {}
+        while self._proofs:
+            peer, node_id = self._proofs.popleft()
+            news[peer] = node_id
+        # A proof may come from a connection that this look did not see yet: it is kept for one more.
+        self._proven = {peer: node for peer, node in self._proven.items() if peer in self._open} | news
+        for connection in connections:
+            connection.node_id = self._proven.get((connection.host, connection.port))
+            if (connection.host, connection.port) in news:
+                self._known[connection.subnet] = None
+
+
+def find_excess(
+    connections: Sequence[Connection], bounds: ConnectionBounds, known: Iterable[str], now_s: float
+) -> list[tuple[Connection, str]]:
+    """The connections over the bounds, each with the reason. `known`: subnets that proved an identity before."""
+    known = set(known)
+    excess: list[tuple[Connection, str]] = []
+    strangers: list[Connection] = []
+    acquainted: list[Connection] = []
+    proven: dict[NodeId, list[Connection]] = {}
+    for connection in connections:
+        if connection.node_id is not None:
+            proven.setdefault(connection.node_id, []).append(connection)
+        elif now_s - connection.since_s > bounds.unproven_s:
+            excess.append((connection, "proved nothing in time"))
+        else:
+            (acquainted if connection.subnet in known else strangers).append(connection)
+    held: list[Connection] = []
+    for own in proven.values():
+        own.sort(key=lambda connection: -connection.since_s)  # the newest stay: the others just broke
+        held += own[: bounds.proven_per_node]
+        excess += [(connection, "of one node") for connection in own[bounds.proven_per_node :]]
+    # Of connections that still have to prove something the newest stay, of the others the oldest: a newcomer
+    # gets its chance, and what works goes on.
+    for group, total in ((strangers, bounds.unproven_of_strangers), (acquainted, bounds.unproven_of_known)):
+        group.sort(key=lambda connection: -connection.since_s)
+        cut = over_fair_share(group, total, bounds.unproven_per_subnet, bounds.unproven_per_address)
+        excess += [(connection, "unproven") for connection in cut]
+    held.sort(key=lambda connection: connection.since_s)
+    cut = over_fair_share(held, bounds.proven, bounds.proven_per_subnet, bounds.proven_per_subnet)
+    return excess + [(connection, "proven") for connection in cut]
+
+
+def over_fair_share(
+    connections: Sequence[Connection], total: int, per_subnet: int, per_address: int
+) -> list[Connection]:
+    """Those that have to go so that at most `total` stay, in equal shares of subnets, then of addresses.
+
+    Args:
+        connections: those that stay longest first.
+        total: places.
+        per_subnet: bound of one subnet, also when there are free places; `per_address` likewise.
+    """
+    subnets: dict[str, dict[str, list[Connection]]] = {}
+    for connection in connections:
+        subnets.setdefault(connection.subnet, {}).setdefault(connection.host, []).append(connection)
+    sizes = [sum(map(len, addresses.values())) for addresses in subnets.values()]
+    share = max(1, min(per_subnet, fair_level(sizes, total)))
+    kept: set[int] = set()
+    for addresses in subnets.values():
+        level = max(1, min(per_address, fair_level([len(own) for own in addresses.values()], share)))
+        chosen = [connection for own in addresses.values() for connection in own[:level]]
+        kept.update(id(connection) for connection in chosen[:share])
+    staying = [connection for connection in connections if id(connection) in kept][:total]
+    kept = {id(connection) for connection in staying}
+    return [connection for connection in connections if id(connection) not in kept]
+
+
+def fair_level(sizes: Iterable[int], total: int) -> int:
+    """The largest level for which the sum of min(size, level) is at most `total`; the largest size if all fit."""
+    rest, ordered = total, sorted(sizes)
+    for index, size in enumerate(ordered):
+        num_left = len(ordered) - index
+        if size * num_left > rest:
+            return rest // num_left
+        rest -= size
+    return ordered[-1] if ordered else 0
+
+
+def peer_key(peer: str) -> PeerKey:
+    """Host and port of a peer as gRPC writes it: "ipv6:%5B::1%5D:4001" is ("::1", 4001)."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _plain_host(host), int(port) if port.isdecimal() else 0
+
+
+def peer_subnet(peer: str) -> str:
+    """The subnet of a peer as gRPC writes it."""
+    return _subnet_of(peer_key(peer)[0])
+
+
+def allow_descriptors(num_connections: int) -> int:
+    """Raises the process's limit of open files where it may; returns how many connections the limit has room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return num_connections
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(num_connections, max(soft - _OTHER_FILES, soft // 2))
+
+
+def _shut_down(connection: Connection) -> None:
+    """Ends a connection for both sides. The descriptor may be another's by now: only the socket that was seen ends."""
+    try:
+        with socket.socket(fileno=os.dup(connection.descriptor)) as duplicate:
+            if os.fstat(duplicate.fileno()).st_ino == connection.inode:
+                duplicate.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it ended by itself
+
+
+_subnet_of = functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)(subnet_of)
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)
+def _plain_host(host: str) -> str:
+    """One form for an address: without brackets and zone, IPv4 where it is IPv4 in IPv6."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return ""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

@@ -1,0 +1,147 @@
+"""Floods of connections on real sockets: newcomers and known peers get a session while the flood is held.
+
+Each attacker subnet is one address of 127/8; honest peers come from 127.0.0.1. A mutation that takes the defence out
+turns each claim red.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import SwarmError
+from swarm.identity import Identity
+from swarm.testing.connection_flood import (
+    HALF_CLIENT_HELLO,
+    ConnectionFlood,
+    allow_open_files,
+    loopback_addresses,
+)
+from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter
+from swarm.wire.server import ServerLimits, Sessions, start_server
+from swarm.wire.session import open_channel
+
+RUN = "test-run"
+# A twentieth of the bounds of a real server.
+SMALL = ServerLimits(
+    connections=256,
+    bounds=ConnectionBounds(
+        unproven_per_address=8, unproven_per_subnet=16, unproven_of_strangers=40, unproven_of_known=12, unproven_s=60.0
+    ),
+    handshake_timeout_s=60.0,
+)
+
+
+@dataclass
+class Server:
+    sessions: Sessions
+    endpoint: str
+
+    async def join(self, timeout_s: float = 5.0) -> None:
+        """One honest peer joins and leaves. Raises Unavailable."""
+        channel = await open_channel(self.endpoint, self.sessions.identity.node_id, Identity.create(), RUN, timeout_s)
+        await channel.close()
+
+    async def keep_joining(self, num_tries: int) -> bool:
+        """Whether one of that many tries got a session."""
+        for _ in range(num_tries):
+            try:
+                await self.join(2.0)
+            except SwarmError:
+                await asyncio.sleep(0.1)
+            else:
+                return True
+        return False
+
+
+@asynccontextmanager
+async def serving(limits: ServerLimits) -> AsyncGenerator[Server]:
+    sessions = Sessions(Identity.create(), RUN, SystemClock(), limits)
+    server, port = await start_server("127.0.0.1:0", sessions, [])
+    try:
+        yield Server(sessions, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(0)
+
+
+def look_at_nothing(self: ConnectionLimiter) -> int:
+    """The defence taken out: connections are as gRPC accepts them."""
+    return 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody looks"])
+@pytest.mark.parametrize(
+    ("num_sources", "greeting", "use_tls"),
+    [(1, b"", False), (300, b"", False), (10, HALF_CLIENT_HELLO, False), (10, b"", True)],
+    ids=["idle, one address", "idle, 300 addresses", "half-open TLS", "idle TLS"],
+)
+async def test_strangers_and_known_peers_join_while_a_flood_is_held(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool, num_sources: int, greeting: bytes, use_tls: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(ConnectionLimiter, "look", look_at_nothing)
+    for is_known in (False, True):
+        async with serving(SMALL) as server:
+            if is_known:
+                await server.join()
+            sources = loopback_addresses(num_sources)
+            with ConnectionFlood(server.endpoint, sources, 300, greeting, use_tls, reopened_per_s=200.0) as flood:
+                await asyncio.to_thread(flood.until_all_were_opened)
+                has_joined = await server.keep_joining(10 if is_defended else 2)
+                assert flood.num_held > 0
+            assert has_joined is is_defended
+
+
+@pytest.mark.timeout(120)
+async def test_5000_idle_connections_of_50_addresses_keep_nobody_out() -> None:
+    allow_open_files(16_000)
+    async with serving(ServerLimits()) as server:
+        with ConnectionFlood(server.endpoint, loopback_addresses(50), 5000) as flood:
+            await asyncio.to_thread(flood.until_all_were_opened)
+            assert await server.keep_joining(10)
+            assert flood.num_opened >= 5000
+
+
+async def test_a_connection_that_proved_an_identity_outlives_a_flood_and_goes_on_answering() -> None:
+    async with serving(SMALL) as server:
+        channel = await open_channel(server.endpoint, server.sessions.identity.node_id, Identity.create(), RUN, 5.0)
+        (peer,) = [session.peer for session in server.sessions._sessions.values()]
+        with ConnectionFlood(server.endpoint, loopback_addresses(20), 300, reopened_per_s=200.0) as flood:
+            await asyncio.to_thread(flood.until_all_were_opened)
+            assert await server.keep_joining(10)
+            assert server.sessions.connections.is_open(peer)
+        await channel.close()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody looks"])
+async def test_a_connection_that_proves_nothing_in_time_is_cut(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(ConnectionLimiter, "look", look_at_nothing)
+    limits = ServerLimits(bounds=ConnectionBounds(unproven_s=0.2))
+    async with serving(limits) as server:
+        channel = await open_channel(server.endpoint, server.sessions.identity.node_id, Identity.create(), RUN, 5.0)
+        (peer,) = [session.peer for session in server.sessions._sessions.values()]
+        with ConnectionFlood(server.endpoint, ["127.0.0.1"], 1, use_tls=True) as flood:
+            await asyncio.to_thread(flood.until_all_were_opened)
+            cut = asyncio.Event()
+
+            async def wait_for_the_cut() -> None:
+                while not flood.num_cut:  # noqa: ASYNC110 - another thread makes it true
+                    await asyncio.sleep(0.02)
+                cut.set()
+
+            try:
+                async with asyncio.timeout(10.0 if is_defended else 2.0):
+                    await wait_for_the_cut()
+            except TimeoutError:
+                assert not is_defended
+            assert cut.is_set() is is_defended
+        if is_defended:
+            assert server.sessions.connections.is_open(peer)  # what proved itself stays
+        await channel.close()

@@ -1,0 +1,51 @@
+"""Sessions of free keys: whoever opens many makes room for those who open few."""
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.errors import Unavailable
+from swarm.identity import Identity
+from swarm.wire.server import ServerLimits, Sessions
+
+LIMITS = ServerLimits(sessions_total=64, sessions_per_subnet=16)
+
+
+def refuse_when_full(self: Sessions, subnet: str, now_s: float) -> None:
+    """The defence taken out: whoever comes to a full table is refused."""
+    if len(self._sessions) >= self.limits.sessions_total:
+        raise Unavailable("the table is full")
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "refused when full"])
+def test_sessions_of_few_addresses_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
+    if not is_defended:
+        monkeypatch.setattr(Sessions, "_make_room", refuse_when_full)
+    sessions = Sessions(Identity.create(), "run", ManualClock(), LIMITS)
+    for number in range(64):
+        sessions._open_session(f"{number:064x}", f"ipv4:127.1.0.{number // 16}:{1000 + number}")
+    if is_defended:
+        token = sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9")
+        assert sessions._sessions[token].node_id == "ab" * 32 and len(sessions._sessions) == 64
+    else:
+        with pytest.raises(Unavailable):
+            sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9")
+
+
+def test_a_subnet_has_its_bound_and_its_newest_sessions() -> None:
+    sessions = Sessions(Identity.create(), "run", ManualClock(), LIMITS)
+    tokens = [sessions._open_session(f"{number:064x}", f"ipv4:1.2.3.{number}:9") for number in range(40)]
+    assert list(sessions._sessions) == tokens[-16:]
+
+
+def test_a_new_hello_on_a_connection_takes_the_place_of_its_session() -> None:
+    sessions = Sessions(Identity.create(), "run", ManualClock(), LIMITS)
+    tokens = [sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9") for _ in range(3)]
+    assert list(sessions._sessions) == tokens[-1:]
+
+
+def test_where_everybody_has_one_session_a_newcomer_waits() -> None:
+    sessions = Sessions(Identity.create(), "run", ManualClock(), LIMITS)
+    for number in range(64):
+        sessions._open_session(f"{number:064x}", f"ipv4:127.0.1.{number}:9")
+    with pytest.raises(Unavailable, match="sessions are open"):
+        sessions._open_session("ab" * 32, "ipv4:127.0.2.1:9")
