@@ -248,6 +248,15 @@ class DrawsAbandoned(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GroupGivenUp(Event):
+    """A group ended the learner's process alone: its draw is used without it, and no other draw takes it."""
+
+    digest: str  # hex
+    producer: NodeId  # empty where the store lost the group meanwhile
+    draw_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepMade(Event):
     """One optimizer step, or the old version again where it was skipped."""
 
@@ -385,6 +394,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     "unscored": GroupUnscored,
     "draw": GroupsDrawn,
     "abandoned": DrawsAbandoned,
+    "given_up": GroupGivenUp,
     "step": StepMade,
     "evaluation": PolicyEvaluated,
     "published": VersionPublished,

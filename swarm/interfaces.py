@@ -12,6 +12,7 @@ from swarm.types import (
     Advert,
     Advice,
     ApplyReport,
+    Attempt,
     Canary,
     Credit,
     Cursor,
@@ -415,6 +416,18 @@ class GroupStore(Protocol):
         """
         ...
 
+    async def give_up(self, step: int, digest: Digest) -> None:
+        """Takes a group out of a journalled draw, for good: `uses` counts it as used up. Raises StorageFull."""
+        ...
+
+    async def put_note(self, key: str, text: str) -> None:
+        """Stores a short text of the journal under a key; an empty text deletes it. Raises StorageFull."""
+        ...
+
+    async def notes(self) -> dict[str, str]:
+        """Every stored text by key."""
+        ...
+
     async def uses(self) -> dict[Digest, int]:
         """How often each group was drawn (local groups without signal: used up), from the journal."""
         ...
@@ -491,7 +504,19 @@ class LocalExchange(Protocol):
         ...
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        """The journalled draws from a step on, rebuilt from the store (resume)."""
+        """The journalled draws from a step on, rebuilt from the store (resume).
+
+        Raises ConfigError where the learner has none of the checkpoints that it reported.
+        """
+        ...
+
+    async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
+        """Says what comes before a journalled step is made again: its process may have ended in the middle.
+
+        Args:
+            step: of the draw.
+            passed: the group that the answer before asked to try alone, and that did not end the process.
+        """
         ...
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
@@ -523,6 +548,15 @@ class LocalExchange(Protocol):
         """Reports one optimizer step."""
         ...
 
+    async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
+        """Reports a checkpoint.
+
+        Args:
+            next_draw: number of the first draw that is not in it.
+            error: why it could not be written; empty where it was.
+        """
+        ...
+
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Reports an evaluation."""
         ...
@@ -544,6 +578,10 @@ class Learner(Protocol):
         """One optimizer step (blocking; run it in a thread). A non-finite step is skipped and reported."""
         ...
 
+    def dry_run(self, draw: Draw) -> None:
+        """Computes the gradient of a draw and forgets it (blocking): a group that ends the process ends it here."""
+        ...
+
     @property
     def next_draw(self) -> int:
         """Number of the first draw that is not yet learned from (1 for a new learner); part of the checkpoint."""
@@ -554,5 +592,5 @@ class Learner(Protocol):
         ...
 
     def save(self) -> None:
-        """Writes a checkpoint that reproduces the learner (blocking)."""
+        """Writes a checkpoint that reproduces the learner (blocking). Raises OSError where the disk refuses it."""
         ...

@@ -441,6 +441,14 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What comes before a journalled step is made again."""
+
+    trial: Digest | None = None  # a group to try alone first, without an update; None: make the step
+    left_out: frozenset[Digest] = frozenset()  # groups that the step is made without; all of them: it is left out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
     """What one optimizer step did."""
 

@@ -32,7 +32,9 @@ from swarm.peers.reputation import Reputation
 from swarm.types import (
     Advert,
     ApplyReport,
+    Attempt,
     Correction,
+    Digest,
     Draw,
     Evaluation,
     NodeId,
@@ -110,7 +112,7 @@ class Agent:
         # what waits for a step, and how much more may be begun
         replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
         replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
-        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota)
+        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation)
         window = WINDOW_STEPS * config.replay.local_groups
         credit = self.credit_ledger = CreditLedger(
             self.clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting
@@ -212,6 +214,9 @@ class Agent:
     async def redraw(self, from_step: int) -> list[Draw]:
         return await self.journal.redraw(from_step)
 
+    async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
+        return await self.journal.begin_again(step, passed)
+
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         """A new version of our own lineage exists; one of a lower step than the last begins a new branch."""
         self.peers.own_head = version
@@ -232,7 +237,7 @@ class Agent:
         await self.weight_follower.on_applied(report)
 
     async def report_step(self, report: StepReport) -> None:
-        self.journal.settle(report)
+        await self.journal.settle(report)
         self._last_step_at_s = self.clock.now_s()
         self.coordinator_view.record_edges(report.edges)
         self.context.emit(StepMade.of(report))
@@ -252,6 +257,9 @@ class Agent:
         oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
         num_deleted = await self.store.forget(oldest_s, max_bytes, self.journal.needed_from, waiting)
         return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes), None, waiting)
+
+    async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
+        await self.journal.record_checkpoint(next_draw, error)
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         for entry in evaluations:

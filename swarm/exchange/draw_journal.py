@@ -5,24 +5,28 @@ resume makes the same draws again; where their groups are gone it says so, and w
 """
 
 import asyncio
+import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from swarm.errors import StorageFull
+from swarm.errors import ConfigError, StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.step_attempts import StepAttempts
 from swarm.interfaces import GroupStore
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
-from swarm.types import Digest, Draw, PolicyVersion, StepReport
+from swarm.peers.reputation import Reputation
+from swarm.types import Attempt, Digest, Draw, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
 STORAGE_RETRY_S = 1.0  # between two attempts to journal a draw on a full disk
+_CHECKPOINTS = "checkpoints"  # key of the note with the first draw after each of the newest two
 
 
 @dataclass(eq=False, repr=False)
@@ -35,9 +39,12 @@ class DrawJournal:
     _peers: Peers  # their heads decide how old an external group is
     _coordinator_view: CoordinatorView  # advised bounds and weights
     _intake_quota: IntakeQuota  # grows with each draw
+    _reputation: Reputation  # of those whose groups end the learner's process
 
     def __post_init__(self) -> None:
         self._config = self._context.config
+        self._attempts = StepAttempts(self._context, self._store, self._replay, self._reputation)
+        self._saved: list[int] = []  # first draw after each of the newest two checkpoints that were reported, ever
         self._lock = asyncio.Lock()
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
@@ -50,6 +57,9 @@ class DrawJournal:
 
     async def restore(self) -> int:
         """Goes on behind the journal; returns how many draws are in it."""
+        notes = await self._store.notes()
+        self._saved = [int(draw) for draw in json.loads(notes.get(_CHECKPOINTS, "[]"))]
+        self._attempts.restore(notes)
         journal = await self._store.journal(0)
         self._next = journal[-1][0] + 1 if journal else 1
         return len(journal)
@@ -122,6 +132,12 @@ class DrawJournal:
         Those behind the first whose groups are gone cannot lead to the same weights. They are abandoned, for this
         resume and every later one: their groups count as used up, and the learner goes on with new draws.
         """
+        self._refuse_to_go_back(from_step)
+        if from_step > self._next:
+            lost = {"from": from_step, "journal": self._next}
+            logger.error("the draw journal ends before the checkpoint; going on from the checkpoint alone", extra=lost)
+            self._next = from_step
+        self._attempts.forget(from_step)
         self._checkpoints.clear()
         self._checkpoints.append(from_step)
         draws = await self._store.draws(from_step)
@@ -136,13 +152,48 @@ class DrawJournal:
             self._context.emit(DrawsAbandoned(from_step=from_step, first=first_lost, last=last))
         return [draw for draw in whole if draw.groups]
 
-    def settle(self, report: StepReport) -> None:
+    def _refuse_to_go_back(self, from_step: int) -> None:
+        """A learner without the checkpoints that it reported would publish other versions of steps long made."""
+        if self._saved and from_step < self._saved[0]:
+            raise ConfigError(
+                f"{self._config.dir / 'checkpoints'}: gone, the draws before {self._saved[-1]} were saved there; "
+                "put it back, or move groups.sqlite away too to begin again"
+            )
+        if from_step > 1:
+            self._saved = [*(draw for draw in self._saved if draw < from_step), from_step][-2:]
+
+    async def begin_again(self, step: int, passed: Digest | None) -> Attempt:
+        """See `LocalExchange.begin_again`."""
+        attempt = await self._attempts.begin(step, passed, self._write_once_there_is_room)
+        if attempt.left_out and self._pending is not None and self._pending.step == step:
+            kept = tuple(drawn for drawn in self._pending.groups if drawn.scored.digest not in attempt.left_out)
+            self._pending = replace(self._pending, groups=kept) if kept else None
+            self._has_drawn = self._pending is not None
+            self._context.changed.fire()
+        return attempt
+
+    async def record_checkpoint(self, next_draw: int, error: str) -> None:
+        """A checkpoint was written, or could not be: then the ones before it are needed on."""
+        if error:
+            self._context.emit(DiskFull(error=f"checkpoint: {error}"))
+            return
+        if next_draw not in self._checkpoints:
+            self._checkpoints.append(next_draw)
+        self._saved = [*(draw for draw in self._saved if draw < next_draw), next_draw][-2:]
+        try:
+            await self._store.put_note(_CHECKPOINTS, json.dumps(self._saved))
+        except StorageFull as error_:
+            logger.warning("the journal could not note a checkpoint", extra={"error": str(error_)})
+
+    async def stop(self) -> None:
+        """The node ends in order: the step that it is in ended no process."""
+        await self._attempts.stop(None if self._pending is None else self._pending.step)
+
+    async def settle(self, report: StepReport) -> None:
         """The step of a draw was made."""
         if self._pending is not None and report.draw_step in (0, self._pending.step):
             self._pending, self._has_drawn = None, False
-        every = self._config.learner.checkpoint_every
-        if every and report.draw_step and not report.was_skipped and report.version.step % every == 0:
-            self._checkpoints.append(report.draw_step + 1)
+        await self._attempts.settle(report.draw_step)
         self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
 
     def _round_is_complete(self, head: PolicyVersion) -> bool:

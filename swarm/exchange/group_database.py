@@ -27,11 +27,13 @@ from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
+GIVEN_UP_USES: Final = 2**30  # what `uses` counts for a group that is never to be drawn again
 TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
 MAX_TOMBSTONES: Final = 1_000_000
 _FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
 _SCHEMA_VERSION: Final = 1
+_NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
 _MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
 
 _SCHEMA: Final = """
@@ -60,7 +62,7 @@ CREATE TABLE drawn (
     digest BLOB NOT NULL,
     age_steps INTEGER NOT NULL,
     use INTEGER NOT NULL,
-    is_used_up INTEGER NOT NULL,
+    is_used_up INTEGER NOT NULL, -- 0 handed out, 1 not (any more), 2 given up
     is_established INTEGER NOT NULL DEFAULT 1,
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
@@ -217,13 +219,33 @@ class GroupDatabase:
         steps = [(step,) for step in range(first_step, last_step + 1)]
         with self._transaction(64 * len(steps)):
             self._connection.execute(
-                "UPDATE drawn SET is_used_up = 1 WHERE step BETWEEN ? AND ?", (first_step, last_step)
+                "UPDATE drawn SET is_used_up = 1 WHERE is_used_up = 0 AND step BETWEEN ? AND ?",
+                (first_step, last_step),
             )
             self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
 
     def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn."""
-        return dict(self._rows("SELECT digest, COUNT(*) FROM drawn GROUP BY digest"))
+        """How often each group was drawn; GIVEN_UP_USES and more where it was given up."""
+        counts = f"SUM(CASE is_used_up WHEN 2 THEN {GIVEN_UP_USES} ELSE 1 END)"
+        return dict(self._rows(f"SELECT digest, {counts} FROM drawn GROUP BY digest"))
+
+    def give_up(self, step: int, digest: Digest) -> None:
+        """Takes a group out of a draw, and out of all draws to come."""
+        with self._transaction(64):
+            self._connection.execute("UPDATE drawn SET is_used_up = 2 WHERE step = ? AND digest = ?", (step, digest))
+
+    def put_note(self, key: str, text: str) -> None:
+        """Stores a short text; an empty one deletes it."""
+        with self._transaction(len(key) + len(text)):
+            if text:
+                self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_NOTE + key, text))
+            else:
+                self._connection.execute("DELETE FROM meta WHERE key = ?", (_NOTE + key,))
+
+    def notes(self) -> dict[str, str]:
+        """Every note by key."""
+        rows = self._rows("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", (len(_NOTE), _NOTE))
+        return {key.removeprefix(_NOTE): text for key, text in rows}
 
     # --- forgetting ------------------------------------------------------------------------------
 

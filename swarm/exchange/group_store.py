@@ -113,6 +113,15 @@ class SqliteGroupStore:
     async def abandon(self, first_step: int, last_step: int) -> None:
         await self._call(self._database.abandon, first_step, last_step)
 
+    async def give_up(self, step: int, digest: Digest) -> None:
+        await self._call(self._database.give_up, step, digest)
+
+    async def put_note(self, key: str, text: str) -> None:
+        await self._call(self._database.put_note, key, text)
+
+    async def notes(self) -> dict[str, str]:
+        return await self._call(self._database.notes)
+
     async def uses(self) -> dict[Digest, int]:
         return await self._call(self._database.uses)
 

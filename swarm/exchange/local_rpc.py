@@ -20,6 +20,8 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
 from swarm.types import (
     ApplyReport,
+    Attempt,
+    Digest,
     Draw,
     Evaluation,
     PatchChain,
@@ -178,6 +180,12 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
                 await context.write(pb.RedrawResponse(**fields))
 
     @rpc
+    async def BeginAgain(self, request: pb.BeginAgainRequest, context: Context) -> pb.BeginAgainResponse:
+        """What comes before a journalled step is made again."""
+        attempt = await asyncio.shield(self._begin(self._local.begin_again(request.step, request.passed or None)))
+        return pb.BeginAgainResponse(trial=attempt.trial or b"", left_out=sorted(attempt.left_out))
+
+    @rpc
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """A new version exists."""
         version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
@@ -202,6 +210,12 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         """One step was made."""
         await asyncio.shield(self._begin(self._local.report_step(step_report_from_json(request.report))))
         return pb.ReportResponse()
+
+    @rpc
+    async def Saved(self, request: pb.SavedRequest, context: Context) -> pb.SavedResponse:
+        """A checkpoint was written, or could not be."""
+        await asyncio.shield(self._begin(self._local.report_checkpoint(request.next_draw, request.error)))
+        return pb.SavedResponse()
 
     @rpc
     async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
@@ -258,6 +272,11 @@ class LocalClient:
     async def redraw(self, from_step: int) -> list[Draw]:
         return [draw async for draw in self._draws("Redraw", pb.RedrawRequest(from_step=from_step))]
 
+    async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
+        # Without a limit of time, as a draw: on a full disk the agent waits for room before it says go.
+        response = await self._call("BeginAgain", pb.BeginAgainRequest(step=step, passed=passed or b""), timeout_s=None)
+        return Attempt(trial=response.trial or None, left_out=frozenset(response.left_out))
+
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         """A new version exists, with unsigned manifests of the patches to it. Raises TooLarge."""
         request = pb.PublishRequest(version=version_to_message(version), manifests=bounded_bodies(manifests))
@@ -281,6 +300,9 @@ class LocalClient:
 
     async def report_step(self, report: StepReport) -> None:
         await self._call("Report", pb.ReportRequest(report=step_report_to_json(report)))
+
+    async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
+        await self._call("Saved", pb.SavedRequest(next_draw=next_draw, error=error))
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))

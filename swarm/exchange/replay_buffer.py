@@ -112,7 +112,7 @@ class ReplayBuffer:
         return len(self._all) - len(self._local)
 
     def discard(self, digest: Digest) -> None:
-        """Drops a group that turned out to be a copy; nothing where it is not held."""
+        """Drops a group that turned out to be a copy, or a killer; nothing where it is not held."""
         entry = self._all.get(digest)
         if entry is not None:
             self._drop(entry, "copied")

@@ -21,10 +21,10 @@ _LENGTH = 4  # bytes of the header's length
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankCommand:
-    """One command to all ranks: make a step, save, or stop."""
+    """One command to all ranks: make a step, compute one without an update, save, or stop."""
 
-    kind: Literal["step", "save", "stop"]
-    draw: Draw | None = None  # of a step, else None
+    kind: Literal["step", "dry_run", "save", "stop"]
+    draw: Draw | None = None  # of a step or dry run, else None
     is_safe: bool = False  # use the safe recipe in place of the learner's own
     is_frozen: bool = False
     ratio_band: float = math.inf
@@ -77,11 +77,19 @@ class LeadingLearner(PolicyLearner):
             self._sharded.send_command(command.to_bytes())
             return super().step(draw, recipe, is_frozen, ratio_band)
 
+    def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:
+        """`PolicyLearner.dry_run` on all ranks."""
+        command = RankCommand(kind="dry_run", draw=draw, is_safe=recipe is not None)
+        with self._sharded.in_step():
+            self._sharded.send_command(command.to_bytes())
+            super().dry_run(draw, recipe)
+
     def save(self) -> None:
-        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0."""
+        """`PolicyLearner.save` on all ranks: gathered from all, written by rank 0. Raises OSError."""
         with self._sharded.in_step():
             self._sharded.send_command(RankCommand(kind="save").to_bytes())
-            super().save()
+            checkpoint = self._gather()
+        self._write(checkpoint)  # after it: where the disk refuses, the ranks are not out of step
 
     def stop(self) -> None:
         """Ends `obey_leader` on the others, after a step in progress (blocking).
@@ -108,6 +116,9 @@ def obey_leader(learner: PolicyLearner, ranks: ShardedRanks, safe: Recipe) -> No
     while (command := RankCommand.from_bytes(ranks.receive_command())).kind != "stop":
         if command.kind == "save":
             learner.save()
+            continue
+        assert command.draw is not None
+        if command.kind == "dry_run":
+            learner.dry_run(command.draw, safe if command.is_safe else None)
         else:
-            assert command.draw is not None
             learner.step(command.draw, safe if command.is_safe else None, command.is_frozen, command.ratio_band)

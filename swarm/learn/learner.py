@@ -154,10 +154,14 @@ class PolicyLearner:
         return self._published
 
     def save(self) -> None:
-        """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking)."""
+        """Writes a checkpoint that reproduces the learner; the newest two are kept (blocking). Raises OSError."""
+        self._write(self._gather())
+
+    def _gather(self) -> Checkpoint | None:
+        """What a checkpoint holds; None on the ranks that write none."""
         tensors = self._optimizer.state()
         if not tensors:
-            return  # rank 0 writes it
+            return None
         state = {
             "policy_id": self.version.policy_id,
             "digest": self.version.digest.hex(),
@@ -170,7 +174,11 @@ class PolicyLearner:
         }
         if self._noise:
             tensors |= self._noise.state()
-        write_checkpoint(self._dir, Checkpoint(step=self.version.step, tensors=tensors, state=state))
+        return Checkpoint(step=self.version.step, tensors=tensors, state=state)
+
+    def _write(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            write_checkpoint(self._dir, checkpoint)
 
     def stop(self) -> None:
         """Does nothing; `LeadingLearner` ends the other ranks."""
@@ -194,8 +202,7 @@ class PolicyLearner:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
-        batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
-        batch = replace(batch, ratio_band=ratio_band, learning_rate=self._learning_rate)
+        batch = replace(self._batch(draw), ratio_band=ratio_band)
         measured = Measured.empty(batch, self._network)
         measured.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         if is_frozen:
@@ -213,6 +220,18 @@ class PolicyLearner:
         self.next_draw = draw.step + 1
         self.off_policy_stats = off_policy_by_source(batch, measured.logprobs)
         return step_report(self.version, draw, batch, measured, updates)
+
+    def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:
+        """Computes the gradients of a step and forgets them (blocking): nothing changes. Arguments as of `step`."""
+        recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
+        batch = self._batch(draw)
+        for slices in self._plan_step(recipes, batch, Measured.empty(batch, self._network)).updates:
+            self._accumulate(recipes.main, slices)
+            self._discard()
+
+    def _batch(self, draw: Draw) -> Batch:
+        batch = make_batch(draw, self._tokenizer, self._ranks.device, self._task_of, self.version.policy_id)
+        return replace(batch, learning_rate=self._learning_rate)
 
     def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
@@ -283,18 +302,7 @@ class PolicyLearner:
 
     def _update(self, main: Recipe, slices: Sequence[RecipeSlice], measured: Measured) -> Update:
         """One optimizer update from the slices of all recipes; what it measured is added to `measured`."""
-        loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
-        masses: list[tuple[Batch, Tensor]] = []
-        for each in slices:
-            clip = self._masses.clip(main, self._nominal_groups, masses)
-            # An update before this one may have changed the memory.
-            each = replace(each, batch=replace(self._with_memory(each), mass_clip=clip))
-            micro_batches = self._pack(each.batch, scope_of(each.recipe, each.batch))
-            if micro_batches:
-                part_loss, part = self._gradient(each.recipe).of(each.batch, micro_batches)
-                loss += part_loss
-                parts.append((each, part))
-                masses.append((each.batch, part.masses))
+        loss, parts, masses = self._accumulate(main, slices)
         if not parts:
             logger.warning("step skipped", extra={"step": self.next_draw, "reason": "no trained token"})
             return Update()
@@ -317,6 +325,29 @@ class PolicyLearner:
             measured.put(each.places, part)
         num_clipped, others_share = clip_figures(masses)
         return Update(loss=loss, norm=norm, was_skipped=was_skipped, num_clipped=num_clipped, others_share=others_share)
+
+    def _accumulate(
+        self, main: Recipe, slices: Sequence[RecipeSlice]
+    ) -> tuple[float, list[tuple[RecipeSlice, Measured]], list[tuple[Batch, Tensor]]]:
+        """Loss of the slices, whose gradients the optimizer then has, what was measured of each, and the masses."""
+        loss, parts = 0.0, list[tuple[RecipeSlice, Measured]]()
+        masses: list[tuple[Batch, Tensor]] = []
+        for each in slices:
+            clip = self._masses.clip(main, self._nominal_groups, masses)
+            # An update before this one may have changed the memory.
+            each = replace(each, batch=replace(self._with_memory(each), mass_clip=clip))
+            micro_batches = self._pack(each.batch, scope_of(each.recipe, each.batch))
+            if micro_batches:
+                part_loss, part = self._gradient(each.recipe).of(each.batch, micro_batches)
+                loss += part_loss
+                parts.append((each, part))
+                masses.append((each.batch, part.masses))
+        return loss, parts, masses
+
+    def _discard(self) -> None:
+        self._optimizer.discard()
+        if self._noise:
+            self._noise.discard()
 
     def _gradient(self, recipe: Recipe) -> Gradient:
         return Gradient(

@@ -139,6 +139,10 @@ class GuardedLearner:
         figures = {**self._state.figures(), "guard_groups_left_out": float(len(draw.groups) - len(kept))}
         return replace(report, diagnostics={**report.diagnostics, **figures})
 
+    def dry_run(self, draw: Draw) -> None:
+        """`PolicyLearner.dry_run` of the whole draw, with the recipe of the present level."""
+        self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
+
     def _may_use(self, drawn: DrawnGroup) -> bool:
         if drawn.age_steps > self._state.max_age_steps:
             return False

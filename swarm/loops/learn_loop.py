@@ -5,6 +5,7 @@ Invariant: the learner waits only for groups to learn from, the generator only f
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 
 from swarm.errors import RolloutFailed, StorageFull
@@ -15,6 +16,8 @@ from swarm.loops.worker import Worker
 from swarm.types import Draw, Evaluation, Role
 
 logger = logging.getLogger(__name__)
+
+SAVE_RETRY_S = 30.0  # after a checkpoint that the disk did not take
 
 
 async def run_worker(worker: Worker) -> None:
@@ -40,19 +43,38 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
 
     With `learner.deterministic` it also generates, strictly in turn, and no other loop does.
     """
+    journalled = await worker.exchange.redraw(learner.next_draw)  # before anybody hears of a version: it may refuse
     await _publish(worker, learner)
     if learner.version.step == 0:
         await _evaluate(worker, learner)
-    for draw in await worker.exchange.redraw(learner.next_draw):
+    for draw in journalled:
         if _is_done(worker, learner):
             break
-        await _learn_from(worker, learner, draw, draw_seconds=0.0)
+        draw = await _without_killers(worker, learner, draw)
+        if draw.groups:
+            await _learn_from(worker, learner, draw, draw_seconds=0.0)
     while not _is_done(worker, learner):
         if worker.config.learner.deterministic:
             await _generate_until_drawn(worker, learner)
         began_s = worker.clock.monotonic_s()
         draw = await worker.exchange.draw(learner.version)
         await _learn_from(worker, learner, draw, draw_seconds=worker.clock.monotonic_s() - began_s)
+    while worker.save_again_at_s < math.inf:
+        await asyncio.sleep(SAVE_RETRY_S)
+        await _save(worker, learner)
+
+
+async def _without_killers(worker: Worker, learner: Learner, draw: Draw) -> Draw:
+    """The groups of a journalled draw that its step is made again from: without those that end the process alone.
+
+    After two deaths in this step each group is tried first. The agent notes which, so that a third one tells.
+    """
+    attempt = await worker.exchange.begin_again(draw.step)
+    while attempt.trial is not None:
+        alone = tuple(drawn for drawn in draw.groups if drawn.scored.digest == attempt.trial)
+        await worker.offload(learner.dry_run, await _with_baselines(worker, replace(draw, groups=alone)))
+        attempt = await worker.exchange.begin_again(draw.step, attempt.trial)
+    return replace(draw, groups=tuple(d for d in draw.groups if d.scored.digest not in attempt.left_out))
 
 
 async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
@@ -108,8 +130,23 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
     if _is_done(worker, learner) or (every and step % every == 0):
         await _evaluate(worker, learner)
     checkpoint_every = worker.config.learner.checkpoint_every
-    if _is_done(worker, learner) or (checkpoint_every and step % checkpoint_every == 0):
+    is_due = bool(checkpoint_every) and step % checkpoint_every == 0
+    if _is_done(worker, learner) or is_due or worker.clock.monotonic_s() >= worker.save_again_at_s:
+        await _save(worker, learner)
+
+
+async def _save(worker: Worker, learner: Learner) -> None:
+    """Writes a checkpoint. One that the disk refuses is written later: until then a restart begins at the one before,
+    whose draws the agent keeps."""
+    error = ""
+    try:
         await worker.offload(learner.save)
+    except OSError as refused:
+        error = str(refused)
+        message = "a checkpoint was not saved: make room on the disk; the node goes on, and the one before is kept"
+        logger.error(message, extra={"step": learner.version.step, "error": error})
+    worker.save_again_at_s = worker.clock.monotonic_s() + SAVE_RETRY_S if error else math.inf
+    await worker.exchange.report_checkpoint(learner.next_draw, error)
 
 
 async def _step(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:

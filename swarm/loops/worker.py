@@ -3,6 +3,7 @@
 Invariant: every part is behind a protocol or a plain function; blocking ones say so.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ class Worker:
     encode: Encode | None = None  # where versions are published for others to follow
     applier: Applier | None = None  # where another node's versions are followed
     close: Callable[[], None] = lambda: None  # ends what the engine started
+    save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk did not take is written then
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ _WORST: Final = -20.0  # one half-life of good behaviour leads back to the floor
 _BEST: Final = 4.0  # credit that a peer can save up
 _GOOD: Final = 0.1  # of an admitted group
 _RELAYED_SHARE: Final = 0.25  # of the cost, for a relay that passed on what its own admission should have refused
+_KILLER_COST: Final = 8.0  # an admitted group that no learner survives
 _EVICTION_SCAN: Final = 64
 
 # Reasons that anyone can provoke in anyone's name: charged to the sender.
@@ -137,6 +138,10 @@ class Reputation:
         self._charge(producer, cost)
         if via != producer and reason not in _NOT_RELAYED:
             self._charge(via, cost * _RELAYED_SHARE)
+
+    def record_given_up(self, producer: NodeId) -> None:
+        """Charges the producer of a group that ended the learner's process: below the floor at the second one."""
+        self._charge(producer, _KILLER_COST)
 
     def __len__(self) -> int:
         return len(self._peers)

@@ -12,6 +12,7 @@ from swarm.events import (
     DrawsAbandoned,
     Event,
     GroupAdmitted,
+    GroupGivenUp,
     GroupPut,
     GroupsDrawn,
     GroupUse,
@@ -78,6 +79,8 @@ class Invariants:
                     (self._put if is_made_here else self._admitted)[node].add(digest)
             case DrawsAbandoned():
                 self._abandon(node, event.first, event.last)
+            case GroupGivenUp():
+                self._change(node, event.draw_step)
             case LoopFailed():
                 self._violate(NO_FAILURE, f"{node[:8]}: {event.loop}: {event.error}")
             case WorkerDied():
@@ -126,6 +129,11 @@ class Invariants:
         """The node announced that it cannot repeat these draws: steps of other draws may take the place of theirs."""
         self._abandoned[node].update(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
+
+    def _change(self, node: NodeId, draw: int) -> None:
+        """The node announced that it makes the step of this draw, and those after it, without one of the groups."""
+        self._steps[node] = {each: digest for each, digest in self._steps[node].items() if each < draw}
+        self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < draw}
 
     def _check_draw(self, node: NodeId, draw: GroupsDrawn) -> None:
         self._num_draws += 1

@@ -15,7 +15,9 @@ from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
 from swarm.types import (
     ApplyReport,
+    Attempt,
     Correction,
+    Digest,
     Draw,
     DrawnGroup,
     EdgeReport,
@@ -112,6 +114,13 @@ class ScriptedAgent:
 
     async def redraw(self, from_step: int) -> list[Draw]:
         return [make_draw(from_step), make_draw(from_step + 1, num_groups=0), make_draw(from_step + 2)]
+
+    async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
+        self.seen.append((step, passed))
+        return Attempt(trial=None if passed else b"g" * 32, left_out=frozenset({b"h" * 32, b"i" * 32}))
+
+    async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
+        self.seen.append((next_draw, error))
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
         self.seen.append(version)
@@ -224,6 +233,13 @@ async def test_redraw_brings_every_draw_even_an_empty_one(bench: Bench):
     assert [draw.step for draw in draws] == [7, 8, 9]
     assert_same_draw(draws[0], make_draw(7))
     assert draws[1].groups == ()
+
+
+async def test_what_comes_before_a_step_is_made_again_round_trips(bench: Bench):
+    assert await bench.client.begin_again(4) == await bench.agent.begin_again(4)
+    assert await bench.client.begin_again(4, b"g" * 32) == await bench.agent.begin_again(4, b"g" * 32)
+    await bench.client.report_checkpoint(7, "no room")
+    assert bench.agent.seen == [(4, None), (4, None), (4, b"g" * 32), (4, b"g" * 32), (7, "no room")]
 
 
 async def test_capacity_is_waited_for_and_the_number_of_questions_is_not(bench: Bench):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
-from swarm.errors import Unavailable
+from swarm.errors import ConfigError, Unavailable
 from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.loops import run_agent
@@ -222,12 +222,66 @@ def test_tidying_keeps_what_the_last_two_checkpoints_would_draw_again() -> None:
             draw = await agent.draw(HEAD)
             await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=step))
             await agent.report_step(report_of(draw_step=draw.step, step=step))
+            if step % 2 == 0:
+                await agent.report_checkpoint(draw.step + 1)
         await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
         assert await agent.tidy(max_bytes=10**9) == 8  # of draws 1 to 4; checkpoints were made after 4 and 6
         assert [draw.step for draw in await agent.redraw(5)] == [5, 6, 7]
         assert await agent.tidy(max_bytes=0) == 6  # a full store would stop the learner before its next checkpoint
 
     run_virtual(main())
+
+
+def test_a_checkpoint_that_was_not_written_keeps_the_draws_of_the_ones_before() -> None:
+    async def main() -> None:
+        bench = Bench(checkpoint_every=2)
+        agent = bench.agent
+        assert await agent.redraw(1) == []
+        for step in range(1, 10):
+            await bench.put(task_id=100 + 10 * step)
+            await bench.put(task_id=105 + 10 * step)
+            draw = await agent.draw(HEAD)
+            await agent.report_step(report_of(draw_step=draw.step, step=step))
+            if step % 2 == 0:
+                await agent.report_checkpoint(draw.step + 1, "" if step <= 4 else "No space left on device")
+        assert bench.count(DiskFull) == 2
+        await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
+        assert await agent.tidy(max_bytes=10**9) == 4  # of draws 1 and 2
+        again = bench.start()
+        await again.restore()
+        assert [draw.step for draw in await again.redraw(3)] == [3, 4, 5, 6, 7, 8, 9]
+
+    run_virtual(main())
+
+
+def test_a_learner_without_its_checkpoints_does_not_begin_again_in_silence() -> None:
+    async def main() -> None:
+        bench = Bench(checkpoint_every=2)
+        assert await bench.agent.redraw(1) == []
+        for next_draw in (3, 5, 7):
+            await bench.agent.report_checkpoint(next_draw)
+        for from_step, is_refused in ((7, False), (5, False), (3, True), (1, True)):
+            agent = bench.start()
+            await agent.restore()
+            if is_refused:
+                with pytest.raises(ConfigError, match=r"checkpoints: gone, .*put it back, or move groups.sqlite away"):
+                    await agent.redraw(from_step)
+            else:
+                await agent.redraw(from_step)
+
+    run_virtual(main())
+
+
+def test_a_journal_behind_the_checkpoint_goes_on_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        bench = Bench()
+        assert await bench.agent.redraw(491) == [], "the store is new, and the checkpoint is not"
+        await bench.put(task_id=107)
+        await bench.put(task_id=117)
+        assert (await bench.agent.draw(HEAD)).step == 491
+
+    run_virtual(main())
+    assert "going on from the checkpoint alone" in caplog.text
 
 
 def test_tidying_keeps_what_waits_for_a_draw() -> None:

@@ -1,6 +1,8 @@
 """A checkpoint is complete or absent, and none is lost while another is written."""
 
 import errno
+import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.errors import ConfigError
 from swarm.learn import checkpoint as module
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 
@@ -140,3 +143,133 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
         "rename to checkpoint-00000001",
         "sync checkpoints",
     ]
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def moments(step: int) -> Checkpoint:
+    """A checkpoint with weights and the optimizer's state, as a learner writes it."""
+    tensors = {f"{kind}.layer": torch.full((64,), float(step)) for kind in ("master", "exp_avg", "exp_avg_sq")} | {
+        "step.layer": torch.tensor(float(step))
+    }
+    return Checkpoint(step=step, tensors=tensors, state={"next_draw": step + 1, "memory": {"mean": 0.5}})
+
+
+def flip(path: Path, offset: int) -> None:
+    """One bit of a byte, counted from the end where it is negative."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def damage(name: str, folder: Path) -> None:
+    tensors, state = folder / "tensors.safetensors", folder / "state.json"
+    match name:
+        case "tensor":
+            flip(tensors, -3)
+        case "dtype in the header":
+            tensors.write_bytes(tensors.read_bytes().replace(b'"F32"', b'"I32"', 1))
+        case "name in the header":
+            tensors.write_bytes(tensors.read_bytes().replace(b"exp_avg.layer", b"exp_awg.layer"))
+        case "tensors cut":
+            tensors.write_bytes(tensors.read_bytes()[:-100])
+        case "tensors empty":
+            tensors.write_bytes(b"")
+        case "tensors gone":
+            tensors.unlink()
+        case "number in the state":
+            state.write_text(state.read_text().replace('"next_draw": 3', '"next_draw": 7'))
+        case "memory in the state":
+            state.write_text(state.read_text().replace("0.5", "0.7"))
+        case "checksum in the state":
+            state.write_text(state.read_text().replace('"checksum"', '"checksun"'))
+        case "state cut":
+            state.write_bytes(state.read_bytes()[:40])
+        case "state of another kind":
+            state.write_text("[1, 2]")
+        case _:
+            raise AssertionError(name)
+
+
+DAMAGES = [
+    "tensor",
+    "dtype in the header",
+    "name in the header",
+    "tensors cut",
+    "tensors empty",
+    "tensors gone",
+    "number in the state",
+    "memory in the state",
+    "checksum in the state",
+    "state cut",
+    "state of another kind",
+]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_never_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    write_checkpoint(tmp_path, moments(1))
+    damage(name, write_checkpoint(tmp_path, moments(2)))
+    with caplog.at_level(logging.WARNING):
+        assert read_checkpoint(tmp_path).step == 1
+    (record,) = caplog.records
+    assert "the one before it is taken" in record.message
+    assert vars(record)["checkpoint"] == str(tmp_path / "checkpoint-00000002")
+    shutil.rmtree(tmp_path / "checkpoint-00000001")
+    with pytest.raises(ConfigError, match=r"checkpoint-00000002.*put a copy of one back there"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["master", "exp_avg", "exp_avg_sq", "step"])
+def test_every_tensor_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Red without the defence: with digests that are all alike the flipped bit is loaded in silence."""
+    for is_checked in (True, False):
+        with monkeypatch.context() as patch:
+            if not is_checked:
+                patch.setattr(module, "weights_digest", lambda _: b"")  # pyright: ignore[reportUnknownLambdaType]
+            root = tmp_path / str(is_checked)
+            write_checkpoint(root, moments(1))
+            folder = write_checkpoint(root, moments(2))
+            content = (folder / "tensors.safetensors").read_bytes()
+            start = 8 + int.from_bytes(content[:8], "little")
+            begin, end = json.loads(content[8:start])[f"{kind}.layer"]["data_offsets"]
+            for offset in {begin, end - 1}:
+                flip(folder / "tensors.safetensors", start + offset)
+                assert read_checkpoint(root).step == (1 if is_checked else 2)
+                flip(folder / "tensors.safetensors", start + offset)
+
+
+def test_a_checkpoint_without_digests_is_of_an_older_release(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, moments(1)) / "state.json"
+    state = json.loads(path.read_text())
+    del state["tensors"], state["checksum"]
+    path.write_text(json.dumps(state))
+    assert read_checkpoint(tmp_path).state["next_draw"] == 2
+
+
+def test_a_save_deletes_what_was_not_gone_on_from(tmp_path: Path) -> None:
+    for step in (50, 100):
+        write_checkpoint(tmp_path, moments(step))
+    damage("tensors cut", tmp_path / "checkpoint-00000100")
+    assert read_checkpoint(tmp_path).step == 50
+    write_checkpoint(tmp_path, moments(60))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000050", "checkpoint-00000060"]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("what", ["save_file", "sync_path"])
+def test_what_the_disk_does_not_take_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    write_checkpoint(tmp_path, moments(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, what, refuse)
+        with pytest.raises(OSError, match=os.strerror(error)):
+            write_checkpoint(tmp_path, moments(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+    write_checkpoint(tmp_path, moments(2))
+    assert read_checkpoint(tmp_path).step == 2

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from swarm.clock import Clock
 from swarm.errors import StorageFull, is_disk_full
-from swarm.exchange.group_database import MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
+from swarm.exchange.group_database import GIVEN_UP_USES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
 from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
 
@@ -38,6 +38,8 @@ class MemoryGroupStore:
         self._draws: dict[int, Draw] = {}
         self._steps_of: dict[Digest, list[int]] = {}  # journalled draws that used a group
         self._maybe_gone: set[int] = set()  # draws whose groups may all be deleted, so that the journal may forget them
+        self._given_up: set[Digest] = set()
+        self._notes: dict[str, str] = {}
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
 
@@ -100,11 +102,28 @@ class MemoryGroupStore:
             draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
             self._write(replace(draw, groups=(), zero_variance_digests=_digests_of(draw)))
 
+    async def give_up(self, step: int, digest: Digest) -> None:
+        self._prepare(64)
+        draw = self._draws.get(step)
+        if draw is not None and any(drawn.scored.digest == digest for drawn in draw.groups):
+            kept = tuple(drawn for drawn in draw.groups if drawn.scored.digest != digest)
+            self._write(replace(draw, groups=kept, zero_variance_digests=(*draw.zero_variance_digests, digest)))
+            self._given_up.add(digest)
+
+    async def put_note(self, key: str, text: str) -> None:
+        self._prepare(len(key) + len(text))
+        self._notes.pop(key, None)
+        if text:
+            self._notes[key] = text
+
+    async def notes(self) -> dict[str, str]:
+        return dict(self._notes)
+
     async def uses(self) -> dict[Digest, int]:
         uses: dict[Digest, int] = {}
         for draw in self._draws.values():
             for digest in _digests_of(draw):
-                uses[digest] = uses.get(digest, 0) + 1
+                uses[digest] = uses.get(digest, 0) + (GIVEN_UP_USES if digest in self._given_up else 1)
         return uses
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:

@@ -81,6 +81,9 @@ class ScriptedLearner:
             draw_step=draw.step,
         )
 
+    def dry_run(self, draw: Draw) -> None:
+        """Nothing ends a virtual process but its swarm."""
+
     def snapshot(self) -> tuple[PolicyVersion, object]:
         """The version is all there is."""
         return self.version, None

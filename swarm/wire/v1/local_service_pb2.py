@@ -26,7 +26,7 @@ from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 from swarm.wire.v1 import rollout_pb2 as swarm_dot_wire_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm/wire/v1/local_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"\x1f\n\x0f\x43\x61pacityRequest\x12\x0c\n\x04wait\x18\x01 \x01(\x08\"9\n\x10\x43\x61pacityResponse\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x11\n\tnum_asked\x18\x02 \x01(\x04\"F\n\nPutRequest\x12&\n\x04\x62ody\x18\x01 \x01(\x0b\x32\x18.swarm.wire.v1.GroupBody\x12\x10\n\x08producer\x18\x02 \x01(\t\"\"\n\x0bPutResponse\x12\x13\n\x0breward_mean\x18\x01 \x01(\x02\"\xf3\x01\n\nDrawnGroup\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x10\n\x08producer\x18\x02 \x01(\t\x12&\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x18.swarm.wire.v1.GroupBody\x12\x0f\n\x07rewards\x18\x04 \x01(\x0c\x12\x12\n\ncorrection\x18\x05 \x01(\t\x12\x14\n\x0cis_made_here\x18\x06 \x01(\x08\x12\x14\n\x0c\x66irst_seen_s\x18\x07 \x01(\x01\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x11\n\tage_steps\x18\t \x01(\r\x12\x0b\n\x03use\x18\n \x01(\r\x12\x16\n\x0eis_established\x18\x0b \x01(\x08\"9\n\x0b\x44rawRequest\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"\xf3\x01\n\x0c\x44rawResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11num_zero_variance\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x46\n\x0esource_weights\x18\x04 \x03(\x0b\x32..swarm.wire.v1.DrawResponse.SourceWeightsEntry\x12(\n\x05group\x18\x05 \x01(\x0b\x32\x19.swarm.wire.v1.DrawnGroup\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\"\n\rRedrawRequest\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\"\xf7\x01\n\x0eRedrawResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11num_zero_variance\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12H\n\x0esource_weights\x18\x04 \x03(\x0b\x32\x30.swarm.wire.v1.RedrawResponse.SourceWeightsEntry\x12(\n\x05group\x18\x05 \x01(\x0b\x32\x19.swarm.wire.v1.DrawnGroup\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"R\n\x0ePublishRequest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x11\n\tmanifests\x18\x02 \x03(\x0c\"\x11\n\x0fPublishResponse\"M\n\x11NextUpdateRequest\x12*\n\x04held\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"E\n\x12NextUpdateResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.swarm.wire.v1.SealedManifest\" \n\x0e\x41ppliedRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\"\x11\n\x0f\x41ppliedResponse\"\x1f\n\rReportRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\"\x10\n\x0eReportResponse\"\'\n\x10\x45valuatedRequest\x12\x13\n\x0b\x65valuations\x18\x01 \x01(\x0c\"\x13\n\x11\x45valuatedResponse\"=\n\x0cScoreRequest\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x03 \x03(\t\"S\n\rScoreResponse\x12\x0c\n\x04task\x18\x01 \x01(\x0c\x12\x0f\n\x07rewards\x18\x02 \x01(\x0c\x12\x10\n\x08verifier\x18\x03 \x01(\t\x12\x11\n\treference\x18\x04 \x01(\t2\xe9\x05\n\x0cLocalService\x12K\n\x08\x43\x61pacity\x12\x1e.swarm.wire.v1.CapacityRequest\x1a\x1f.swarm.wire.v1.CapacityResponse\x12<\n\x03Put\x12\x19.swarm.wire.v1.PutRequest\x1a\x1a.swarm.wire.v1.PutResponse\x12\x41\n\x04\x44raw\x12\x1a.swarm.wire.v1.DrawRequest\x1a\x1b.swarm.wire.v1.DrawResponse0\x01\x12G\n\x06Redraw\x12\x1c.swarm.wire.v1.RedrawRequest\x1a\x1d.swarm.wire.v1.RedrawResponse0\x01\x12H\n\x07Publish\x12\x1d.swarm.wire.v1.PublishRequest\x1a\x1e.swarm.wire.v1.PublishResponse\x12S\n\nNextUpdate\x12 .swarm.wire.v1.NextUpdateRequest\x1a!.swarm.wire.v1.NextUpdateResponse0\x01\x12H\n\x07\x41pplied\x12\x1d.swarm.wire.v1.AppliedRequest\x1a\x1e.swarm.wire.v1.AppliedResponse\x12\x45\n\x06Report\x12\x1c.swarm.wire.v1.ReportRequest\x1a\x1d.swarm.wire.v1.ReportResponse\x12N\n\tEvaluated\x12\x1f.swarm.wire.v1.EvaluatedRequest\x1a .swarm.wire.v1.EvaluatedResponse\x12\x42\n\x05Score\x12\x1b.swarm.wire.v1.ScoreRequest\x1a\x1c.swarm.wire.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm/wire/v1/local_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"\x1f\n\x0f\x43\x61pacityRequest\x12\x0c\n\x04wait\x18\x01 \x01(\x08\"9\n\x10\x43\x61pacityResponse\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x11\n\tnum_asked\x18\x02 \x01(\x04\"F\n\nPutRequest\x12&\n\x04\x62ody\x18\x01 \x01(\x0b\x32\x18.swarm.wire.v1.GroupBody\x12\x10\n\x08producer\x18\x02 \x01(\t\"\"\n\x0bPutResponse\x12\x13\n\x0breward_mean\x18\x01 \x01(\x02\"\xf3\x01\n\nDrawnGroup\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x10\n\x08producer\x18\x02 \x01(\t\x12&\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x18.swarm.wire.v1.GroupBody\x12\x0f\n\x07rewards\x18\x04 \x01(\x0c\x12\x12\n\ncorrection\x18\x05 \x01(\t\x12\x14\n\x0cis_made_here\x18\x06 \x01(\x08\x12\x14\n\x0c\x66irst_seen_s\x18\x07 \x01(\x01\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x11\n\tage_steps\x18\t \x01(\r\x12\x0b\n\x03use\x18\n \x01(\r\x12\x16\n\x0eis_established\x18\x0b \x01(\x08\"9\n\x0b\x44rawRequest\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"\xf3\x01\n\x0c\x44rawResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11num_zero_variance\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x46\n\x0esource_weights\x18\x04 \x03(\x0b\x32..swarm.wire.v1.DrawResponse.SourceWeightsEntry\x12(\n\x05group\x18\x05 \x01(\x0b\x32\x19.swarm.wire.v1.DrawnGroup\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\"\n\rRedrawRequest\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\"\xf7\x01\n\x0eRedrawResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11num_zero_variance\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12H\n\x0esource_weights\x18\x04 \x03(\x0b\x32\x30.swarm.wire.v1.RedrawResponse.SourceWeightsEntry\x12(\n\x05group\x18\x05 \x01(\x0b\x32\x19.swarm.wire.v1.DrawnGroup\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"1\n\x11\x42\x65ginAgainRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06passed\x18\x02 \x01(\x0c\"5\n\x12\x42\x65ginAgainResponse\x12\r\n\x05trial\x18\x01 \x01(\x0c\x12\x10\n\x08left_out\x18\x02 \x03(\x0c\"R\n\x0ePublishRequest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x11\n\tmanifests\x18\x02 \x03(\x0c\"\x11\n\x0fPublishResponse\"M\n\x11NextUpdateRequest\x12*\n\x04held\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"E\n\x12NextUpdateResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.swarm.wire.v1.SealedManifest\" \n\x0e\x41ppliedRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\"\x11\n\x0f\x41ppliedResponse\"\x1f\n\rReportRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\"\x10\n\x0eReportResponse\"0\n\x0cSavedRequest\x12\x11\n\tnext_draw\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x0f\n\rSavedResponse\"\'\n\x10\x45valuatedRequest\x12\x13\n\x0b\x65valuations\x18\x01 \x01(\x0c\"\x13\n\x11\x45valuatedResponse\"=\n\x0cScoreRequest\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x03 \x03(\t\"S\n\rScoreResponse\x12\x0c\n\x04task\x18\x01 \x01(\x0c\x12\x0f\n\x07rewards\x18\x02 \x01(\x0c\x12\x10\n\x08verifier\x18\x03 \x01(\t\x12\x11\n\treference\x18\x04 \x01(\t2\x80\x07\n\x0cLocalService\x12K\n\x08\x43\x61pacity\x12\x1e.swarm.wire.v1.CapacityRequest\x1a\x1f.swarm.wire.v1.CapacityResponse\x12<\n\x03Put\x12\x19.swarm.wire.v1.PutRequest\x1a\x1a.swarm.wire.v1.PutResponse\x12\x41\n\x04\x44raw\x12\x1a.swarm.wire.v1.DrawRequest\x1a\x1b.swarm.wire.v1.DrawResponse0\x01\x12G\n\x06Redraw\x12\x1c.swarm.wire.v1.RedrawRequest\x1a\x1d.swarm.wire.v1.RedrawResponse0\x01\x12Q\n\nBeginAgain\x12 .swarm.wire.v1.BeginAgainRequest\x1a!.swarm.wire.v1.BeginAgainResponse\x12H\n\x07Publish\x12\x1d.swarm.wire.v1.PublishRequest\x1a\x1e.swarm.wire.v1.PublishResponse\x12S\n\nNextUpdate\x12 .swarm.wire.v1.NextUpdateRequest\x1a!.swarm.wire.v1.NextUpdateResponse0\x01\x12H\n\x07\x41pplied\x12\x1d.swarm.wire.v1.AppliedRequest\x1a\x1e.swarm.wire.v1.AppliedResponse\x12\x45\n\x06Report\x12\x1c.swarm.wire.v1.ReportRequest\x1a\x1d.swarm.wire.v1.ReportResponse\x12\x42\n\x05Saved\x12\x1b.swarm.wire.v1.SavedRequest\x1a\x1c.swarm.wire.v1.SavedResponse\x12N\n\tEvaluated\x12\x1f.swarm.wire.v1.EvaluatedRequest\x1a .swarm.wire.v1.EvaluatedResponse\x12\x42\n\x05Score\x12\x1b.swarm.wire.v1.ScoreRequest\x1a\x1c.swarm.wire.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,30 +59,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REDRAWRESPONSE']._serialized_end=1144
   _globals['_REDRAWRESPONSE_SOURCEWEIGHTSENTRY']._serialized_start=806
   _globals['_REDRAWRESPONSE_SOURCEWEIGHTSENTRY']._serialized_end=858
-  _globals['_PUBLISHREQUEST']._serialized_start=1146
-  _globals['_PUBLISHREQUEST']._serialized_end=1228
-  _globals['_PUBLISHRESPONSE']._serialized_start=1230
-  _globals['_PUBLISHRESPONSE']._serialized_end=1247
-  _globals['_NEXTUPDATEREQUEST']._serialized_start=1249
-  _globals['_NEXTUPDATEREQUEST']._serialized_end=1326
-  _globals['_NEXTUPDATERESPONSE']._serialized_start=1328
-  _globals['_NEXTUPDATERESPONSE']._serialized_end=1397
-  _globals['_APPLIEDREQUEST']._serialized_start=1399
-  _globals['_APPLIEDREQUEST']._serialized_end=1431
-  _globals['_APPLIEDRESPONSE']._serialized_start=1433
-  _globals['_APPLIEDRESPONSE']._serialized_end=1450
-  _globals['_REPORTREQUEST']._serialized_start=1452
-  _globals['_REPORTREQUEST']._serialized_end=1483
-  _globals['_REPORTRESPONSE']._serialized_start=1485
-  _globals['_REPORTRESPONSE']._serialized_end=1501
-  _globals['_EVALUATEDREQUEST']._serialized_start=1503
-  _globals['_EVALUATEDREQUEST']._serialized_end=1542
-  _globals['_EVALUATEDRESPONSE']._serialized_start=1544
-  _globals['_EVALUATEDRESPONSE']._serialized_end=1563
-  _globals['_SCOREREQUEST']._serialized_start=1565
-  _globals['_SCOREREQUEST']._serialized_end=1626
-  _globals['_SCORERESPONSE']._serialized_start=1628
-  _globals['_SCORERESPONSE']._serialized_end=1711
-  _globals['_LOCALSERVICE']._serialized_start=1714
-  _globals['_LOCALSERVICE']._serialized_end=2459
+  _globals['_BEGINAGAINREQUEST']._serialized_start=1146
+  _globals['_BEGINAGAINREQUEST']._serialized_end=1195
+  _globals['_BEGINAGAINRESPONSE']._serialized_start=1197
+  _globals['_BEGINAGAINRESPONSE']._serialized_end=1250
+  _globals['_PUBLISHREQUEST']._serialized_start=1252
+  _globals['_PUBLISHREQUEST']._serialized_end=1334
+  _globals['_PUBLISHRESPONSE']._serialized_start=1336
+  _globals['_PUBLISHRESPONSE']._serialized_end=1353
+  _globals['_NEXTUPDATEREQUEST']._serialized_start=1355
+  _globals['_NEXTUPDATEREQUEST']._serialized_end=1432
+  _globals['_NEXTUPDATERESPONSE']._serialized_start=1434
+  _globals['_NEXTUPDATERESPONSE']._serialized_end=1503
+  _globals['_APPLIEDREQUEST']._serialized_start=1505
+  _globals['_APPLIEDREQUEST']._serialized_end=1537
+  _globals['_APPLIEDRESPONSE']._serialized_start=1539
+  _globals['_APPLIEDRESPONSE']._serialized_end=1556
+  _globals['_REPORTREQUEST']._serialized_start=1558
+  _globals['_REPORTREQUEST']._serialized_end=1589
+  _globals['_REPORTRESPONSE']._serialized_start=1591
+  _globals['_REPORTRESPONSE']._serialized_end=1607
+  _globals['_SAVEDREQUEST']._serialized_start=1609
+  _globals['_SAVEDREQUEST']._serialized_end=1657
+  _globals['_SAVEDRESPONSE']._serialized_start=1659
+  _globals['_SAVEDRESPONSE']._serialized_end=1674
+  _globals['_EVALUATEDREQUEST']._serialized_start=1676
+  _globals['_EVALUATEDREQUEST']._serialized_end=1715
+  _globals['_EVALUATEDRESPONSE']._serialized_start=1717
+  _globals['_EVALUATEDRESPONSE']._serialized_end=1736
+  _globals['_SCOREREQUEST']._serialized_start=1738
+  _globals['_SCOREREQUEST']._serialized_end=1799
+  _globals['_SCORERESPONSE']._serialized_start=1801
+  _globals['_SCORERESPONSE']._serialized_end=1884
+  _globals['_LOCALSERVICE']._serialized_start=1887
+  _globals['_LOCALSERVICE']._serialized_end=2783
 # @@protoc_insertion_point(module_scope)

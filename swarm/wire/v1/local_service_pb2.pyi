@@ -116,6 +116,22 @@ class RedrawResponse(_message.Message):
     group: DrawnGroup
     def __init__(self, step: _Optional[int] = ..., num_zero_variance: _Optional[int] = ..., num_groups: _Optional[int] = ..., source_weights: _Optional[_Mapping[str, float]] = ..., group: _Optional[_Union[DrawnGroup, _Mapping]] = ...) -> None: ...
 
+class BeginAgainRequest(_message.Message):
+    __slots__ = ("step", "passed")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    passed: bytes
+    def __init__(self, step: _Optional[int] = ..., passed: _Optional[bytes] = ...) -> None: ...
+
+class BeginAgainResponse(_message.Message):
+    __slots__ = ("trial", "left_out")
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    trial: bytes
+    left_out: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, trial: _Optional[bytes] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class PublishRequest(_message.Message):
     __slots__ = ("version", "manifests")
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +175,18 @@ class ReportRequest(_message.Message):
     def __init__(self, report: _Optional[bytes] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SavedRequest(_message.Message):
+    __slots__ = ("next_draw", "error")
+    NEXT_DRAW_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    next_draw: int
+    error: str
+    def __init__(self, next_draw: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class SavedResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

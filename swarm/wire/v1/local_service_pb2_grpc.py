@@ -55,6 +55,11 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.RedrawRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.RedrawResponse.FromString,
                 _registered_method=True)
+        self.BeginAgain = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/BeginAgain',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainResponse.FromString,
+                _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/swarm.wire.v1.LocalService/Publish',
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.SerializeToString,
@@ -74,6 +79,11 @@ class LocalServiceStub(object):
                 '/swarm.wire.v1.LocalService/Report',
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportResponse.FromString,
+                _registered_method=True)
+        self.Saved = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/Saved',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedResponse.FromString,
                 _registered_method=True)
         self.Evaluated = channel.unary_unary(
                 '/swarm.wire.v1.LocalService/Evaluated',
@@ -115,6 +125,12 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginAgain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Publish(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -134,6 +150,12 @@ class LocalServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Saved(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +196,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.RedrawRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.RedrawResponse.SerializeToString,
             ),
+            'BeginAgain': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginAgain,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainResponse.SerializeToString,
+            ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.PublishRequest.FromString,
@@ -193,6 +220,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportResponse.SerializeToString,
+            ),
+            'Saved': grpc.unary_unary_rpc_method_handler(
+                    servicer.Saved,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedResponse.SerializeToString,
             ),
             'Evaluated': grpc.unary_unary_rpc_method_handler(
                     servicer.Evaluated,
@@ -325,6 +357,33 @@ class LocalService(object):
             _registered_method=True)
 
     @staticmethod
+    def BeginAgain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/BeginAgain',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.BeginAgainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Publish(request,
             target,
             options=(),
@@ -422,6 +481,33 @@ class LocalService(object):
             '/swarm.wire.v1.LocalService/Report',
             swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Saved(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/Saved',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.SavedResponse.FromString,
             options,
             channel_credentials,
             insecure,
