@@ -43,7 +43,7 @@ def consider(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> lis
     return [*alive, *rng.sample(others, min(MAX_CONSIDERED, len(others)))]
 
 
-def choose_peers(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> PeerChoice:
+def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: random.Random) -> PeerChoice:
     """Generators working for us, plus the neighbours chosen by the topology among the peers that answered before.
 
     Pure generators are skipped when relaying is on: they do not forward.
@@ -51,13 +51,13 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], rng: random.Random) ->
     Args:
         agent: of the node.
         adverts: those considered.
+        relay: there are more nodes than neighbours, so that neighbours have to announce the groups of others.
         rng: order in which strangers are tried; nobody else may know it.
     """
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
         return PeerChoice(streams=set(), trials=[])
     book, limit, own = agent.address_book, agent.config.exchange.max_neighbours, agent.node_id
     allowed = [a for a in adverts if a.node_id != own and agent.reputation.is_allowed(a.node_id)]
-    relay = len(adverts) - 1 > limit
     followers = agent.credit_ledger.followers
     no_forwarders = {a.node_id for a in allowed if relay and Role.TRAINER not in a.roles and Role.RELAY not in a.roles}
 

@@ -5,6 +5,7 @@ Invariant: everything that comes goes to admission; the stream of a neighbour th
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
 MAX_ROUNDS: Final = 4  # of trials after one look-up, while addresses answer
+RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 MAX_FETCH_LATER: Final = 8  # groups that one neighbour fetches in another one's place
 
@@ -37,6 +39,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
     adverts: list[Advert] = []
+    relay_until_s = -math.inf
     async with asyncio.TaskGroup() as tasks:
         while True:
             try:
@@ -44,11 +47,17 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                 agent.peers.observe(adverts)
             except Unavailable as error:
                 logger.info("directory lookup failed", extra={"error": str(error)})
+            now_s = agent.clock.monotonic_s()
+            if len(adverts) - 1 > agent.config.exchange.max_neighbours:
+                relay_until_s = now_s + RELAY_S
             for _ in range(MAX_ROUNDS):
-                choice = choose_peers(agent, adverts, rng)
+                choice = choose_peers(agent, adverts, now_s < relay_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
-                for gone in [key for key in followed if key not in wanted]:
-                    followed.pop(gone).stop()
+                for address, relayed in [key for key in followed if key not in wanted]:
+                    instead = followed.get((address, not relayed))
+                    is_handed_over = (address, not relayed) not in wanted or (instead and instead.is_connected)
+                    if is_handed_over:
+                        followed.pop((address, relayed)).stop()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
                     follow = followed[address, relayed] = NeighbourStream(
                         agent, transport, address, relayed, cursors, rng
@@ -120,6 +129,11 @@ class NeighbourStream:
             if task not in self._receiving:
                 task.cancel()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it streams now."""
+        return self._client is not None
+
     def fetch_later(self, digest: Digest) -> bool:
         """Will fetch a group that another neighbour announced first and did not deliver; False where it cannot."""
         if self._client is None or self._later.full():
@@ -153,7 +167,7 @@ class NeighbourStream:
                 self._agent.ingest.count_item(peer)
                 await self._take(client, item)
                 self._agent.reputation.require_allowed(peer)
-                cursor = item.cursor
+                self._cursors[peer] = item.cursor
                 self._backoff.reset()
                 self._agent.address_book.record_working(self._address)
         except Unavailable:
@@ -164,7 +178,6 @@ class NeighbourStream:
             self._client = None
             while not self._later.empty():
                 self._agent.ingest.fetching.pass_on(self._later.get_nowait())
-            self._cursors[peer] = cursor
             self._agent.peers.set_connected(peer, False)
             self._agent.context.changed.fire()
             await client.close()

@@ -7,8 +7,9 @@ wrote; work is bounded by rates, memory by tables that a flood of new identities
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
@@ -48,6 +49,20 @@ def shard_key(run_id: str, shard: int) -> str:
 def shard_of(public_key: bytes, shards: int) -> int:
     """The shard that an author's advert lives in."""
     return int.from_bytes(hashlib.sha256(public_key).digest(), "big") % shards
+
+
+Entry = tuple[bytes, bytes, float]
+"""Sub-key, value and expiry of a record that nobody checked."""
+
+
+def in_turn(answers: Sequence[Sequence[Entry]]) -> Iterator[Entry]:
+    """The first record of each replica, then the second of each, and so on.
+
+    Each has an equal part of the checks that there is time for and of the places that those who come first keep: an
+    honest replica names those whom it knows longest first, whatever others answer.
+    """
+    for entries in zip_longest(*(answer[: 2 * MAX_RECORDS_PER_SHARD] for answer in answers)):
+        yield from (entry for entry in entries if entry is not None)
 
 
 class RecordChecker:
@@ -127,13 +142,14 @@ class ShardRecords:
 
     def put(self, public_key: bytes, data: bytes, expires_at_s: float, now_s: float) -> bool:
         """Keeps a verified record. False when a newer one is held, or when there is no room for this author."""
-        self._drop_expired(now_s)
         held = self._records.get(public_key)
         if held is not None:
             if held.expires_at_s >= expires_at_s:
                 return held.data == data
             self._records[public_key] = Record(data, expires_at_s, held.rank)
             return True
+        if len(self._records) >= self._capacity:
+            self._drop_expired(now_s)
         rank = hashlib.blake2b(public_key, key=self._salt, digest_size=16).digest()
         if len(self._records) >= self._capacity:
             newcomers = list(self._records.items())[self._capacity // 2 :]

@@ -21,7 +21,7 @@ from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.flow import BoundedTable
 from swarm.identity import Identity
-from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, shard_of
+from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
 from swarm.types import Advert
 from swarm.wire.adverts import seal_advert
@@ -235,10 +235,9 @@ class HivemindDirectory:
         """Reads a shard from every replica separately, so that no single one can hide what another holds."""
         replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
-        for answer in (peer.held(shard), *answers):
-            for public_key, data, expires_at_s in answer[: 2 * MAX_RECORDS_PER_SHARD]:
-                if self._checker.open(shard, public_key, data, expires_at_s) is not None:
-                    self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
+        for public_key, data, expires_at_s in in_turn((peer.held(shard), *answers)):
+            if self._checker.open(shard, public_key, data, expires_at_s) is not None:
+                self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
 
 
 async def _import_node() -> Any:

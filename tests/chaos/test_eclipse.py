@@ -118,7 +118,7 @@ def run(scene: Callable[[], Coroutine[Any, Any, Watched]]) -> Watched:
 # --- adverts of dead endpoints ---------------------------------------------------------------------------
 
 
-def without_proof(agent: Agent, adverts: list[Advert], rng: random.Random) -> PeerChoice:
+def without_proof(agent: Agent, adverts: list[Advert], relay: bool, rng: random.Random) -> PeerChoice:
     """Mutation: an advert is enough for a place."""
     addresses = [PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]) for a in adverts if a.endpoints]
     places = choose_neighbours(agent.node_id, addresses, agent.config.exchange.max_neighbours)

@@ -434,6 +434,10 @@ def test_a_follower_delivers_what_it_has_credit_for_whatever_the_intake_quota() 
     play(scene, weights=WeightsConfig(publish=True))
 
 
+def streams(agent: Agent, adverts: list[Advert]) -> set[tuple[PeerAddress, bool]]:
+    return choose_peers(agent, adverts, True, random.Random(0)).streams
+
+
 def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be_credit_for_them() -> None:
     async def scene(bench: Bench) -> None:
         generators = [make_identity(100 + number) for number in range(40)]
@@ -441,14 +445,14 @@ def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be
             bench.agent.credit_ledger.open(identity.node_id, 1)
         roles = Role.GENERATOR, Role.RELAY
         adverts = [make_advert(identity.node_id, roles=roles) for identity in generators]
-        assert len(choose_peers(bench.agent, adverts, random.Random(0)).streams) == 20  # five steps of four groups
+        assert len(streams(bench.agent, adverts)) == 20  # five steps of four groups
         bench.agent.credit_ledger.grant(capacity=8)
         status = bench.agent.credit_ledger.status()
-        followed = {address.node_id for address, _ in choose_peers(bench.agent, adverts, random.Random(0)).streams}
+        followed = {address.node_id for address, _ in streams(bench.agent, adverts)}
         assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
         for identity in generators[:30]:
             bench.agent.peers.delivered_steps[identity.node_id] = 0
-        chosen = choose_peers(bench.agent, adverts, random.Random(0)).streams
+        chosen = streams(bench.agent, adverts)
         assert {identity.node_id for identity in generators[:30]} <= {address.node_id for address, _ in chosen}
         assert not any(relayed for _, relayed in chosen)
 
@@ -462,5 +466,38 @@ def test_a_follower_that_is_not_chosen_any_more_is_dropped() -> None:
         key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
         assert unlisted_followers(bench.agent, [key], []) == {key}
         assert unlisted_followers(bench.agent, [key], [advert]) == set()
+
+    play(scene)
+
+
+def test_a_neighbour_is_asked_for_notices_of_others_before_its_old_stream_ends() -> None:
+    """More adverts than places, be they hostile, change what is asked of everybody: nobody is alone meanwhile."""
+
+    async def scene(bench: Bench) -> None:
+        asked: list[bool] = []  # whether with notices
+
+        class Slow(Neighbour):
+            async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+                asked.append(wanted.relay)
+                async for item in super().subscribe(cursor, wanted):
+                    yield item
+
+        connect = bench.connect
+
+        async def slowly(address: PeerAddress, timeout_s: float) -> Neighbour:
+            await asyncio.sleep(1.0)
+            if address.node_id not in bench.neighbours:
+                raise Unavailable("nobody there")
+            return await connect(address, timeout_s)
+
+        bench.connect = slowly  # type: ignore[method-assign]
+        bench.add(Slow(FIRST.node_id, []))
+        await asyncio.sleep(6.0)
+        bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(20)]
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            assert bench.agent.peers.connected == {FIRST.node_id}
+        assert asked == [False, True]
+        assert bench.agent.peers._num_streams == {FIRST.node_id: 1}, "the old one has ended"
 
     play(scene)
