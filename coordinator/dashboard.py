@@ -1,11 +1,10 @@
 """Status page of the coordinator: /, /status.json, /healthz and /metrics over plain HTTP.
 
-Invariant: read-only; every request is bounded in size and time; names that peers chose are escaped.
+Invariant: read-only; names that peers chose are escaped; pages are made on the event loop, where the state is.
 """
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,18 +16,16 @@ from prometheus_client import generate_latest
 from coordinator.core import CoordinatorCore
 from swarm.errors import ConfigError
 from swarm.telemetry import Telemetry
+from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
-logger = logging.getLogger(__name__)
-
-MAX_REQUEST_BYTES = 8192
-READ_TIMEOUT_S = 5.0
 MAX_SHOWN_MEMBERS = 500
-MAX_CONNECTIONS = 128
+BUSY_S = 3.0  # a page that takes longer is given up
+_SECURITY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
 class Dashboard:
-    """A small HTTP server on the event loop.
+    """The pages of one coordinator.
 
     Example:
         dashboard = Dashboard(core, "demo", link, telemetry)
@@ -40,9 +37,9 @@ class Dashboard:
         self._run_id = run_id
         self._link = link
         self._telemetry = telemetry
-        self._server: asyncio.Server | None = None
-        self._num_open = 0
-        self._page = jinja2.Environment(autoescape=True).from_string(
+        self._server = PageServer(self._page_of)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._template = jinja2.Environment(autoescape=True).from_string(
             (Path(__file__).parent / "templates" / "status.html").read_text(encoding="utf-8")
         )
 
@@ -50,15 +47,15 @@ class Dashboard:
         """Listens; returns host:port. Raises ConfigError when the address cannot be listened on."""
         host, _, port = listen.rpartition(":")
         try:
-            self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=MAX_REQUEST_BYTES)
+            self._loop = asyncio.get_running_loop()
+            bound = await asyncio.to_thread(self._server.start, host, int(port))
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"http_listen {listen!r}: cannot listen there: {error}") from None
-        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        return f"{host}:{bound}"
 
     async def stop(self) -> None:
-        """Closes the listening socket."""
-        if self._server is not None:
-            self._server.close()
+        """Closes the listening socket and every connection."""
+        await asyncio.to_thread(self._server.stop)
 
     def status(self) -> JsonDict:
         """Everything the page shows, as JSON."""
@@ -146,45 +143,23 @@ class Dashboard:
             self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))
         return generate_latest(self._telemetry.registry)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_open += 1
+    def _page_of(self, path: str) -> Page | None:
+        if path == "/healthz":
+            return Page(body=b"ok\n")
+        if path not in ("/", "/status.json", "/metrics"):
+            return Page(body=b"there is /, /status.json, /healthz and /metrics\n", status=404)
+        assert self._loop is not None
+        made = asyncio.run_coroutine_threadsafe(self._make(path), self._loop)
         try:
-            if self._num_open > MAX_CONNECTIONS:
-                return
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
-            logger.debug("request dropped", extra={"error": type(error).__name__})
-            writer.transport.abort()  # close() would wait for a client that does not read
-        finally:
-            self._num_open -= 1
-            writer.close()
+            return made.result(BUSY_S)
+        except TimeoutError:
+            made.cancel()
+            return Page(body=b"the coordinator is busy\n", status=503)
 
-    def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
-        if method == b"HEAD":
-            return self._answer(b"GET " + rest).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method != b"GET":
-            return _response(405, "text/plain", b"read-only\n")
-        if path == b"/healthz":
-            return _response(200, "text/plain", b"ok\n")
-        if path == b"/metrics":
-            return _response(200, "text/plain; version=0.0.4", self._measure())
-        if path == b"/status.json":
-            return _response(200, "application/json", json.dumps(self.status()).encode())
-        if path == b"/":
-            return _response(200, "text/html; charset=utf-8", self._page.render(self.status()).encode())
-        return _response(404, "text/plain", b"there is /, /status.json, /healthz and /metrics\n")
-
-
-def _response(status: int, kind: str, body: bytes) -> bytes:
-    reason = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}[status]
-    head = (
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n"
-        "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    async def _make(self, path: str) -> Page:
+        if path == "/metrics":
+            return Page(body=self._measure(), kind="text/plain; version=0.0.4", headers=_SECURITY)
+        if path == "/status.json":
+            return Page(body=json.dumps(self.status()).encode(), kind="application/json", headers=_SECURITY)
+        html = self._template.render(self.status()).encode()
+        return Page(body=html, kind="text/html; charset=utf-8", headers=_SECURITY)

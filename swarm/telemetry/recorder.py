@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from swarm.clock import Clock, SystemClock
 from swarm.config import TelemetryConfig
@@ -29,6 +29,7 @@ from swarm.events import (
     VersionApplied,
 )
 from swarm.telemetry.metrics import METRICS, Kind, Metric
+from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
 logger = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ class Telemetry:
     # --- where it is read -----------------------------------------------------------------------------
 
     def serve(self, listen: str) -> Callable[[], None]:
-        """Answers /metrics in a thread of its own. Returns what stops it.
+        """Answers /metrics and /healthz in a thread of its own. Returns what stops it.
 
         Raises:
             ConfigError: `listen` is not host:port, or the port is taken.
@@ -260,18 +261,20 @@ class Telemetry:
         host, _, port = listen.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"telemetry.metrics_listen: {listen!r} is not host:port")
+        server = PageServer(self._page_of)
         try:
-            server, thread = start_http_server(int(port), host.strip("[]"), registry=self.registry)
+            bound = server.start(host, int(port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"telemetry.metrics_listen: cannot listen on {listen}: {error}") from None
-        self.metrics_address = f"{host}:{server.server_port}"
+        self.metrics_address = f"{host}:{bound}"
+        return server.stop
 
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return stop
+    def _page_of(self, path: str) -> Page | None:
+        if path == "/healthz":
+            return Page(body=b"ok\n")
+        if path in ("/", "/metrics"):
+            return Page(body=generate_latest(self.registry), kind="text/plain; version=0.0.4")
+        return None
 
     def close(self) -> None:
         """Flushes and closes the sinks."""

@@ -5,15 +5,18 @@ turns each claim red.
 """
 
 import asyncio
+import selectors
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from swarm.clock import SystemClock
 from swarm.errors import SwarmError
 from swarm.identity import Identity
+from swarm.telemetry.page_server import CONNECTIONS_PER_SUBNET, MAX_CONNECTIONS, Page, PageServer
 from swarm.testing.connection_flood import (
     HALF_CLIENT_HELLO,
     ConnectionFlood,
@@ -145,3 +148,62 @@ async def test_a_connection_that_proves_nothing_in_time_is_cut(
         if is_defended:
             assert server.sessions.connections.is_open(peer)  # what proved itself stays
         await channel.close()
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------
+
+
+async def get_healthz(port: int) -> bytes:
+    """What a monitor gets in two seconds; nothing when it is cut off or not answered."""
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+                return await reader.read()
+            finally:
+                writer.close()
+                await writer.wait_closed()
+    except (TimeoutError, OSError):
+        return b""
+
+
+def healthz(path: str) -> Page | None:
+    return Page(body=b"ok\n") if path == "/healthz" else None
+
+
+def refuse_newcomers(self: PageServer, client: Any) -> None:
+    """The defence taken out: where all places are taken, whoever comes is turned away."""
+    if len(self._clients) >= MAX_CONNECTIONS:
+        client.socket.close()
+        return
+    self._clients[client] = None
+    self._of_subnet[client.subnet] += 1
+    self._selector.register(client.socket, selectors.EVENT_READ, client)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "newcomers are refused"])
+@pytest.mark.parametrize("num_sources", [1, 500], ids=["one address", "500 addresses"])
+async def test_healthz_answers_while_1000_connections_send_half_a_request(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool, num_sources: int
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(PageServer, "_take_place", refuse_newcomers)
+    server = PageServer(healthz)
+    port = server.start("127.0.0.1", 0)
+    sources = loopback_addresses(num_sources)
+    greeting = b"GET /healthz HTTP/1.1\r\nX: "
+    try:
+        with ConnectionFlood(f"127.0.0.1:{port}", sources, 1000, greeting, reopened_per_s=500.0) as flood:
+            await asyncio.to_thread(flood.until_all_were_opened)
+            least = MAX_CONNECTIONS if num_sources > 1 or not is_defended else CONNECTIONS_PER_SUBNET
+            while server.num_open < least:  # noqa: ASYNC110 - a thread accepts them
+                await asyncio.sleep(0.01)
+            answers = [await get_healthz(port) for _ in range(5)]
+    finally:
+        await asyncio.to_thread(server.stop)
+    if is_defended:
+        assert all(answer.endswith(b"ok\n") for answer in answers)
+    else:
+        assert not all(answers)

@@ -1,6 +1,7 @@
 """The coordinator as nodes, browsers and joiners meet it: real gRPC over TLS, real HTTP, real SQLite."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -11,7 +12,6 @@ import grpc
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
-from coordinator.dashboard import MAX_REQUEST_BYTES
 from node.join import join_swarm
 from swarm.config import (
     CoordinatorConfig,
@@ -27,6 +27,7 @@ from swarm.config import (
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
+from swarm.telemetry.page_server import MAX_REQUEST_BYTES
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 from swarm.version_history import MAX_RECORDED
 from swarm.wire.join_link import JoinLink, fetch_manifest, node_config_from_manifest
@@ -377,7 +378,8 @@ async def test_http_requests_are_bounded_and_read_only(tmp_path: Path) -> None:
         address = daemon.info["http_listen"]
         assert (await get(address, b"POST / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
         assert (await get(address, b"GET /../etc/passwd HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        assert await get(address, b"GET /" + b"a" * (2 * MAX_REQUEST_BYTES)) == b""
+        with contextlib.suppress(ConnectionError):  # cut with some of it unread
+            assert await get(address, b"GET /" + b"a" * (2 * MAX_REQUEST_BYTES)) == b""
         assert (await page(daemon, "/healthz")).strip() == "ok"
 
 

@@ -1,0 +1,203 @@
+"""Small HTTP server for pages that are only read: /healthz, /metrics, the coordinator's status page.
+
+Invariant: every request is bounded in size and time, and the connections in number: a newcomer takes the place of the
+oldest connection of the subnet that holds most, so whoever opens few is answered. A thread of its own: an event loop
+would accept hundreds before it reads from one.
+"""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm.addresses import subnet_of
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES: Final = 8192
+REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the end of the answer
+MAX_CONNECTIONS: Final = 512
+CONNECTIONS_PER_SUBNET: Final = 64
+_BACKLOG: Final = 1024
+_ACCEPTED_AT_ONCE: Final = 64  # then those that are connected are read: fewer than have places
+_WAKE_EVERY_S: Final = 0.5
+_PAGE_S: Final = 1.0  # how long a page is shown again: who asks often makes nobody work
+_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """What is answered for one path."""
+
+    body: bytes
+    kind: str = "text/plain"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(eq=False, slots=True)
+class _Client:
+    socket: socket.socket
+    subnet: str
+    since_s: float
+    request: bytes = b""
+    answer: memoryview = field(default_factory=lambda: memoryview(b""))
+
+
+class PageServer:
+    """Answers GET and HEAD, one request a connection.
+
+    Example:
+        server = PageServer(lambda path: Page(body=b"ok") if path == "/healthz" else None)
+        port = server.start("127.0.0.1", 0)
+        server.stop()
+    """
+
+    def __init__(self, page_of: Callable[[str], Page | None]) -> None:
+        """`page_of`: the page of a path, without its query, called in the server's thread; None where there is none."""
+        self._page_of = page_of
+        self._selector = selectors.DefaultSelector()
+        self._made: dict[str, tuple[float, Page]] = {}  # path -> when it was made, and the page
+        self._clients: dict[_Client, None] = {}  # the oldest first
+        self._of_subnet: Counter[str] = Counter()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._clients)
+
+    def start(self, host: str, port: int) -> int:
+        """Listens; returns the port. Raises OSError, OverflowError."""
+        host = host.strip("[]")
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server((address[0], address[1]), family=family, backlog=_BACKLOG)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, args=(listener,), name=f"pages on {port}", daemon=True)
+        self._thread.start()
+        return listener.getsockname()[1]
+
+    def stop(self) -> None:
+        """Closes the listening socket and every connection (blocking)."""
+        self._is_stopped = True
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, listener: socket.socket) -> None:
+        with listener, self._selector:
+            while not self._is_stopped:
+                ready = self._selector.select(_WAKE_EVERY_S)
+                # Those that are connected first: what has come from them must not wait behind newcomers.
+                for key, events in ready:
+                    if key.data in self._clients:
+                        self._serve(key.data, events)
+                if any(key.data is None for key, _ in ready):
+                    self._accept(listener)
+                self._end_late()
+            for client in list(self._clients):
+                self._end(client)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, address = listener.accept()
+            except OSError:  # nobody waits, or no descriptor is left
+                return
+            connection.setblocking(False)
+            client = _Client(connection, subnet_of(address[0]), time.monotonic())
+            self._take_place(client)
+
+    def _take_place(self, client: _Client) -> None:
+        if self._of_subnet[client.subnet] >= CONNECTIONS_PER_SUBNET:
+            self._end_oldest(client.subnet)
+        elif len(self._clients) >= MAX_CONNECTIONS:
+            self._end_oldest(self._of_subnet.most_common(1)[0][0])
+        self._clients[client] = None
+        self._of_subnet[client.subnet] += 1
+        self._selector.register(client.socket, selectors.EVENT_READ, client)
+        self._serve(client, selectors.EVENT_READ)  # most requests come with the connection
+
+    def _end_oldest(self, subnet: str) -> None:
+        self._end(next(client for client in self._clients if client.subnet == subnet))
+
+    def _end_late(self) -> None:
+        now_s = time.monotonic()
+        while self._clients:
+            oldest = next(iter(self._clients))
+            if now_s - oldest.since_s <= REQUEST_TIMEOUT_S:
+                return
+            self._end(oldest)
+
+    def _serve(self, client: _Client, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ and not client.answer:
+                self._read(client)
+            if client.answer:
+                client.answer = client.answer[client.socket.send(client.answer) :]
+                if not client.answer:
+                    self._end(client)
+        except BlockingIOError:
+            return  # goes on when the socket is ready
+        except OSError as error:
+            logger.debug("request dropped", extra={"error": type(error).__name__})
+            self._end(client)
+
+    def _read(self, client: _Client) -> None:
+        data = client.socket.recv(8 * MAX_REQUEST_BYTES)
+        client.request += data
+        head, end, _ = client.request.partition(b"\r\n\r\n")
+        if end:
+            client.answer = memoryview(self._answer(head))
+            self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
+        elif not data or len(client.request) > MAX_REQUEST_BYTES:
+            raise ConnectionError("no request")
+
+    def _end(self, client: _Client) -> None:
+        del self._clients[client]
+        self._of_subnet[client.subnet] -= 1
+        if not self._of_subnet[client.subnet]:
+            del self._of_subnet[client.subnet]
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(client.socket)
+        client.socket.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        if method not in (b"GET", b"HEAD"):
+            return _response(Page(body=b"read-only\n", status=405))
+        path = rest.partition(b" ")[0].partition(b"?")[0].decode("ascii", "replace")
+        answer = _response(self._page(path))
+        return answer if method == b"GET" else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+    def _page(self, path: str) -> Page:
+        now_s = time.monotonic()
+        made = self._made.get(path)
+        if made is not None and now_s - made[0] < _PAGE_S:
+            return made[1]
+        page = self._page_of(path) or Page(body=b"there is no such page\n", status=404)
+        if page.status == 200:  # the paths that exist: few
+            self._made[path] = (now_s, page)
+        return page
+
+
+def _response(page: Page) -> bytes:
+    headers = {
+        "Content-Type": page.kind,
+        "Content-Length": str(len(page.body)),
+        "X-Content-Type-Options": "nosniff",
+        "Connection": "close",
+        **page.headers,
+    }
+    lines = [f"HTTP/1.1 {page.status} {_REASONS[page.status]}", *(f"{name}: {text}" for name, text in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + page.body
