@@ -109,11 +109,13 @@ class Daemon(Service):
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
+        advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
+        exchange = config.exchange.model_copy(update={"advertise": advertise})
+        self.config = config = config.model_copy(update={"exchange": exchange})
+        logger.info("whose groups count in full", extra={"who": "everybody" if config.is_private else "members"})
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS)
-        advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
-        exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.transport = GrpcTransport(
             identity,
             config.run_id,

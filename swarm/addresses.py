@@ -10,6 +10,7 @@ import socket
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
 _FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like any other address, and unassigned
 _NODE_ID = re.compile(r"[0-9a-f]{64}")
+_PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".lan", ".home.arpa")  # never in the public DNS
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 
 
@@ -75,15 +76,30 @@ def subnet_of(host: str) -> str:
         subnet_of("1.2.3.4")  # "1.2.3.0/24"
         subnet_of("127.0.0.7")  # "127.0.0.7"
     """
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
+    address = _ip_of(host)
+    if address is None:
         return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
     if not address.is_global:
         return str(address)
     return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
+def is_private_host(host: str) -> bool:
+    """Whether only machines of one network can dial it: a loopback or private address, or a name without a public
+    domain, which is not resolved here. A wildcard such as 0.0.0.0 may be any interface, and is not.
+
+    Example:
+        is_private_host("10.0.0.7")  # True
+        is_private_host("head-node")  # True
+        is_private_host("swarm.example.org")  # False
+    """
+    if host in _WILDCARDS:
+        return False
+    address = _ip_of(host)
+    if address is None:
+        is_number = host[:1].isdigit()  # another spelling of an address: 16909060 is 1.2.3.4
+        return ("." not in host and not is_number) or host.lower().endswith(_PRIVATE_DOMAINS)
+    return not address.is_global
 
 
 def is_wildcard(listen: str) -> bool:
@@ -113,6 +129,17 @@ def advertised(advertise: str, listen: str) -> str:
     if advertise or not is_wildcard(listen):
         return advertise or listen
     return f"{own_address()}:{listen.rpartition(':')[2]}"
+
+
+def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, brackets or not, without its zone; None for a name."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
 
 
 def _is_port(text: str, least: int = 1) -> bool:

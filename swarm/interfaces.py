@@ -18,6 +18,7 @@ from swarm.types import (
     Cursor,
     Digest,
     Draw,
+    DrawPlace,
     Evaluation,
     FloatArray,
     LoadReport,
@@ -407,6 +408,10 @@ class GroupStore(Protocol):
 
     async def draws(self, from_step: int) -> list[Draw]:
         """Journalled draws from a step on, with their groups; ends before the first that lost one."""
+        ...
+
+    async def places(self, limit: int) -> list[DrawPlace]:
+        """The newest places of the journalled draws, oldest first, however old the groups that took them."""
         ...
 
     async def abandon(self, first_step: int, last_step: int) -> None:

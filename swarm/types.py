@@ -18,6 +18,7 @@ FloatArray = NDArray[np.float32]
 
 NodeId = str  # lower-case hex SHA-256 of the node's Ed25519 public key (64 characters)
 Digest = bytes  # SHA-256, 32 bytes
+TaskName = tuple[str, int]  # environment, number of the task in it
 RUN_ID_PATTERN = r"^[A-Za-z0-9._-]{1,40}$"  # of the name of a run
 
 
@@ -428,6 +429,14 @@ class DrawnGroup:
         return min(self.age_steps, self.scored.group.newest_step - self.scored.group.oldest_step)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawPlace:
+    """A nominal place of a draw for a group that another node made: what shares of influence are counted in."""
+
+    producer: NodeId = ""  # whose group took it; empty: it stayed free
+    is_newcomer: bool = False  # it counted among those of all newcomers
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
     """What one optimizer step learns from."""
@@ -437,6 +446,7 @@ class Draw:
     num_zero_variance: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
     zero_variance_digests: tuple[Digest, ...] = ()  # of those; journalled, so that a restart does not use them again
+    places: tuple[DrawPlace, ...] = ()  # of others' groups, since the draw before; none in a private run
     baselines: tuple[float, ...] = ()  # reward of the learner's greedy answer to each group's prompt, where wanted
 
 

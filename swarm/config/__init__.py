@@ -8,6 +8,7 @@ from swarm.config.coordinator_config import CoordinatorConfig
 from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
 from swarm.config.node_config import (
     MAX_ANCHORS,
+    MAX_MEMBERS,
     Anchor,
     CoordinatorLink,
     DirectoryConfig,
@@ -32,6 +33,7 @@ from swarm.config.node_config import (
 
 __all__ = [
     "MAX_ANCHORS",
+    "MAX_MEMBERS",
     "Anchor",
     "CoordinatorConfig",
     "CoordinatorLink",

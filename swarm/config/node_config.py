@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress
+from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress, endpoint_of, is_private_host
 from swarm.types import RUN_ID_PATTERN, Role
 
 Positive = Annotated[int, Field(gt=0)]
@@ -21,6 +21,7 @@ Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if
 MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
+MAX_MEMBERS = 1000
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -337,10 +338,16 @@ class EntryConfig(Model):
     kind: Literal["open", "work", "invited", "members"] = "open"
     """`open`: every key. `work`: whoever shows minutes of proof of work, or an invitation. `invited`: whom a member or
     the coordinator invited. `members`: the listed ones only. Members enter every run."""
-    members: tuple[NodeIdText, ...] = Field(default=(), max_length=1000)
+    members: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids of those who belong to the run from the start and may invite others (`swarm-node invite`)."""
-    denied: tuple[NodeIdText, ...] = Field(default=(), max_length=1000)
+    denied: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids that are refused whatever they show; what they invited is refused, too."""
+    established: Literal["auto", "everybody", "members"] = "auto"
+    """Whose groups count in full. `members`: those of members and of whom they invited; all other nodes together fill
+    at most an eighth of what this node draws of others' groups. `everybody`: a closed network, where whoever reaches
+    this node belongs to it. `auto`: everybody where the kind is `open`, no members are listed, and this node, its
+    coordinator and its bootstrap peers have loopback or private addresses, or names without a public domain; else
+    members."""
     work_bits: Annotated[int, Field(ge=1, le=40)] = 17
     """Proof of work: 2 to this power is the mean number of tries; 17 takes about 4 minutes of one core of a laptop."""
 
@@ -427,6 +434,17 @@ class NodeConfig(Model):
     sandbox: SandboxConfig = SandboxConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     faults: FaultConfig = FaultConfig()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the groups of every node that reaches this one count in full, as `entry.established` says."""
+        entry = self.entry
+        if entry.established != "auto" or entry.kind != "open" or entry.members:
+            return entry.established == "everybody"
+        endpoints = [address.strip() for address in self.coordinator.address.split(",") if address]
+        endpoints += [endpoint_of(address) for address in (*self.directory.bootstrap, *self.directory.announce)]
+        endpoints.append(self.exchange.advertise or self.exchange.listen)
+        return all(is_private_host(endpoint.rpartition(":")[0]) for endpoint in endpoints)
 
     @model_validator(mode="after")
     def _roles_can_work(self) -> "NodeConfig":

@@ -14,6 +14,7 @@ from swarm.events import LoopFailed, NodeRestored, PolicyEvaluated, StepMade, Ve
 from swarm.exchange.admission import Admission
 from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.draw_journal import DrawJournal
+from swarm.exchange.draw_shares import DrawShares
 from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.known_versions import KnownVersions
@@ -26,6 +27,7 @@ from swarm.node_context import NodeContext
 from swarm.peers.address_book import AddressBook, anchor_of
 from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
@@ -73,7 +75,7 @@ class Agent:
         weights: of a node that publishes or follows.
         environments: names this node can rebuild; those of the configuration when left out.
         usable: what this node's recipe may learn from.
-        entry: who may take part in the run; None: everybody.
+        entry: who may take part in the run; None: as the configuration says.
         replay: a test puts its own buffer here.
         admission_type: a test puts its own class here.
     """
@@ -105,6 +107,8 @@ class Agent:
         anchors = tuple(map(anchor_of, config.exchange.anchors))
         self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
         versions = self.versions = KnownVersions(self.node_id, self.clock)
+        rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
+        parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
         reputation = self.reputation = Reputation(self.clock, config.exchange.groups_per_minute)
         self.coordinator_view = CoordinatorView(self.clock)
         quota = IntakeQuota(config.replay, self.clock)
@@ -112,10 +116,12 @@ class Agent:
         # what waits for a step, and how much more may be begun
         replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
         replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
-        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation)
+        shares = DrawShares(parties)
+        replay.limit_shares(shares)
+        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
         window = WINDOW_STEPS * config.replay.local_groups
         credit = self.credit_ledger = CreditLedger(
-            self.clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting
+            self.clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting, parties
         )
         generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)
 
@@ -147,7 +153,9 @@ class Agent:
             novelty,
         )
         learns = follower is None
-        self.ingest = GroupIngest(context, self.admission, quota, peers, reputation, credit, replay, streams, learns)
+        self.ingest = GroupIngest(
+            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, learns
+        )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
         if weights is None or not self.config.weights.publish:

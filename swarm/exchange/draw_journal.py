@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from swarm.errors import ConfigError, StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
+from swarm.exchange.draw_shares import WINDOW, DrawShares
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.step_attempts import StepAttempts
 from swarm.interfaces import GroupStore
@@ -40,6 +41,7 @@ class DrawJournal:
     _coordinator_view: CoordinatorView  # advised bounds and weights
     _intake_quota: IntakeQuota  # grows with each draw
     _reputation: Reputation  # of those whose groups end the learner's process
+    _shares: DrawShares  # what each party had of the draws
 
     def __post_init__(self) -> None:
         self._config = self._context.config
@@ -52,6 +54,7 @@ class DrawJournal:
         self.in_hand: frozenset[Digest] = frozenset()  # groups of a draw that is not yet in the journal
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
+        self._has_said_who_waits = False
         self.num_local = 0  # groups of the own lineage used up since the process started
         self.num_external = 0  # those of other lineages
 
@@ -62,12 +65,13 @@ class DrawJournal:
         self._attempts.restore(notes)
         journal = await self._store.journal(0)
         self._next = journal[-1][0] + 1 if journal else 1
+        self._shares.restore(await self._store.places(WINDOW))
         return len(journal)
 
     @property
     def comes_first(self) -> bool:
         """A step is under way, or a draw is possible: no time to generate where one follows the other."""
-        return self._has_drawn or self._replay.num_local >= self._config.replay.local_groups
+        return self._has_drawn or self._replay.num_for_draws >= self._config.replay.local_groups
 
     @property
     def needed_from(self) -> int | None:
@@ -93,6 +97,7 @@ class DrawJournal:
             self._replay.limit_age(self._lag_bound())
             draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordinator_view.source_weights())
             if draw is None:
+                self._say_once_if_only_newcomers_wait()
                 self._context.changed.fire()  # what was used up or too old makes room for the generator
                 await self._context.changed.wait()
         self._has_drawn = True
@@ -105,6 +110,17 @@ class DrawJournal:
         self._context.changed.fire()  # room for the generator
         self._intake_quota.record_draw()
         return draw
+
+    def _say_once_if_only_newcomers_wait(self) -> None:
+        num_newcomers = self._replay.num_local - self._replay.num_for_draws
+        if num_newcomers and not self._replay.num_for_draws and not self._has_said_who_waits:
+            self._has_said_who_waits = True
+            logger.warning(
+                "no step: only newcomers follow this trainer, and they fill an eighth of its draws at most; list or "
+                "invite your generators (entry.members, swarm-node invite), or say entry.established = everybody "
+                "in a closed network",
+                extra={"waiting": num_newcomers},
+            )
 
     async def _journal(self, draw: Draw) -> None:
         """Records a draw. On a full disk the learner waits, with its groups in hand, until there is room."""

@@ -1,18 +1,23 @@
-"""Sampler of external groups for a step: uniform, youngest first, or weighted by how much each source helps.
+"""Sampler of external groups for a step: first a party, then one of its groups.
 
-Invariant: the order depends on the candidates, the seed and the step alone, never on when they arrived
-or how often a draw was asked for.
+Each place of a step goes to a party that has fewest in this step, in random order; within the party the sampler
+decides: any group, the youngest first, or weighted by how much each source helps. So who sends more groups, or has more
+keys, is not drawn more often. All newcomers stand in line as one party, and then among themselves.
+
+Invariant: the order depends on the candidates, the places before it, the seed and the step alone, never on when they
+arrived or how often a draw was asked for.
 """
 
 import hashlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from swarm.types import Digest, NodeId
+from swarm.exchange.draw_shares import DrawPlaces
+from swarm.types import Digest, NodeId, TaskName
 
 SamplerName = Literal["uniform", "fresh", "effective"]
 
@@ -25,9 +30,105 @@ class Candidate:
     source: NodeId  # its producer
     age_steps: int  # at this draw
     first_seen_s: float  # wall clock
+    task: TaskName = ("", 0)
 
 
 Group = TypeVar("Group", bound=Candidate)
+
+
+@dataclass(slots=True)
+class _Line(Generic[Group]):
+    """The groups of one party that stands in line for places."""
+
+    is_newcomer: bool
+    groups: list[Group] = field(default_factory=list["Group"])
+    is_ordered: bool = False  # as the sampler would draw them
+    turn: float = 0.0  # the lowest comes first
+    num_taken: int = 0
+
+    def place_in_turn(self, num_newcomers: int) -> tuple[int, int, float]:
+        """The lowest is next; newcomers, who took `num_newcomers` places of this step, stand in line as one."""
+        return num_newcomers if self.is_newcomer else self.num_taken, self.num_taken, self.turn
+
+    def order(self, sampler: SamplerName, seed: int, step: int, source_weights: Mapping[NodeId, float]) -> None:
+        """Puts the groups in the order in which the sampler draws them."""
+        count = len(self.groups)
+        self.groups = sample(sampler, self.groups, count, seed=seed, step=step, source_weights=source_weights)
+        self.is_ordered = True
+
+
+def choose(
+    sampler: SamplerName,
+    candidates: Iterable[tuple[str, bool, Group]],
+    count: int,
+    places: DrawPlaces,
+    *,
+    seed: int,
+    step: int,
+    source_weights: Mapping[NodeId, float],
+) -> list[Group]:
+    """Up to `count` candidates for the places of one step, which are taken or left free.
+
+    Args:
+        sampler: see `sample`.
+        candidates: party, whether it counts among the newcomers, and the group; any order.
+        count: places, >= 0.
+        places: who may take one.
+        seed: of the node.
+        step: of the draw.
+        source_weights: weight >= 0 per source; a source that is not in it weighs 1.
+    """
+    if count <= 0:
+        return []
+    lines: dict[tuple[bool, str], _Line[Group]] = {}
+    for party, is_newcomer, group in candidates:
+        lines.setdefault((is_newcomer, party), _Line(is_newcomer)).groups.append(group)
+    _set_turns(sampler, lines, seed, step, source_weights)
+    chosen: list[Group] = []
+    num_newcomers = 0
+    for _ in range(count):
+        found = None
+        for line in sorted(lines.values(), key=lambda line: line.place_in_turn(num_newcomers)):
+            if line.is_newcomer and not places.may_take_newcomer:
+                continue
+            if not line.is_ordered:
+                line.order(sampler, seed, step, source_weights)
+            found = _next_of(line, places)
+            if found is not None:
+                line.groups.remove(found)
+                line.num_taken += 1
+                num_newcomers += line.is_newcomer
+                places.take(found.source, found.task, line.is_newcomer)
+                chosen.append(found)
+                break
+        if found is None:
+            places.leave_free(1)
+    return chosen
+
+
+def _next_of(line: _Line[Group], places: DrawPlaces) -> Group | None:
+    """The party's next group that may take the next place."""
+    may_take, is_newcomer = places.may_take, line.is_newcomer
+    return next((group for group in line.groups if may_take(group.source, group.task, is_newcomer)), None)
+
+
+def _set_turns(
+    sampler: SamplerName,
+    lines: Mapping[tuple[bool, str], _Line[Group]],
+    seed: int,
+    step: int,
+    source_weights: Mapping[NodeId, float],
+) -> None:
+    """Random order of the parties; `effective` weighs each by the best of its sources."""
+    names = sorted(lines)
+    for name, number in zip(names, _numbers(seed, step, len(names)), strict=True):
+        line = lines[name]
+        if sampler == "effective":
+            weights = (source_weights.get(source, 1.0) for source in {group.source for group in line.groups})
+            weight = max((weight for weight in weights if weight > 0), default=0.0)
+            line.turn = -math.log(number) / weight if weight > 0 else math.inf  # its sample is empty
+        else:
+            line.turn = number
 
 
 def sample(

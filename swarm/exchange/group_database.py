@@ -22,7 +22,7 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull, is_disk_full
 from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.interfaces import BeforeWrite
-from swarm.types import Correction, Digest, Draw, DrawnGroup, Refused, ScoredGroup, SealedGroup, short
+from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,17 @@ CREATE TABLE drawn (
 ) WITHOUT ROWID;
 CREATE INDEX drawn_digest ON drawn(digest);
 """
+# Also made in a store of before it was there.
+_SCHEMA_OF_PLACES: Final = """
+CREATE TABLE IF NOT EXISTS places (
+    step INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    producer TEXT NOT NULL,
+    is_newcomer INTEGER NOT NULL,
+    PRIMARY KEY (step, position)
+) WITHOUT ROWID;
+"""
+MAX_PLACES: Final = 4096  # that the journal keeps
 
 _SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
 _SCORED_COLUMNS: Final = f"{_SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
@@ -170,6 +181,18 @@ class GroupDatabase:
                 "INSERT OR REPLACE INTO draws VALUES (?, ?, ?)", (draw.step, draw.num_zero_variance, weights)
             )
             self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if draw.places:
+                self._record_places(draw)
+
+    def _record_places(self, draw: Draw) -> None:
+        self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, draw.step - MAX_PLACES))
+        rows = [(draw.step, i, place.producer, place.is_newcomer) for i, place in enumerate(draw.places)]
+        self._connection.executemany("INSERT INTO places VALUES (?, ?, ?, ?)", rows)
+
+    def places(self, limit: int) -> list[DrawPlace]:
+        """The newest places of the journalled draws, oldest first."""
+        query = "SELECT producer, is_newcomer FROM places ORDER BY step DESC, position DESC LIMIT ?"
+        return [DrawPlace(producer, bool(is_newcomer)) for producer, is_newcomer in self._rows(query, (limit,))][::-1]
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Draws from a step on, in order: the groups that were handed out."""
@@ -320,6 +343,7 @@ class GroupDatabase:
             self._connection.executescript(f"BEGIN; {script} COMMIT;")
         if "is_established" not in {row[1] for row in self._rows("PRAGMA table_info(drawn)")}:  # a file of 0.1.0
             self._connection.execute("ALTER TABLE drawn ADD COLUMN is_established INTEGER NOT NULL DEFAULT 1")
+        self._connection.executescript(_SCHEMA_OF_PLACES)
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
         self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")

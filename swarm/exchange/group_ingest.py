@@ -11,10 +11,12 @@ from typing import Final, Protocol
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
+from swarm.exchange.draw_shares import SHARE
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN, Reputation
@@ -88,6 +90,7 @@ class GroupIngest:
     _intake_quota: IntakeQuota  # how much of what neighbours offer our draws have use for
     _peers: Peers  # learns heads from admitted groups
     _reputation: Reputation  # a peer that falls below the floor loses its streams at once
+    _parties: Parties  # who is established: the others share a small part of the intake
     _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
     _streams: GroupStreams  # hands them on to peers
@@ -117,7 +120,12 @@ class GroupIngest:
             return True
         if not self._learns and Role.RELAY not in self._context.config.roles:
             return False
-        return self._intake_quota.try_take(peer, max(1, len(self._peers.connected)), self._replay.num_external)
+        is_established = self._parties.is_established(peer)
+        num_alike = sum(self._parties.is_established(other) == is_established for other in self._peers.connected)
+        num_new = self._replay.num_external_of_newcomers
+        num_held = self._replay.num_external - num_new if is_established else num_new
+        share = 1.0 if is_established else 1 / SHARE
+        return self._intake_quota.try_take(peer, max(1, num_alike), num_held, share)
 
     async def receive(self, sealed: SealedGroup, via: NodeId) -> ScoredGroup | Refused:
         """Admits a group of another node; an admitted one is stored and offered to the learner."""

@@ -17,7 +17,7 @@ from swarm.clock import Clock
 from swarm.errors import StorageFull
 from swarm.exchange.group_database import GroupDatabase
 from swarm.interfaces import BeforeWrite
-from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
 
 Result = TypeVar("Result")
 
@@ -109,6 +109,9 @@ class SqliteGroupStore:
 
     async def draws(self, from_step: int) -> list[Draw]:
         return await self._call(self._database.draws, from_step)
+
+    async def places(self, limit: int) -> list[DrawPlace]:
+        return await self._call(self._database.places, limit)
 
     async def abandon(self, first_step: int, last_step: int) -> None:
         await self._call(self._database.abandon, first_step, last_step)

@@ -1,7 +1,8 @@
 """Replay buffer: the groups that a step may learn from, within bounds of age, reuse, number and bytes.
 
 Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one
-that was used max_reuse times before. Single-threaded and free of I/O; waiting is done by the agent.
+that was used max_reuse times before, nor more groups of one party than `draw_shares` allows. Single-threaded
+and free of I/O; waiting is done by the agent.
 
 Local here are the groups of the node's own lineage, whoever generated them: this node, or one that follows its weights
 (`ScoredGroup.is_own_policy`). External ones are of other lineages.
@@ -9,29 +10,19 @@ Local here are the groups of the node's own lineage, whoever generated them: thi
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.external_sampler import Candidate, sample
+from swarm.exchange.draw_shares import SHARE, DrawPlaces, DrawShares
+from swarm.exchange.external_sampler import choose
+from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, num_in, oldest_of_fullest
 from swarm.exchange.staleness import age_steps
-from swarm.types import Digest, Draw, DrawnGroup, NodeId, PolicyVersion, ScoredGroup
+from swarm.peers.parties import Parties
+from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]
-ByProducer = dict[NodeId, dict[Digest, "_Entry"]]  # each in order of arrival
 
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class _Entry(Candidate):
-    """A group with what is asked of it again and again: a draw looks at thousands of entries."""
-
-    scored: ScoredGroup
-    is_own_policy: bool
-    uses: int
-    has_signal: bool
-    policy_id: str
-    oldest_step: int
-    newest_step: int
+NEARLY_FULL = 0.9  # of the bytes: from here on groups make room for each other
 
 
 class ReplayBuffer:
@@ -50,11 +41,9 @@ class ReplayBuffer:
         self._clock = clock
         self._max_age_steps = config.max_age_steps
         self._max_bytes = config.max_bytes
-        self._local: dict[Digest, _Entry] = {}  # of the own lineage, in order of arrival
-        self._followers: ByProducer = {}  # those of them that other nodes made
-        self._external: ByProducer = {}  # of other lineages
-        self._all: dict[Digest, _Entry] = {}
-        self.num_bytes = 0  # of the groups held, sealed
+        self._shares = DrawShares(Parties())
+        self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
+        self._held = ReplayTables()
         self._zero_variance_digests: list[Digest] = []  # used up since the last draw
         self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
 
@@ -87,33 +76,52 @@ class ReplayBuffer:
         """Tightens the byte bound: what waits here has to stay in a store that may be smaller."""
         self._max_bytes = min(self._config.max_bytes, max_bytes)
 
+    def limit_shares(self, shares: DrawShares) -> None:
+        """Bounds what each party may have of the draws; without it, as in a private run, nobody is bounded."""
+        self._shares = shares
+
     @property
     def digests(self) -> frozenset[Digest]:
         """Of every group held."""
-        return frozenset(self._all)
+        return frozenset(self._held.all)
 
     @property
     def num_local(self) -> int:
         """Groups of the own lineage held, fresh or not."""
-        return len(self._local)
+        return len(self._held.local)
+
+    @property
+    def num_for_draws(self) -> int:
+        """Those of them that make a draw possible: what newcomers made only comes along."""
+        return len(self._held.local) - num_in(self._held.new_followers)
+
+    @property
+    def num_external_of_newcomers(self) -> int:
+        """Groups of other lineages held that count among those of all newcomers."""
+        return num_in(self._held.new_external)
 
     def num_waiting(self, follower: NodeId) -> int:
         """Groups of the own lineage held that another node made."""
-        return len(self._followers.get(follower, ()))
+        return self._held.num_of_follower(follower)
 
     @property
     def num_groups(self) -> int:
         """Local and external groups held."""
-        return len(self._all)
+        return len(self._held.all)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the groups held, sealed."""
+        return self._held.num_bytes
 
     @property
     def num_external(self) -> int:
         """Groups of other lineages held."""
-        return len(self._all) - len(self._local)
+        return len(self._held.all) - len(self._held.local)
 
     def discard(self, digest: Digest) -> None:
         """Drops a group that turned out to be a copy, or a killer; nothing where it is not held."""
-        entry = self._all.get(digest)
+        entry = self._held.all.get(digest)
         if entry is not None:
             self._drop(entry, "copied")
 
@@ -135,11 +143,12 @@ class ReplayBuffer:
             source_weights: see `external_sampler.sample`.
         """
         self._drop_old(head, head_of)
-        if len(self._local) < self._config.local_groups:
-            return None
-        external = self._choose_external(step, source_weights)
-        while len(self._local) >= self._config.local_groups:
-            window = list(self._local.values())[: self._config.local_groups]
+        config = self._config
+        num_places = config.local_groups + config.external_groups
+        places = self._shares.begin(set(self._held.followers) | set(self._held.external), num_places)
+        while (window := self._choose_local(places)) is not None:
+            with_external = places.fork()
+            external = self._choose_external(step, source_weights, with_external)
             with_signal = [entry for entry in window if self._is_wanted(entry)]
             # All rewards equal: every group-relative advantage is zero, so there is nothing to learn from it.
             for entry in window:
@@ -147,37 +156,97 @@ class ReplayBuffer:
                     self._zero_variance_digests.append(entry.scored.digest)
                     self._drop(entry, "zero_variance_local")
             if with_signal or external:
+                self._commit(with_external)
                 return self._use(step, with_signal + external, source_weights)
             if not window:
                 break
+        self._commit(places)
         return None
 
-    def _is_wanted(self, entry: _Entry) -> bool:
+    def _commit(self, places: DrawPlaces) -> None:
+        self._shares.commit(places)
+        self._places += places.taken
+
+    def _is_wanted(self, entry: ReplayEntry) -> bool:
         return entry.has_signal or self._config.keep_zero_variance
 
-    def _choose_external(self, step: int, source_weights: Mapping[NodeId, float]) -> list[_Entry]:
-        held = [entry for group in self._external.values() for entry in group.values()]
-        config = self._config
-        return sample(
-            config.sampler, held, config.external_groups, seed=self._seed, step=step, source_weights=source_weights
+    def _choose_local(self, places: DrawPlaces) -> list[ReplayEntry] | None:
+        """The next I local groups, oldest first, with their places taken; None while too few may be drawn.
+
+        Fewer than I where no more can come because all that may wait here does, and the shares leave some out.
+        """
+        count = self._config.local_groups
+        if not self._shares.are_bounded:
+            return list(self._held.local.values())[:count] if len(self._held.local) >= count else None
+        trial, chosen, over_share = places.fork(), list[ReplayEntry](), list[ReplayEntry]()
+        for entry in self._held.local.values():
+            if len(chosen) == count:
+                break
+            if entry.scored.is_made_here:
+                chosen.append(entry)
+                continue
+            is_newcomer = entry.is_newcomer
+            if trial.may_take(entry.source, entry.task, is_newcomer, of_places=count):
+                trial.take(entry.source, entry.task, is_newcomer)
+                chosen.append(entry)
+            elif not is_newcomer:
+                over_share.append(entry)
+        if len(chosen) < count:
+            if not self._is_at_capacity or all(entry.is_newcomer for entry in (*chosen, *over_share)):
+                return None
+            if not chosen:
+                chosen = over_share[:1]
+                trial.take(chosen[0].source, chosen[0].task, is_newcomer=False)
+            trial.leave_free(count - len(chosen))
+        places.adopt(trial)
+        return chosen
+
+    @property
+    def _is_at_capacity(self) -> bool:
+        """Whether so many local groups wait that nobody gets credit for more."""
+        most = min(self._usable(self._config.max_age_steps), self._config.max_groups)
+        return len(self._held.local) >= most or self._held.num_bytes >= NEARLY_FULL * self._max_bytes
+
+    def _choose_external(
+        self, step: int, source_weights: Mapping[NodeId, float], places: DrawPlaces
+    ) -> list[ReplayEntry]:
+        parties, config = self._shares.parties, self._config
+        held = [
+            (party, entry.is_newcomer, entry)
+            for table in (self._held.external, self._held.new_external if places.may_take_newcomer else {})
+            for producer, groups in table.items()
+            for party in (parties.party_of(producer),)
+            for entry in groups.values()
+        ]
+        return choose(
+            config.sampler,
+            held,
+            config.external_groups,
+            places,
+            seed=self._seed,
+            step=step,
+            source_weights=source_weights,
         )
 
-    def _use(self, step: int, entries: list[_Entry], source_weights: Mapping[NodeId, float]) -> Draw:
+    def _use(self, step: int, entries: list[ReplayEntry], source_weights: Mapping[NodeId, float]) -> Draw:
         groups: list[DrawnGroup] = []
         for entry in entries:
             entry.uses += 1
             age = entry.age_steps
             assert 0 <= age <= self._max_age_steps, (age, self._max_age_steps)
-            groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses))
+            is_established = not entry.is_newcomer
+            groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses, is_established=is_established))
             if entry.uses >= self._config.max_reuse:
-                self._remove(entry)
+                self._held.remove(entry)
         zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
+        places, self._places = tuple(self._places), []
         return Draw(
             step=step,
             groups=tuple(groups),
             num_zero_variance=len(zero_variance_digests),
             source_weights=dict(source_weights),
             zero_variance_digests=zero_variance_digests,
+            places=places,
         )
 
     # --- age and capacity ----------------------------------------------------------------------
@@ -195,7 +264,7 @@ class ReplayBuffer:
         """
         oldest_s, oldest_step = self._clock.now_s() - self._config.max_age_s, head_step - self._max_age_steps
         waiting = sum(
-            entry.oldest_step >= oldest_step and entry.first_seen_s >= oldest_s for entry in self._local.values()
+            entry.oldest_step >= oldest_step and entry.first_seen_s >= oldest_s for entry in self._held.local.values()
         )
         usable = min(self._usable(self._max_age_steps), self._config.max_groups)
         return max(0, usable - waiting - running)
@@ -204,7 +273,7 @@ class ReplayBuffer:
         """Local groups that the draws within that age can use up."""
         return (max_age_steps + 1) * self._config.local_groups
 
-    def _age(self, entry: _Entry, head: PolicyVersion, head_of: HeadOf) -> int | None:
+    def _age(self, entry: ReplayEntry, head: PolicyVersion, head_of: HeadOf) -> int | None:
         """See `staleness.age_steps`; None for what this node made with a policy of which nothing is known any more."""
         lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
         if lineage_head is None and entry.scored.is_made_here:
@@ -214,7 +283,7 @@ class ReplayBuffer:
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
         """The guarantee on staleness: what is too old in steps or seconds at this moment is never drawn."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
-        for entry in list(self._all.values()):
+        for entry in list(self._held.all.values()):
             age = self._age(entry, head, head_of)
             if age is None:
                 self._drop(entry, "no_lineage")
@@ -225,25 +294,35 @@ class ReplayBuffer:
 
     # --- bounds --------------------------------------------------------------------------------
 
-    def _entry(self, scored: ScoredGroup, uses: int = 0) -> _Entry:
+    def _entry(self, scored: ScoredGroup, uses: int = 0) -> ReplayEntry:
         group = scored.group
-        return _Entry(
+        return ReplayEntry(
             digest=scored.digest,
             source=group.producer,
             age_steps=-1,  # until a draw looks at it
             first_seen_s=scored.first_seen_s,
             scored=scored,
             is_own_policy=scored.is_own_policy(self._policy_id),
+            is_newcomer=self._is_newcomers(scored),
             uses=uses,
             has_signal=scored.has_signal,
             policy_id=group.policy_id,
             oldest_step=group.oldest_step,
             newest_step=group.newest_step,
+            task=(group.env, group.task_id),
         )
 
-    def _insert(self, entry: _Entry) -> bool:
+    def _is_newcomers(self, scored: ScoredGroup) -> bool:
+        """Whether a group counts among those of all newcomers: another node made it that is not established, or that
+        left out what no script can tell without the policy, the log-probs of each token."""
+        parties = self._shares.parties
+        if scored.is_made_here or parties.is_private:
+            return False
+        return scored.correction is not Correction.EXACT or not parties.is_established(scored.group.producer)
+
+    def _insert(self, entry: ReplayEntry) -> bool:
         scored = entry.scored
-        if scored.digest in self._all:
+        if scored.digest in self._held.all:
             return True
         if not entry.is_own_policy and not self._is_wanted(entry):
             self.num_dropped["zero_variance_external"] += 1
@@ -251,64 +330,32 @@ class ReplayBuffer:
         if scored.size_bytes > self._max_bytes:
             self.num_dropped["too_large"] += 1
             return False
-        self._hold(entry)
+        if self._shares.are_bounded and self._held.has_enough_of_task(entry):
+            self.num_dropped["same_task"] += 1
+            return False
+        self._held.hold(entry)
         if self._is_main_source(entry):
-            self._drop(next(iter(self._followers[entry.source].values())), "surplus")
-        while sum(map(len, self._followers.values())) > self._usable(self._config.max_age_steps):
-            self._drop(_oldest_of_fullest(self._followers), "surplus")
-        while len(self._all) > self._config.max_groups or self.num_bytes > self._max_bytes:
-            self._drop(self._oldest_to_evict(), "evicted")
-        return scored.digest in self._all
+            self._drop(next(iter(self._held.followers[entry.source].values())), "surplus")
+        most = self._usable(self._config.max_age_steps)
+        while num_in(self._held.followers) > most:
+            self._drop(oldest_of_fullest(self._held.followers), "surplus")
+        while num_in(self._held.new_followers) > max(1, most // SHARE):
+            self._drop(oldest_of_fullest(self._held.new_followers), "surplus")
+        while len(self._held.all) > self._config.max_groups or self._held.num_bytes > self._max_bytes:
+            self._drop(self._held.oldest_to_evict(), "evicted")
+        return scored.digest in self._held.all
 
-    def _is_main_source(self, entry: _Entry) -> bool:
+    def _is_main_source(self, entry: ReplayEntry) -> bool:
         """Whether a follower holds more than half of what can be used, against others; always enough for one draw."""
-        num_held = self.num_waiting(entry.source) if entry.is_own_policy else 0
+        num_held = len(self._held.followers.get(entry.source, ())) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
-        return most < num_held < len(self._local)
+        return most < num_held < len(self._held.local)
 
-    def _oldest_to_evict(self) -> _Entry:
-        """The oldest group of the source that holds most: external groups first, then those of followers, and what was
-        made here last, so that no peer can displace it."""
-        held = self._external or self._followers
-        return _oldest_of_fullest(held) if held else next(iter(self._local.values()))
-
-    def _drop(self, entry: _Entry, reason: str) -> None:
-        self._remove(entry)
+    def _drop(self, entry: ReplayEntry, reason: str) -> None:
+        self._held.remove(entry)
         self.num_dropped[reason] += 1
-
-    def _hold(self, entry: _Entry) -> None:
-        scored = entry.scored
-        if entry.is_own_policy:
-            self._local[scored.digest] = entry
-        table = self._by_producer(entry)
-        if table is not None:
-            table.setdefault(scored.group.producer, {})[scored.digest] = entry
-        self._all[scored.digest] = entry
-        self.num_bytes += scored.size_bytes
-
-    def _remove(self, entry: _Entry) -> None:
-        scored = entry.scored
-        self._local.pop(scored.digest, None)
-        table = self._by_producer(entry)
-        if table is not None:
-            source = table[scored.group.producer]
-            del source[scored.digest]
-            if not source:
-                del table[scored.group.producer]
-        del self._all[scored.digest]
-        self.num_bytes -= scored.size_bytes
-
-    def _by_producer(self, entry: _Entry) -> ByProducer | None:
-        """The table that counts a group by who made it; None for what this node made of its own lineage."""
-        if not entry.is_own_policy:
-            return self._external
-        return None if entry.scored.is_made_here else self._followers
 
     @property
     def fill(self) -> float:
         """Of the tighter of the bounds of groups and bytes, in [0, 1]."""
-        return max(len(self._all) / self._config.max_groups, self.num_bytes / self._max_bytes)
-
-
-def _oldest_of_fullest(sources: ByProducer) -> _Entry:
-    return next(iter(max(sources.values(), key=len).values()))
+        return max(len(self._held.all) / self._config.max_groups, self._held.num_bytes / self._max_bytes)

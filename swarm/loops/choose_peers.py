@@ -114,7 +114,8 @@ def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddr
 
 
 def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
-    """Followers that have delivered; of the others as many as could have credit, those who have it first.
+    """Followers that have delivered; of the others as many as could have credit, those who have it first. Newcomers
+    come last.
 
     Groups of other nodes are not asked of them: from them we take, whatever our quota, what we gave credit for.
     """
@@ -122,9 +123,10 @@ def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
     most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
     followers = [a for a in allowed if a.node_id in status and a.endpoints]
 
-    def order(advert: Advert) -> tuple[bool, bytes]:
-        credit = status[advert.node_id]
-        return credit["granted"] <= credit["delivered"] + credit["expired"], rank(agent.node_id, advert.node_id)
+    def order(advert: Advert) -> tuple[bool, bool, bytes]:
+        node_id, credit = advert.node_id, status[advert.node_id]
+        has_none = credit["granted"] <= credit["delivered"] + credit["expired"]
+        return not agent.parties.is_established(node_id), has_none, rank(agent.node_id, node_id)
 
     known = [a for a in followers if a.node_id in delivered]
     new = [a for a in followers if a.node_id not in delivered]

@@ -91,6 +91,11 @@ class AddressBook:
         """Whether that peer proved to be there."""
         return self._owners.get(address.endpoint) == address.node_id
 
+    def endpoint_of(self, node_id: NodeId) -> str | None:
+        """Where that peer proved to be."""
+        peer = self.known.get(node_id)
+        return None if peer is None else peer.address.endpoint
+
     def is_anchor(self, node_id: NodeId) -> bool:
         """Whether the run names that node as an anchor."""
         return node_id in self._anchor_ids

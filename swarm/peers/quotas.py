@@ -32,7 +32,7 @@ class IntakeQuota:
     A draw takes up to J external groups, so a node of N that took in every group of every other would check N * I of
     them per step and learn from J. This one takes in about 1.5 * J per draw, spread evenly over the time between its
     draws: a slow learner still finds young groups, and keeps learning its producers' heads. Until the time between
-    draws is known, everything is taken.
+    draws is known, everything is taken. Newcomers have an eighth of it beside what the others have.
 
     Example:
         quota = IntakeQuota(config.replay, clock)
@@ -55,25 +55,28 @@ class IntakeQuota:
             self._interval_s.add(now_s - self._drawn_at_s)
         self._drawn_at_s = now_s
 
-    def try_take(self, via: NodeId, num_neighbours: int, num_held: int) -> bool:
+    def try_take(self, via: NodeId, num_neighbours: int, num_held: int, share: float = 1.0) -> bool:
         """Whether one more group from this neighbour is worth fetching and checking; it is then counted.
 
         Args:
             via: the neighbour.
-            num_neighbours: connected now, >= 1.
-            num_held: external groups that wait for a draw.
+            num_neighbours: connected now that share with it, >= 1.
+            num_held: external groups of such nodes that wait for a draw.
+            share: of the draws that they have together.
         """
         interval_s = self._interval_s.value
         if self._is_unlimited or interval_s is None:
             return True
         assert self._drawn_at_s is not None
-        now_s, burst = self._clock.monotonic_s(), max(1.0, self._burst / num_neighbours)
+        now_s, burst = self._clock.monotonic_s(), max(1.0, share * self._burst / num_neighbours)
         bucket = self._buckets.get(via)
         if bucket is None:
             bucket = self._buckets[via] = TokenBucket(0.0, burst, now_s)
         late_s = max(interval_s, now_s - self._drawn_at_s, 1e-6)  # a learner that stopped needs ever less
-        bucket.per_s, bucket.burst = _SURPLUS * self._num_per_draw / (num_neighbours * late_s), burst
-        if num_held < self._num_per_draw:  # short of groups: takes it in any case, counted as far as there are tokens
+        bucket.per_s, bucket.burst = _SURPLUS * share * self._num_per_draw / (num_neighbours * late_s), burst
+        if (
+            num_held < share * self._num_per_draw
+        ):  # short of groups: takes it in any case, counted as far as there are tokens
             bucket.spend(now_s)
             return True
         return bucket.try_take(now_s)

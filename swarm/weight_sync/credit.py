@@ -3,23 +3,26 @@
 Invariant: whenever credit is granted, `num_granted - num_delivered - num_expired <= capacity` over all generators that
 deliver (in rounds up to the rounding of equal shares). The total granted on a stream only grows; what a generator that
 disconnected or stalls had outstanding is free again. A generator that never delivered gets a trial of one group outside
-the capacity, in turn with the others, so that free identities cannot starve proven ones. Pure bookkeeping,
+the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open run newcomers have
+an eighth of the capacity together, or one group, with what waits of theirs, trials included. Pure bookkeeping,
 single-threaded.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.clock import Clock
 from swarm.flow import BoundedTable
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.types import Credit, JsonDict, NodeId
 
 EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
 TRIAL_SHARE: Final = 0.05  # of a group's life: a trial lasts no longer while other generators wait for theirs
 GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial at least
+SHARE_OF_NEWCOMERS: Final = 8  # of capacity for each group of newcomers; one group at least
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +46,8 @@ class CreditLine:
     window: int  # groups that it wants to have outstanding at a time
     record: GeneratorRecord
     opened_at_s: float  # wall clock
+    party: str  # this and the next: as of its newest group, or the opening
+    is_newcomer: bool
     num_granted: int = 0  # groups since the stream was opened
     num_expired: int = 0  # of them: not delivered in time
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
@@ -73,10 +78,11 @@ class CreditLine:
 class CreditLedger:
     """Credit that a trainer granted, by generator.
 
-    The next grant goes to the generator with the fewest groups outstanding or waiting for a draw: a slow one holds at
-    most an equal share of the capacity, a fast one is served as often as it delivers, and one that floods does not
-    become the main source. A grant expires when its group has not arrived after a share of a group's life; the
-    generator starts again with a trial. Its group is still taken if it arrives before it is too old.
+    The next grant goes to the party with the fewest groups outstanding or waiting for a draw, and of its generators to
+    the one with the fewest: a slow one holds at most an equal share of the capacity, a fast one is served as often as
+    it delivers, and one that floods, or comes with many keys, does not become the main source. A grant expires when its
+    group has not arrived after a share of a group's life; the generator starts again with a trial. Its group is still
+    taken if it arrives before it is too old.
 
     Args:
         clock: monotonic and wall.
@@ -86,6 +92,7 @@ class CreditLedger:
         in_rounds: all generators get equal shares of the free capacity at once whatever their window, newcomers one
             group of it (`replay.barrier`): a round waits for everybody, also for those that deliver nothing.
         num_waiting: groups of a generator that wait for a draw.
+        parties: who is established, and whose keys are one; without them everybody is, and each key for itself.
 
     Example:
         line = ledger.open(peer, window=8)
@@ -101,6 +108,7 @@ class CreditLedger:
         max_window: int,
         in_rounds: bool = False,
         num_waiting: Callable[[NodeId], int] = lambda _: 0,
+        parties: Parties | None = None,
     ) -> None:
         self._clock = clock
         self._max_age_s = max_age_s
@@ -109,6 +117,7 @@ class CreditLedger:
         self._max_window = max(2, max_window)  # more than a trial
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
+        self._parties = parties or Parties()
         self._started_s = clock.monotonic_s()
         self._records = BoundedTable[NodeId, GeneratorRecord](MAX_PEERS)  # the one touched last comes last
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open ones; the one served last comes last
@@ -116,7 +125,15 @@ class CreditLedger:
     def open(self, peer: NodeId, window: int) -> CreditLine:
         """Opens the credit of a peer's stream and closes that of its older one. A window of 0 is never granted any."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
-        line = CreditLine(peer, min(window, self._max_window), record, opened_at_s=self._clock.now_s())
+        parties = self._parties
+        line = CreditLine(
+            peer,
+            min(window, self._max_window),
+            record,
+            opened_at_s=self._clock.now_s(),
+            party=parties.party_of(peer),
+            is_newcomer=not parties.is_established(peer),
+        )
         if window > 0:
             before = self._lines.get(peer)
             if before is not None:
@@ -139,22 +156,58 @@ class CreditLedger:
         """
         self.expire()
         free = capacity - self.num_outstanding
+        established = [line for line in self._lines.values() if not line.is_newcomer]
+        for_newcomers = self._for_newcomers(capacity)
         if self._in_rounds:
-            if free > 0 and self._lines:
-                share = -(-free // len(self._lines))  # rounded up: everybody takes part in every round
-                for line in list(self._lines.values()):
+            if free > 0 and established:
+                share = -(-free // len(established))  # rounded up: everybody takes part in every round
+                for line in established:
                     self._grant(line, min(share, line.record.max_outstanding - line.num_outstanding))
-            return
-        for _ in range(free):
-            wanting = [line for line in self._lines.values() if line.wants_more]
-            if not wanting:
-                break
-            self._grant(min(wanting, key=lambda line: line.num_outstanding + self._num_waiting(line.peer)), 1)
-        max_trials = max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
-        num_new = max(0, max_trials - sum(line.is_trial for line in self._lines.values()))
-        for line in [line for line in self._lines.values() if line.awaits_trial][:num_new]:
-            line.is_trial = True
-            self._grant(line, 1)
+        else:
+            for _ in range(free):
+                wanting = [line for line in established if line.wants_more]
+                if not wanting:
+                    break
+                self._grant(self._next_of(wanting), 1)
+            num_new = max(0, self._max_trials(capacity) - sum(line.is_trial for line in established))
+            for line in [line for line in established if line.awaits_trial][:num_new]:
+                line.is_trial = True
+                self._grant(line, 1)
+        self._grant_newcomers(for_newcomers, capacity)
+
+    def _max_trials(self, capacity: int) -> int:
+        return max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
+
+    def _next_of(self, lines: list[CreditLine]) -> CreditLine:
+        """Of the party with the fewest groups, the generator with the fewest."""
+        loads = Counter[str]()
+        for line in self._lines.values():
+            loads[line.party] += self._load(line)
+        return min(lines, key=lambda line: (loads[line.party], self._load(line)))
+
+    def _load(self, line: CreditLine) -> int:
+        return line.num_outstanding + self._num_waiting(line.peer)
+
+    def _newcomers(self) -> list[CreditLine]:
+        return [line for line in self._lines.values() if line.is_newcomer]
+
+    def _for_newcomers(self, capacity: int) -> int:
+        """Groups that newcomers may get now; negative where they have more than their share already."""
+        if self._parties.is_private or capacity <= 0:
+            return 0
+        return max(1, capacity // SHARE_OF_NEWCOMERS) - sum(map(self._load, self._newcomers()))
+
+    def _grant_newcomers(self, count: int, capacity: int) -> None:
+        """In turn, those that deliver before those that are tried."""
+        for _ in range(count):
+            free = capacity - self.num_outstanding
+            wanting = [line for line in self._newcomers() if free > 0 and line.wants_more]
+            on_trial = [line for line in self._newcomers() if line.awaits_trial]
+            if wanting:
+                self._grant(self._next_of(wanting), 1)
+            elif on_trial:
+                on_trial[0].is_trial = True
+                self._grant(on_trial[0], 1)
 
     def is_expected(self, producer: NodeId, num_judged: int) -> bool:
         """Whether one more group of our lineage by this producer has credit, open or late.
@@ -171,6 +224,8 @@ class CreditLedger:
     def record_delivery(self, producer: NodeId, *, is_admitted: bool) -> None:
         """Settles one grant with a group that arrived. A refused group proves nothing, and may be sent again."""
         record, line = self._record_of(producer), self._lines.get(producer)
+        if line is not None:
+            line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
             line.outstanding_s.popleft()
             if not is_admitted:

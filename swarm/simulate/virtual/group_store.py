@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from swarm.clock import Clock
 from swarm.errors import StorageFull, is_disk_full
-from swarm.exchange.group_database import GIVEN_UP_USES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
+from swarm.exchange.group_database import GIVEN_UP_USES, MAX_PLACES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
+from swarm.flow import BoundedTable
 from swarm.interfaces import BeforeWrite
-from swarm.types import Cursor, Digest, Draw, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
 
 
 class MemoryGroupStore:
@@ -36,6 +37,7 @@ class MemoryGroupStore:
         self._positions: dict[Digest, Cursor] = {}
         self._tombstones: dict[Digest, float] = {}  # digest -> time of deletion, ascending
         self._draws: dict[int, Draw] = {}
+        self._places = BoundedTable[int, tuple[DrawPlace, ...]](MAX_PLACES)  # of the draws, by step
         self._steps_of: dict[Digest, list[int]] = {}  # journalled draws that used a group
         self._maybe_gone: set[int] = set()  # draws whose groups may all be deleted, so that the journal may forget them
         self._given_up: set[Digest] = set()
@@ -95,6 +97,14 @@ class MemoryGroupStore:
                 break
             draws.append(draw)
         return draws
+
+    async def places(self, limit: int) -> list[DrawPlace]:
+        newest: list[DrawPlace] = []
+        for step in sorted(self._places, reverse=True):
+            newest += reversed(self._places[step])
+            if len(newest) >= limit:
+                break
+        return newest[:limit][::-1]
 
     async def abandon(self, first_step: int, last_step: int) -> None:
         self._prepare(64 * (last_step + 1 - first_step))
@@ -185,6 +195,8 @@ class MemoryGroupStore:
         if draw.step in self._draws:
             self._erase(draw.step)
         self._draws[draw.step] = draw
+        if draw.places:
+            self._places[draw.step] = draw.places
         for digest in _digests_of(draw):
             self._steps_of.setdefault(digest, []).append(draw.step)
         self._maybe_gone.add(draw.step)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarm.clock import Clock
-from swarm.config import NodeConfig
+from swarm.config import MAX_MEMBERS, EntryConfig, NodeConfig
 from swarm.events import Event, GroupRefused, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
 from swarm.exchange.admission import MAX_CONCURRENT
 from swarm.exchange.agent import Agent
@@ -104,6 +104,8 @@ class VirtualSwarm:
         self.identities = [
             self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
         ]
+        ids = tuple(identity.node_id for identity in self.identities)
+        self._entry = EntryConfig(members=ids if len(ids) <= MAX_MEMBERS else ())  # whoever else comes is a newcomer
         self.directory = MemoryDirectory(
             can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
         )
@@ -268,7 +270,8 @@ class VirtualSwarm:
 
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
-        return virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings)
+        config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings)
+        return config.model_copy(update={"entry": self._entry})
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
         context = NodeContext(

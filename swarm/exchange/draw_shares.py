@@ -1,0 +1,172 @@
+"""Shares of the draws: how many places of a step each party may take with groups that other nodes made.
+
+A step has J places for groups of other lineages, and of its I local ones those that the node does not fill itself are
+for its followers. These are *nominal* places: one that nobody fills counts too, so that a share is a share of what the
+step could have held. Otherwise newcomers alone in the swarm would be all of what others brought.
+
+Invariant, in an open run, for each WINDOW of consecutive places: all newcomers together have at most an eighth of them,
+and one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
+established parties that took a place in the window or have a group waiting; and of each draw, one task has at most an
+eighth of the places, or one. In a private run nothing is bounded: people let a few nodes learn one task by heart to see
+that all works.
+
+What follows, and is meant so:
+- An open run of newcomers alone: each draws at most one group in eight places from the others, and the step has fewer
+  external groups.
+- A trainer without a generator of its own, whose followers are all newcomers, waits: a step of newcomers' groups alone
+  would be theirs. Its log says which key of the configuration lists them. Newcomers beside members fill an eighth.
+- Followers that are established but slow do not stop a trainer. One that delivers is held to its share as long as
+  others may still bring theirs; once so many groups wait that nobody gets credit any more, the step is made of what the
+  shares allow, and of one group at least. That one may exceed the share where a step has fewer than eight places.
+- n counts who takes part, not who is listed: with seven of eight members away the eighth fills its neighbour's step
+  after at most a window of places.
+
+The window is journalled with the draws (`Draw.places`), so a restart forgets nothing of it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Self
+
+from swarm.peers.parties import Parties
+from swarm.types import DrawPlace, NodeId, TaskName
+
+WINDOW: Final = 64  # places
+SHARE: Final = 8  # newcomers have one place in so many, and so has each of many established parties
+MOST_OF_NEWCOMERS: Final = WINDOW // SHARE
+
+
+class DrawShares:
+    """The window of places, and the bounds of the next draw.
+
+    Example:
+        shares = DrawShares(parties)
+        places = shares.begin(producers_held, num_places=8)
+        if places.may_take(producer, task, is_newcomer=False):
+            places.take(producer, task, is_newcomer=False)
+        shares.commit(places)
+    """
+
+    def __init__(self, parties: Parties) -> None:
+        self.parties = parties
+        self._window = deque[DrawPlace](maxlen=WINDOW)  # oldest first
+
+    @property
+    def are_bounded(self) -> bool:
+        """False in a private run."""
+        return not self.parties.is_private
+
+    def begin(self, waiting: Iterable[NodeId], num_places: int) -> "DrawPlaces":
+        """The places of one more draw.
+
+        Args:
+            waiting: who has a group that could be drawn.
+            num_places: of the draw, at most; bounds what newcomers have in this draw alone.
+        """
+        return DrawPlaces(self.parties, self._window, waiting, num_places)
+
+    def commit(self, places: "DrawPlaces") -> None:
+        """These places were drawn."""
+        self._window.extend(places.taken)
+
+    def restore(self, places: Sequence[DrawPlace]) -> None:
+        """After a restart: the newest journalled places, oldest first."""
+        self._window.clear()
+        self._window.extend(places)
+
+
+class DrawPlaces:
+    """The places of one draw in order, after the window before it. Nothing is drawn until `DrawShares.commit`."""
+
+    def __init__(self, parties: Parties, window: Iterable[DrawPlace], waiting: Iterable[NodeId], num_places: int):
+        self.taken: list[DrawPlace] = []
+        self._parties = parties
+        self._num_places = num_places
+        self._before = deque(window, maxlen=WINDOW - 1)  # with the next place it is a whole window
+        self._most_of_newcomers = min(MOST_OF_NEWCOMERS, -(-num_places // SHARE))  # in this draw
+        self._num_newcomers_now = 0
+        self._num_newcomers = 0
+        self._counts = Counter[str]()  # by what established groups count under
+        self._counts_now = Counter[str]()
+        self._most_of_one_task = max(1, -(-num_places // SHARE))
+        self._tasks_now = Counter[TaskName]()
+        for place in self._before:
+            self._count(place, 1)
+        active = {parties.party_of(place.producer) for place in self._before if _is_established(place)}
+        active.update(parties.party_of(producer) for producer in waiting if parties.is_established(producer))
+        self.most_of_one = max(MOST_OF_NEWCOMERS, -(-WINDOW // max(1, len(active))))
+
+    def fork(self) -> Self:
+        """The same places, to try others on top."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.taken, other._before = list(self.taken), self._before.copy()
+        other._counts, other._counts_now = self._counts.copy(), self._counts_now.copy()
+        other._tasks_now = self._tasks_now.copy()
+        return other
+
+    def adopt(self, other: Self) -> None:
+        """Takes over what was tried on a fork."""
+        self.__dict__.update(other.__dict__)
+
+    @property
+    def may_take_newcomer(self) -> bool:
+        """Whether the next place may be a newcomer's."""
+        is_one_left = self._num_newcomers_now < self._most_of_newcomers
+        return self._parties.is_private or (is_one_left and self._num_newcomers < MOST_OF_NEWCOMERS)
+
+    def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool, *, of_places: int = 0) -> bool:
+        """Whether the next place may be this group's.
+
+        Args:
+            producer: of the group.
+            task: of the group.
+            is_newcomer: the group counts among those of all newcomers.
+            of_places: where not 0, a party has its share of so many places of this draw at most, too: no step is one
+                party's only because the others come later.
+        """
+        if self._parties.is_private:
+            return True
+        if self._tasks_now[task] >= self._most_of_one_task:
+            return False
+        if is_newcomer:
+            return self.may_take_newcomer
+        most_now = -(-of_places * self.most_of_one // WINDOW) if of_places else WINDOW
+        return all(
+            self._counts[bound] < self.most_of_one and self._counts_now[bound] < most_now
+            for bound in self._parties.bounds_of(producer)
+        )
+
+    def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
+        """The next place is this group's."""
+        if self._parties.is_private:
+            return
+        self._add(DrawPlace(producer, is_newcomer))
+        self._tasks_now[task] += 1
+        if is_newcomer:
+            self._num_newcomers_now += 1
+        else:
+            self._counts_now.update(self._parties.bounds_of(producer))
+
+    def leave_free(self, count: int) -> None:
+        """The next places are nobody's."""
+        for _ in range(0 if self._parties.is_private else count):
+            self._add(DrawPlace())
+
+    def _add(self, place: DrawPlace) -> None:
+        if len(self._before) == self._before.maxlen:
+            self._count(self._before[0], -1)
+        self._before.append(place)
+        self._count(place, 1)
+        self.taken.append(place)
+
+    def _count(self, place: DrawPlace, by: int) -> None:
+        if place.is_newcomer:
+            self._num_newcomers += by
+        elif place.producer:
+            for bound in self._parties.bounds_of(place.producer):
+                self._counts[bound] += by
+
+
+def _is_established(place: DrawPlace) -> bool:
+    return bool(place.producer) and not place.is_newcomer

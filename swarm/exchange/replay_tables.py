@@ -1,0 +1,116 @@
+"""Tables of the groups that wait for a draw: by origin, by who made them, and which of them is the next to be evicted.
+
+Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` is their sum.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.exchange.draw_shares import SHARE
+from swarm.exchange.external_sampler import Candidate
+from swarm.types import Digest, NodeId, ScoredGroup
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ReplayEntry(Candidate):
+    """A group with what is asked of it again and again: a draw looks at thousands of entries."""
+
+    scored: ScoredGroup
+    is_own_policy: bool
+    is_newcomer: bool  # counts among the groups of all newcomers, whatever becomes of its producer
+    uses: int
+    has_signal: bool
+    policy_id: str
+    oldest_step: int
+    newest_step: int
+
+
+ByProducer = dict[NodeId, dict[Digest, ReplayEntry]]  # each in order of arrival
+
+HELD_PER_TASK: Final = 2  # groups of one task that one producer may have here, in an open run
+
+
+class ReplayTables:
+    """Every group held.
+
+    Example:
+        tables = ReplayTables()
+        tables.hold(entry)
+        tables.remove(tables.oldest_to_evict())
+    """
+
+    def __init__(self) -> None:
+        self.all: dict[Digest, ReplayEntry] = {}
+        self.local: dict[Digest, ReplayEntry] = {}  # of the own lineage, in order of arrival
+        self.followers: ByProducer = {}  # those of them that other nodes made, established ones
+        self.external: ByProducer = {}  # of other lineages, of established nodes
+        self.new_followers: ByProducer = {}  # as followers and external, of newcomers
+        self.new_external: ByProducer = {}
+        self.num_bytes = 0  # sealed
+        self._num_bytes_of_newcomers = 0
+
+    def hold(self, entry: ReplayEntry) -> None:
+        """Takes an entry in that is not held."""
+        digest = entry.scored.digest
+        if entry.is_own_policy:
+            self.local[digest] = entry
+        table = self.by_producer(entry)
+        if table is not None:
+            table.setdefault(entry.source, {})[digest] = entry
+        self.all[digest] = entry
+        self._count(entry, 1)
+
+    def remove(self, entry: ReplayEntry) -> None:
+        """Lets go of an entry that is held."""
+        digest = entry.scored.digest
+        self.local.pop(digest, None)
+        table = self.by_producer(entry)
+        if table is not None:
+            source = table[entry.source]
+            del source[digest]
+            if not source:
+                del table[entry.source]
+        del self.all[digest]
+        self._count(entry, -1)
+
+    def by_producer(self, entry: ReplayEntry) -> ByProducer | None:
+        """The table that counts a group by who made it; None for what this node made of its own lineage."""
+        if not entry.is_own_policy:
+            return self.new_external if entry.is_newcomer else self.external
+        if entry.scored.is_made_here:
+            return None
+        return self.new_followers if entry.is_newcomer else self.followers
+
+    def num_of_follower(self, node_id: NodeId) -> int:
+        """Groups of the own lineage that this node made elsewhere."""
+        return len(self.followers.get(node_id, ())) + len(self.new_followers.get(node_id, ()))
+
+    def has_enough_of_task(self, entry: ReplayEntry) -> bool:
+        """Whether its producer has as many groups of this task here as it may."""
+        table = self.by_producer(entry)
+        held = [] if table is None else table.get(entry.source, {}).values()
+        return sum(other.task == entry.task for other in held) >= HELD_PER_TASK
+
+    def oldest_to_evict(self) -> ReplayEntry:
+        """The oldest group of the source that holds most: external groups first, then those of followers, and what was
+        made here last, so that no peer can displace it. Newcomers come before all while they hold more than their
+        share of groups or bytes."""
+        new = self.new_external or self.new_followers
+        is_above_share = num_in(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes
+        held = new if new and is_above_share else self.external or self.followers or new
+        return oldest_of_fullest(held) if held else next(iter(self.local.values()))
+
+    def _count(self, entry: ReplayEntry, by: int) -> None:
+        self.num_bytes += by * entry.scored.size_bytes
+        if entry.is_newcomer:
+            self._num_bytes_of_newcomers += by * entry.scored.size_bytes
+
+
+def num_in(sources: ByProducer) -> int:
+    """Groups in a table."""
+    return sum(map(len, sources.values()))
+
+
+def oldest_of_fullest(sources: ByProducer) -> ReplayEntry:
+    """The oldest group of the source that holds most."""
+    return next(iter(max(sources.values(), key=len).values()))

@@ -1,0 +1,75 @@
+"""Parties: whose keys count as one, and which of them are established.
+
+A key costs nothing, so influence is bounded per party and not per key. Invariant: nothing that a free key does by
+itself, for however long, makes it established, and no number of keys without a voucher is more than one party of
+newcomers.
+
+Who is established. In a private run everybody: whoever reaches the node was let in by its owner, and a key is a party
+of its own. Else the members of the run, and whom a member invited. Right answers prove nothing: a script writes them as
+well as a policy does; nor does a proof of work, which has a price in minutes and no more.
+
+What is one party. An invited key is one party with the member that answers for it: who invites itself gains nothing.
+Invited keys that proved themselves at public addresses of one subnet share a bound as well. Each has its own bounds
+besides, so nobody can use up the share of another one by moving in beside it. Members share nothing by address: the
+operator named each of them, and machines of one lab are in one subnet. Only an address where this node reached the key
+counts; what an advert claims could name the subnet of a victim. Names are not resolved, and nobody shares one.
+
+Keys that behave alike are not merged: with a small model honest nodes give equal answers to equal tasks, so equal
+answers do not show one owner. Copies are refused by their digests instead.
+"""
+
+from collections.abc import Callable
+
+from swarm.addresses import subnet_of
+from swarm.peers.entry import EntryRule
+from swarm.types import NodeId
+
+
+class Parties:
+    """Who is established, and which keys are one party.
+
+    Args:
+        entry: who is a member, and whom members invited; None: of a private run.
+        endpoint_of: host:port where a key proved itself to this node; None where it did not.
+
+    Example:
+        parties = Parties(EntryRule(config.entry, config.run_id, clock))
+        if parties.is_established(producer): ...
+    """
+
+    def __init__(
+        self, entry: EntryRule | None = None, endpoint_of: Callable[[NodeId], str | None] = lambda _: None
+    ) -> None:
+        self.entry = entry
+        self._endpoint_of = endpoint_of
+
+    @property
+    def is_private(self) -> bool:
+        """Whether every key is established, and a party of its own."""
+        return self.entry is None
+
+    def is_established(self, node_id: NodeId) -> bool:
+        """Whether the groups of a key count in full."""
+        entry = self.entry
+        return entry is None or entry.is_member(node_id) or entry.voucher_of(node_id) is not None
+
+    def party_of(self, node_id: NodeId) -> str:
+        """Name of the party of a key; a newcomer's is only among the newcomers."""
+        entry = self.entry
+        if entry is None or entry.is_member(node_id):
+            return node_id
+        return entry.voucher_of(node_id) or self._subnet_of(node_id) or node_id
+
+    def bounds_of(self, node_id: NodeId) -> tuple[str, ...]:
+        """What the groups of an established key are counted under: its party, and its subnet where that counts."""
+        entry = self.entry
+        if entry is None or entry.is_member(node_id):
+            return (node_id,)
+        party, subnet = self.party_of(node_id), self._subnet_of(node_id)
+        return (party,) if subnet is None or subnet == party else (party, subnet)
+
+    def _subnet_of(self, node_id: NodeId) -> str | None:
+        """The subnet of a public address; None for any other, and for a name."""
+        endpoint = self._endpoint_of(node_id)
+        subnet = "" if endpoint is None else subnet_of(endpoint.rpartition(":")[0])
+        return subnet if "/" in subnet else None

@@ -1,0 +1,178 @@
+"""Shares of the draws: whoever sends whatever, in any order, no window of places has more of anybody than its share."""
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig, ReplayConfig
+from swarm.exchange.draw_shares import MOST_OF_NEWCOMERS, WINDOW, DrawPlaces, DrawShares
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
+from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.types import Draw, DrawPlace, PolicyVersion, RolloutGroup
+
+OWN = make_identity(1000).node_id
+MEMBERS = tuple(make_identity(1100 + number).node_id for number in range(9))
+REWARDS = [1.0, 0.0] * 4
+NEWCOMERS = tuple(make_identity(1200 + number).node_id for number in range(9))
+
+
+class Bench:
+    """One buffer of an open run, and every place that its draws had."""
+
+    def __init__(self, num_members: int, local: int, external: int, max_groups: int = 300) -> None:
+        self.config = ReplayConfig(
+            local_groups=local, external_groups=external, max_age_steps=1000, max_groups=max_groups
+        )
+        rule = EntryRule(EntryConfig(members=MEMBERS[:num_members]), "local", ManualClock())
+        self.parties = Parties(rule)
+        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
+        self.buffer.limit_shares(DrawShares(self.parties))
+        self.num_made, self.step = 0, 0
+        self.places: list[DrawPlace] = []
+        self.drawn: Counter[str] = Counter()  # groups by producer
+
+    def add(self, producer: str, count: int = 1, *, follows: bool = False) -> None:
+        for _ in range(count):
+            self.num_made += 1
+            group = _group_of(OWN if follows else producer)
+            made = replace(group, producer=producer, task_id=self.num_made)
+            digest = hashlib.sha256(str(self.num_made).encode()).digest()
+            scored = make_scored(made, digest=digest, rewards=REWARDS, is_made_here=producer == OWN)
+            self.buffer.add(scored)
+
+    def draw(self) -> Draw | None:
+        draw = self.buffer.draw(self.step + 1, PolicyVersion(policy_id=OWN, step=0), _head, {})
+        if draw is not None:
+            self.step += 1
+            self.places += draw.places
+            self.drawn.update(drawn.scored.group.producer for drawn in draw.groups)
+        return draw
+
+    def windows(self) -> Iterator[Sequence[DrawPlace]]:
+        """Every window of consecutive places."""
+        for end in range(1, len(self.places) + 1):
+            yield self.places[max(0, end - WINDOW) : end]
+
+
+@functools.cache
+def _group_of(policy_id: str) -> RolloutGroup:
+    return make_group(policy_id)
+
+
+def _head(policy_id: str) -> PolicyVersion:
+    return PolicyVersion(policy_id=policy_id, step=0)
+
+
+def most_of_newcomers(bench: Bench) -> int:
+    return max((sum(place.is_newcomer for place in window) for window in bench.windows()), default=0)
+
+
+PRODUCERS = st.sampled_from([("member", number) for number in range(9)] + [("newcomer", number) for number in range(9)])
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), PRODUCERS, st.integers(1, 12), st.booleans()),
+        st.tuples(st.just("draw"), st.integers(1, 12)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.booleans(), EVENTS)
+def test_no_window_has_more_than_an_eighth_of_newcomers_nor_more_than_its_share_of_one_member(
+    num_members: int, local: int, external: int, is_generator: bool, events: list[Any]
+) -> None:
+    if local + external == 0:
+        return
+    bench = Bench(num_members, local, external)
+    for event in events:
+        if event[0] == "add":
+            (kind, number), count, follows = event[1:]
+            bench.add((MEMBERS if kind == "member" else NEWCOMERS)[number], count, follows=follows)
+            continue
+        for _ in range(event[1]):
+            if is_generator:
+                bench.add(OWN, local)
+            bench.draw()
+    assert most_of_newcomers(bench) <= MOST_OF_NEWCOMERS
+    listed = set(MEMBERS[:num_members])
+    assert all(place.is_newcomer != (place.producer in listed) for place in bench.places if place.producer)
+    others = [place.producer for place in bench.places if place.producer]
+    assert Counter(others) == Counter({k: v for k, v in bench.drawn.items() if k != OWN})
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 9), st.integers(2, 12), st.integers(1, 3), st.integers(1, 8))
+def test_a_member_that_floods_has_its_share_among_members_that_take_part(
+    num_members: int, external: int, count: int, every: int
+) -> None:
+    bench = Bench(num_members, 1, external)
+    every = min(every, WINDOW // 2 // external)  # who takes no place in a whole window takes no part
+    flood, *others = MEMBERS[:num_members]
+    share = max(MOST_OF_NEWCOMERS, -(-WINDOW // num_members))
+    for _ in range(3 * WINDOW // external + 3):
+        bench.add(OWN)
+        bench.add(flood, 2 * external)
+        for member in others:
+            bench.add(member, count if bench.step % every == 0 else 0)
+        bench.draw()
+    for window in bench.windows():
+        assert sum(place.producer == flood for place in window) <= share
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("external", [1, 2, 4, 11])
+def test_members_that_all_deliver_fill_every_place_in_equal_shares(num_members: int, external: int) -> None:
+    bench = Bench(num_members, 1, external)
+    for _ in range(6 * WINDOW // external):
+        bench.add(OWN)
+        for member in MEMBERS[:num_members]:
+            bench.add(member, external)
+        draw = bench.draw()
+        assert draw is not None and len(draw.groups) == 1 + external, "no place stays free"
+    counts = [bench.drawn[member] for member in MEMBERS[:num_members]]
+    mean = sum(counts) / num_members
+    assert all(abs(count - mean) <= 4 * mean**0.5 + 2 for count in counts), counts
+
+
+@contextmanager
+def defence_taken_out(monkeypatch: pytest.MonkeyPatch, *, is_out: bool) -> Generator[None]:
+    """The named mutation of this file: whoever sends groups may take any place."""
+    with monkeypatch.context() as patch:
+        if is_out:
+            patch.setattr(DrawPlaces, "may_take", lambda *_, **__: True)
+            patch.setattr(DrawPlaces, "may_take_newcomer", True)
+        yield
+
+
+@pytest.mark.parametrize("num_keys", [1, 7, 100, 1000])
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: any place is anybody's"])
+def test_free_keys_never_have_more_than_an_eighth_however_many_and_however_honest_before(
+    num_keys: int, is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{number:064x}" for number in range(num_keys)]
+    bench = Bench(2, 2, 2, max_groups=2000)
+    with defence_taken_out(monkeypatch, is_out=is_out):
+        for turn in range(150):
+            bench.add(OWN, 2)
+            for member in MEMBERS[:2]:
+                bench.add(member, 1 if turn < 50 else turn % 2)  # and less than before, later
+            for number in range(max(4, num_keys // 20)):
+                bench.add(keys[(turn * 50 + number) % num_keys])
+            bench.draw()
+    share = sum(bench.drawn[key] for key in keys) / sum(bench.drawn[key] for key in (*keys, *MEMBERS))
+    if is_out:
+        assert share > 0.3 and not most_of_newcomers(bench) <= MOST_OF_NEWCOMERS
+    else:
+        assert most_of_newcomers(bench) <= MOST_OF_NEWCOMERS and 0.05 < share < 0.2

@@ -1,0 +1,157 @@
+"""Shares of the draws in particular cases: tasks, restarts, groups without log-probs, and followers that stall."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig, ReplayConfig
+from swarm.exchange.draw_shares import MOST_OF_NEWCOMERS, WINDOW, DrawShares
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.types import Correction, Draw, PolicyVersion, ScoredGroup
+
+OWN = "own"
+ADA, BELL, CURIE = (make_identity(number).node_id for number in range(1, 4))
+NEW = make_identity(9).node_id
+
+
+class Bench:
+    """One buffer of an open run of three members."""
+
+    def __init__(self, **settings: object) -> None:
+        self.config = ReplayConfig.model_validate({"local_groups": 1, "external_groups": 4, **settings})
+        rule = EntryRule(EntryConfig(members=(ADA, BELL, CURIE)), "local", ManualClock())
+        self.shares = DrawShares(Parties(rule))
+        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
+        self.buffer.limit_shares(self.shares)
+        self.num_made, self.step = 0, 0
+
+    def scored(
+        self, producer: str, *, follows: bool = False, task_id: int = 0, correction: Correction = Correction.EXACT
+    ) -> ScoredGroup:
+        self.num_made += 1
+        group = make_group(OWN if follows else producer, task_id=task_id or 1000 + self.num_made)
+        digest = self.num_made.to_bytes(32, "big")
+        return make_scored(
+            replace(group, producer=producer),
+            digest=digest,
+            rewards=[1.0, 0.0] * 4,
+            is_made_here=producer == OWN,
+            correction=correction,
+        )
+
+    def add(self, producer: str, count: int = 1, **what: object) -> int:
+        """How many of them are held."""
+        return sum(self.buffer.add(self.scored(producer, **what)) for _ in range(count))  # type: ignore[arg-type]
+
+    def draw(self) -> Draw | None:
+        self.step += 1
+        return self.buffer.draw(self.step, PolicyVersion(policy_id=OWN, step=0), _head, {})
+
+
+def _head(policy_id: str) -> PolicyVersion:
+    return PolicyVersion(policy_id=policy_id, step=0)
+
+
+def producers(draw: Draw | None) -> list[str]:
+    return [] if draw is None else [drawn.scored.group.producer for drawn in draw.groups]
+
+
+def test_one_task_has_one_place_in_eight_and_two_groups_of_it_wait_of_each_producer() -> None:
+    bench = Bench()
+    assert bench.add(ADA, 5, task_id=7) == 2 and bench.add(BELL, 5, task_id=7) == 2
+    assert bench.add(ADA, 1, task_id=8) == 1
+    bench.add(OWN)
+    drawn = bench.draw()
+    assert drawn is not None
+    assert sorted(group.scored.group.task_id for group in drawn.groups if not group.scored.is_made_here) == [7, 8]
+
+
+def test_a_group_without_log_probs_is_a_newcomers_whoever_made_it() -> None:
+    bench = Bench()
+    bench.add(ADA, 8, correction=Correction.NO_LOGPROBS)
+    bench.add(BELL, 1)
+    bench.add(OWN)
+    draw = bench.draw()
+    assert draw is not None
+    assert sorted(producers(draw)) == sorted([OWN, ADA, BELL])
+    assert {drawn.scored.group.producer: drawn.is_established for drawn in draw.groups} == {
+        OWN: True,
+        ADA: False,
+        BELL: True,
+    }
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_restart_gives_nobody_a_fresh_window(is_restarted: bool) -> None:
+    bench, store = Bench(local_groups=1, external_groups=1), MemoryGroupStore(ManualClock(), 2**20)
+
+    async def draw() -> Draw:
+        bench.add(OWN)
+        bench.add(NEW)
+        draw = bench.draw()
+        assert draw is not None
+        await store.record_draw(draw)
+        return draw
+
+    drawn = [await draw() for _ in range(20)]
+    assert sum(NEW in producers(each) for each in drawn) == MOST_OF_NEWCOMERS
+    if is_restarted:
+        before, bench = bench, Bench(local_groups=1, external_groups=1)
+        bench.num_made, bench.step = before.num_made, before.step
+        bench.shares.restore(await store.places(WINDOW))
+    drawn = [await draw() for _ in range(WINDOW - 20)]
+    assert not any(NEW in producers(each) for each in drawn)
+    assert NEW in producers(await draw())
+
+
+def test_followers_that_are_all_newcomers_make_no_step() -> None:
+    bench = Bench(local_groups=4, external_groups=0)
+    bench.add(NEW, 8, follows=True)
+    assert bench.draw() is None and bench.buffer.num_for_draws == 0
+
+
+def test_newcomers_that_follow_keep_no_room_from_members() -> None:
+    bench = Bench(local_groups=4, external_groups=0, max_age_steps=3)
+    for number in range(50):
+        bench.add(make_identity(100 + number).node_id, follows=True)
+    assert bench.buffer.num_local == 2, "an eighth of the 16 that can be used"
+    assert bench.buffer.capacity(0, running=0) == 14
+
+
+def test_a_member_whose_fellow_died_goes_on_alone_after_a_window() -> None:
+    bench = Bench(local_groups=4, external_groups=0, max_age_steps=3)
+    for _ in range(10):
+        bench.add(ADA, 2, follows=True)
+        bench.add(BELL, 2, follows=True)
+        assert sorted(producers(bench.draw())) == sorted([ADA, ADA, BELL, BELL])
+    sizes: list[int] = []
+    while len(sizes) < 30:  # Bell is gone
+        bench.add(ADA, 4, follows=True)
+        drawn = producers(bench.draw())
+        sizes += [len(drawn)] if drawn else []
+    assert min(sizes) >= 1 and set(sizes[:8]) <= {1, 2} and set(sizes[-5:]) == {4}
+
+
+def test_a_member_that_delivers_a_little_stops_nobody() -> None:
+    bench = Bench(local_groups=1, external_groups=0, max_age_steps=3)
+    drawn: list[str] = []
+    for turn in range(300):
+        bench.add(ADA, 1, follows=True)
+        if turn % 60 == 0:
+            bench.add(BELL, 1, follows=True)
+        drawn += producers(bench.draw())
+    assert len(drawn) > 250
+
+
+def test_the_local_ones_of_an_own_generator_are_no_places_of_others() -> None:
+    bench = Bench(local_groups=4, external_groups=2)
+    bench.add(OWN, 4)
+    bench.add(ADA, 2)
+    draw = bench.draw()
+    assert draw is not None and [place.producer for place in draw.places] == [ADA, ADA]
+    assert len(draw.groups) == 6
