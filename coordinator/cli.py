@@ -73,6 +73,28 @@ def invite(
         raise typer.Exit(2) from None
 
 
+@app.command()
+def rotate(
+    key: Annotated[Path, typer.Argument(help="File of the next key, which next_key of the configuration named.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration of the coordinator (TOML).")],
+) -> None:
+    """Replace a lost or stolen key of the coordinator by the next one; stop the coordinator first.
+
+    Nodes that saw a manifest with this next_key follow within minutes and refuse the old key from then on. Give out the
+    new join link, and name another next_key in the configuration.
+    """
+    from coordinator.manifest_signing import rotate_key
+
+    try:
+        settings = load_config(CoordinatorConfig, config)
+        typer.echo(
+            f"the coordinator's key is now {rotate_key(settings, key).node_id}; set another next_key, and start it"
+        )
+    except SwarmError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+
+
 def main() -> None:
     """Entry point of `swarm-coordinator`."""
     app()

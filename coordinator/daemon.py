@@ -14,13 +14,14 @@ from pathlib import Path
 
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
+from coordinator.manifest_signing import sign_next
 from coordinator.service import CONCURRENT_CALLS, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
-from swarm.identity import DOMAIN_MANIFEST, Identity
+from swarm.identity import Identity
 from swarm.interfaces import Discovery
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.peers.entry import EntryRule
@@ -64,6 +65,11 @@ class CoordinatorDaemon(Service):
             except SwarmError as error:
                 logger.warning("state not tidied", extra={"error": str(error)})
             try:
+                if self.config.manifest_days:  # a newer one when half its time is over
+                    self._servicer.manifest = await asyncio.to_thread(self._sign)
+            except (OSError, SwarmError) as error:
+                logger.warning("manifest not signed anew", extra={"error": str(error)})
+            try:
                 if self._directory is not None:
                     await self._directory.maintain()
             except SwarmError as error:
@@ -84,8 +90,9 @@ class CoordinatorDaemon(Service):
         )
         await asyncio.to_thread(_require_recipe, config.node)
         digest = await asyncio.to_thread(_tokenizer_digest, config)
-        data = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime).to_bytes()
-        signature = identity.sign(DOMAIN_MANIFEST, data)
+        manifest = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime)
+        self._sign = lambda: sign_next(config, identity, manifest, self.clock.now_s())
+        signed = await asyncio.to_thread(self._sign)
         store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
         self._exit.push_async_callback(store.close)
         self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)
@@ -93,9 +100,7 @@ class CoordinatorDaemon(Service):
         self.entry = EntryRule(config.node.entry, config.run_id, self.clock, coordinator=identity.node_id)
         limits = ServerLimits(concurrent_calls=CONCURRENT_CALLS)
         sessions = Sessions(identity, config.run_id, self.clock, limits, require_entry=self.entry.require)
-        servicer = CoordinatorServicer(
-            self.core, sessions, (data, signature, identity.public_key), lambda: self._bootstrap()
-        )
+        servicer = self._servicer = CoordinatorServicer(self.core, sessions, signed, lambda: self._bootstrap())
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
         self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them

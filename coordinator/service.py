@@ -19,6 +19,7 @@ from swarm.version_history import MAX_RECORDED
 from swarm.wire.grpc_errors import rpc
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
+from swarm.wire.run_manifest import SignedManifest
 from swarm.wire.server import Sessions
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
@@ -41,7 +42,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     """Implements CoordinatorService for authenticated nodes.
 
     Args:
-        manifest: signed manifest bytes, signature and public key.
+        manifest: of the run; it may be replaced by a newer one.
         bootstrap_peers: addresses of DHT peers, asked for at every call.
         stall_timeout_s: a watch of which nothing is read for this long ends.
     """
@@ -50,13 +51,13 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self,
         core: CoordinatorCore,
         sessions: Sessions,
-        manifest: tuple[bytes, bytes, bytes],
+        manifest: SignedManifest,
         bootstrap_peers: Callable[[], tuple[str, ...]],
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._core = core
         self._sessions = sessions
-        self._manifest = manifest
+        self.manifest = manifest
         self._bootstrap_peers = bootstrap_peers
         self._calls = RateLimiter[str](CALLS_PER_S, CALLS_BURST, MAX_CLIENTS)
         self._stall_timeout_s = stall_timeout_s
@@ -80,9 +81,12 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, for anybody who has the link."""
         self._count_calls(context.peer().rpartition(":")[0])
-        data, signature, public_key = self._manifest
+        signed = self.manifest
         return pb.GetManifestResponse(
-            public_key=public_key, signature=signature, manifest=data, bootstrap_peers=self._bootstrap_peers()
+            public_key=signed.public_key,
+            signature=signed.signature,
+            manifest=signed.data,
+            bootstrap_peers=self._bootstrap_peers(),
         )
 
     @rpc

@@ -70,9 +70,11 @@ def invite(
     from swarm.errors import ConfigError
     from swarm.identity import Identity
     from swarm.wire.credentials import invite
+    from swarm.wire.held_manifest import load_held, with_held
 
     with _explained():
         settings = load_config(NodeConfig, config)
+        settings = with_held(settings, load_held(settings.dir, settings.run_id))
         identity = Identity.load(settings.dir / "identity.key")
         if identity.node_id not in settings.entry.members:
             raise ConfigError(

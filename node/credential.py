@@ -4,6 +4,7 @@ Invariant: a proof is made outside the event loop, once an epoch; a search that 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import threading
@@ -48,6 +49,7 @@ class OwnCredential:
     def __init__(self, config: NodeConfig, node_id: NodeId, rule: EntryRule, clock: Clock) -> None:
         self._config, self._node_id, self._rule, self._clock = config, node_id, rule, clock
         self._credential = Credential()
+        self._is_changed = asyncio.Event()
 
     def shown(self) -> bytes:
         """As it travels; empty for a node that has nothing to show."""
@@ -59,27 +61,38 @@ class OwnCredential:
         Raises:
             ConfigError: the node cannot take part; names the fix.
         """
-        directory, entry = self._config.dir, self._rule.config
-        invitation = await asyncio.to_thread(read_invitation, directory)
-        self._credential = Credential(invitation=invitation)
-        if entry.kind == "work" and not self._rule.admits(self._node_id, self.shown()):
-            search = WorkSearch(directory, self._config.run_id, self._node_id, entry.work_bits, self._clock)
-            self._credential = Credential(invitation=invitation, work=await search.run())
+        entry, held = self._rule.config, self._credential.work
+        invitation = await asyncio.to_thread(read_invitation, self._config.dir)
+        needs_work = entry.kind == "work" and not self._rule.fresh().admits(
+            self._node_id, Credential(invitation=invitation).to_bytes()
+        )
+        shown = Credential(invitation=invitation, work=held).to_bytes()
+        is_new = held is not None and held.epoch == epoch_at(self._clock.now_s())
+        if needs_work and not (is_new and self._rule.fresh().admits(self._node_id, shown)):
+            search = WorkSearch(self._config.dir, self._config.run_id, self._node_id, entry.work_bits, self._clock)
+            held = await search.run()  # the proof of the epoch before is shown meanwhile
+        self._credential = Credential(invitation=invitation, work=held)
         try:
-            self._rule.require(self._node_id, self.shown())
+            self._rule.fresh().require(self._node_id, self.shown())
         except SwarmError as error:
             fix = "" if entry.kind == "members" else ", then join with --invitation"
             raise ConfigError(f"entry: {error}{fix}") from None
 
+    def look_again(self) -> None:
+        """The run asks for something else now."""
+        self._is_changed.set()
+
     async def keep(self) -> None:
-        """Makes a new proof of work in each epoch, while the one before is still good."""
+        """Makes a new proof of work in each epoch, and what a newer manifest asks for."""
         while True:
-            await asyncio.sleep(_RENEW_EVERY_S)
-            work = self._credential.work
-            if work is not None and work.epoch != epoch_at(self._clock.now_s()):
-                entry = self._rule.config
-                search = WorkSearch(self._config.dir, self._config.run_id, self._node_id, entry.work_bits, self._clock)
-                self._credential = Credential(invitation=self._credential.invitation, work=await search.run())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RENEW_EVERY_S):
+                    await self._is_changed.wait()
+            self._is_changed.clear()
+            try:
+                await self.prepare()
+            except ConfigError as error:
+                logger.error("other nodes refuse this one now", extra={"error": str(error)})
 
 
 class WorkSearch:

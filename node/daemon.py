@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.credential import OwnCredential
+from node.manifest_refresh import ManifestRefresh
 from node.status import STATUS
 from node.worker import EXIT_CONFIG, only_cause
 from swarm.addresses import advertised
@@ -45,7 +46,8 @@ from swarm.process import (
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
-from swarm.wire.run_manifest import write_toml
+from swarm.wire.held_manifest import load_held, with_held
+from swarm.wire.run_manifest import SignedManifest, check_expiry, write_toml
 
 if TYPE_CHECKING:
     from swarm.peers.coordinator_client import GrpcCoordinatorClient
@@ -77,6 +79,7 @@ class Daemon(Service):
         self.coordinator: GrpcCoordinatorClient | None = None
         self._num_worker_restarts = 0
         self._is_finished = False  # every step is made
+        self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
 
     async def run(self) -> None:
         """Runs every loop until cancelled.
@@ -92,6 +95,8 @@ class Daemon(Service):
                 tasks.create_task(self._status_loop())
                 tasks.create_task(self._progress_loop())
                 tasks.create_task(self._credential.keep())
+                if self._refresh is not None:
+                    tasks.create_task(self._refresh.keep())
                 tasks.create_task(self._remember_loop())
                 await self._run_worker()
         except BaseExceptionGroup as group:
@@ -103,9 +108,14 @@ class Daemon(Service):
         config = self.config
         config.dir.mkdir(parents=True, exist_ok=True)
         self._exit.callback(os.close, lock_directory(config.dir))
+        held = await asyncio.to_thread(load_held, config.dir, config.run_id)
+        config = self.config = with_held(config, held)
         (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))
+        if held is not None:
+            check_expiry(held.manifest, self.clock.now_s())
+            self._refresh = ManifestRefresh(config, identity, held, self.clock, self._on_manifest)
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -131,6 +141,14 @@ class Daemon(Service):
         self.coordinator = self._connect_coordinator(identity)
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
+
+    def _on_manifest(self, signed: SignedManifest) -> None:
+        """Follows who may take part, and the coordinator's key, as a newer manifest says."""
+        config = self.config = with_held(self.config, signed)
+        self.entry.update(config.entry, signed.key)
+        self._credential.look_again()
+        if self.coordinator is not None:
+            self.coordinator.follow_key(signed.key)
 
     async def _start_telemetry(self, name: str) -> None:
         config = self.config

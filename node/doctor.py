@@ -180,10 +180,12 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
     from node.credential import read_invitation
     from swarm.wire.credentials import Credential
     from swarm.wire.grpc_errors import calling
+    from swarm.wire.held_manifest import load_held, with_held
     from swarm.wire.session import open_channel
     from swarm.wire.v1 import coordinator_service_pb2 as pb
     from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
+    config = with_held(config, load_held(config.dir, config.run_id))
     address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
     key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
     identity = Identity.load(key) if key.exists() else Identity.create()

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
 from swarm.addresses import own_address
+from swarm.clock import SystemClock
 from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, NodeId, Role
+from swarm.wire.held_manifest import HELD, load_held, save_held, with_held
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
-from swarm.wire.run_manifest import write_toml
+from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
 
 FETCH_TIMEOUT_S = 10.0
 
@@ -57,7 +59,9 @@ async def join_swarm(
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
     if await asyncio.to_thread(path.exists):
         config = load_config(NodeConfig, path, overrides)
-        _require_same_node(config, path, parsed, roles)
+        held = await asyncio.to_thread(load_held, directory, config.run_id)
+        followed = with_held(config, held) if held is not None and held.key == parsed.fingerprint else config
+        _require_same_node(followed, path, parsed, roles)
         if not start and config != load_config(NodeConfig, path):
             raise ConfigError(f"{path} exists, and --set is not written into it: change the file itself")
         say(f"{path} exists and is used as it is{', with --set for this start' if overrides else ''}")
@@ -96,6 +100,13 @@ async def _write_new(
 ) -> NodeConfig:
     """Writes what the manifest recommends for this machine, with the overrides, once all of it is valid."""
     fetched = await _fetch(link, identity)
+    check_expiry(fetched.manifest, SystemClock().now_s())
+    held = await asyncio.to_thread(load_held, path.parent, link.run_id)
+    if held is not None:  # node.toml was deleted: an older manifest is refused all the same
+        try:
+            check_succession(held, fetched.signed)
+        except Unauthenticated as error:
+            raise ConfigError(f"{path.parent / HELD}: {error}; join in another directory to begin anew") from None
     data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, path.parent)
     data |= {"roles": [str(role) for role in roles]} if roles else {}
     data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
@@ -107,6 +118,7 @@ async def _write_new(
     await asyncio.to_thread(_require_recipe, config, origin)
     say(reach)
     say(_describe_entry(config, identity.node_id))
+    await asyncio.to_thread(save_held, path.parent, fetched.signed)
     await asyncio.to_thread(write_toml, data, path)
     say(f"joined run {link.run_id}; configuration in {path}")
     return config

@@ -4,6 +4,7 @@ Invariant: what a joining node starts from is a whole node configuration, valida
 """
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,6 +27,11 @@ class CoordinatorConfig(Model):
     """host:port in the join link; empty uses the listening address."""
     lease_s: PositiveFloat = 30.0
     """A node without a heartbeat for this long is gone."""
+    manifest_days: Annotated[float, Field(ge=0, le=3650)] = 0.0
+    """Days after which a signed manifest is refused; it is signed anew when half of them are over. 0: never."""
+    next_key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Node id of a second key, kept elsewhere (`swarm keys new`), that takes over when this coordinator's is lost or
+    stolen (`swarm-coordinator rotate`). It is named once: nodes hold to the first one that they see."""
     directory: DirectoryConfig = DirectoryConfig()
     node: NodeConfig = NodeConfig()
     """What a joining node starts from: environments, model, limits and recommended recipe."""

@@ -81,6 +81,10 @@ class GrpcCoordinatorClient:
         """True while the last call was answered and the connection holds."""
         return self._channel is not None
 
+    def follow_key(self, fingerprint: NodeId) -> None:
+        """The coordinator has another key from now on: the next connection expects it."""
+        self._fingerprint = fingerprint
+
     async def heartbeat(self, report: NodeReport) -> Advice:
         """Renews the lease, reports figures, returns advice within its bounds. Raises Unavailable."""
         answer = await self._call("heartbeat", lambda stub: stub.Heartbeat, report_to_heartbeat(report))

@@ -61,12 +61,16 @@ class EntryRule:
         self.num_refused = 0
         self.update(config)
 
-    def update(self, config: EntryConfig) -> None:
-        """Takes over another configuration: of a newer manifest. Everybody is judged anew."""
-        self.config = config
+    def update(self, config: EntryConfig, coordinator: NodeId = "") -> None:
+        """Takes over another configuration, and coordinator, of a newer manifest. Everybody is judged anew."""
+        self.config, self._coordinator = config, coordinator or self._coordinator
         self._members, self._denied = frozenset(config.members), frozenset(config.denied)
         self._admitted.clear()
         self._refused.clear()
+
+    def fresh(self) -> "EntryRule":
+        """The same rule, which knows nobody yet."""
+        return EntryRule(self.config, self._run_id, self._clock, self._coordinator)
 
     def is_member(self, node_id: NodeId) -> bool:
         """Whether a node is in the run in its own right: it is listed, or has shown the coordinator's invitation."""

@@ -13,7 +13,7 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity, is_hex_digest
 from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 from swarm.wire.adverts import is_endpoint
-from swarm.wire.run_manifest import RunManifest, check_manifest, read_manifest
+from swarm.wire.run_manifest import RunManifest, SignedManifest, check_manifest, open_manifest
 
 MAX_BOOTSTRAP_PEERS: Final = 16
 MAX_ADDRESSES: Final = 8
@@ -61,8 +61,13 @@ class JoinLink:
 class FetchedManifest:
     """A manifest that was verified, and where the directory can be entered."""
 
-    manifest: RunManifest
+    signed: SignedManifest
     bootstrap_peers: tuple[str, ...]  # multiaddresses
+
+    @property
+    def manifest(self) -> RunManifest:
+        """What the coordinator's key signed."""
+        return self.signed.manifest
 
 
 async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
@@ -103,9 +108,9 @@ async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_
         raise failed if isinstance(failed, Unavailable) else Unavailable(str(failed)) from None
     finally:
         await channel.close()
-    manifest = read_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
+    signed = open_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
     peers = [peer for peer in answer.bootstrap_peers[:MAX_BOOTSTRAP_PEERS] if _MULTIADDRESS.fullmatch(peer)]
-    return FetchedManifest(manifest=manifest, bootstrap_peers=tuple(peers))
+    return FetchedManifest(signed=signed, bootstrap_peers=tuple(peers))
 
 
 def node_config_from_manifest(

@@ -6,6 +6,7 @@ nothing in it is used before its signature and every bound were checked.
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -25,7 +26,7 @@ from swarm.config import (
     ReplayConfig,
 )
 from swarm.errors import ConfigError, Unauthenticated
-from swarm.identity import DOMAIN_MANIFEST, is_hex_digest, node_id_of, verify
+from swarm.identity import DOMAIN_MANIFEST, Identity, is_hex_digest, node_id_of, verify
 from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 
 MAX_MANIFEST_BYTES: Final = 128 * 1024
@@ -54,6 +55,8 @@ MAX_PARAM_CHARS: Final = 200
 MAX_PARAM_DEPTH: Final = 4
 MAX_PARAM_NUMBER: Final = 1e6  # sizes a problem's numbers, lists and grids
 _MAX_INTEGER: Final = 2**53
+MAX_SERIAL: Final = _MAX_INTEGER
+WARN_BEFORE_S: Final = 7 * 86_400.0
 
 
 class ManifestLimits(Model):
@@ -96,6 +99,12 @@ class RunManifest(Model):
     """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
     """Who may take part."""
+    serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
+    """Rises with every change that its key signs; 0 in releases that did not count."""
+    expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Wall clock from which on it is refused; 0: never."""
+    next_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Fingerprint of the key that takes over when this one is lost or stolen; a key names it once."""
 
     def to_bytes(self) -> bytes:
         """UTF-8 JSON with sorted keys: what is signed."""
@@ -216,6 +225,68 @@ def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint:
         raise ConfigError(f"manifest: run_id: the link names {run_id!a}, the manifest {manifest.run_id!a}")
     check_manifest(manifest)
     return manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedManifest:
+    """A manifest with the signature that it came with; `open_manifest` and `sign_manifest` make it."""
+
+    manifest: RunManifest
+    data: bytes  # what was signed
+    public_key: bytes
+    signature: bytes
+
+    @property
+    def key(self) -> NodeId:
+        """Fingerprint of the key that signed it."""
+        return node_id_of(self.public_key)
+
+
+def sign_manifest(manifest: RunManifest, identity: Identity) -> SignedManifest:
+    """A manifest signed by the run's coordinator."""
+    data = manifest.to_bytes()
+    signature = identity.sign(DOMAIN_MANIFEST, data)
+    return SignedManifest(manifest=manifest, data=data, public_key=identity.public_key, signature=signature)
+
+
+def open_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> SignedManifest:
+    """`read_manifest`, with the signature kept. Raises as it does."""
+    manifest = read_manifest(data, public_key, signature, fingerprint, run_id)
+    return SignedManifest(manifest=manifest, data=data, public_key=public_key, signature=signature)
+
+
+def check_expiry(manifest: RunManifest, now_s: float) -> None:
+    """Refuses a manifest that is out of date. Raises ConfigError."""
+    if 0 < manifest.expires_at_s <= now_s:
+        raise ConfigError(
+            f"manifest: expires_at_s: it expired {(now_s - manifest.expires_at_s) / 86_400:.1f} days ago; the run's "
+            "coordinator must sign another one, or this machine's clock is wrong"
+        )
+
+
+def check_succession(held: SignedManifest, new: SignedManifest) -> None:
+    """Refuses a manifest that may not take the place of the newest one seen: an older one, or one of a replaced key.
+
+    The key that a manifest named as its next one takes over whatever its serial is: who stole the first key can sign
+    any serial, but cannot name another successor.
+
+    Raises:
+        Unauthenticated: gives both serials or keys.
+    """
+    before, after = held.manifest, new.manifest
+    if new.key == before.next_key and new.key != held.key:
+        return
+    if new.key != held.key:
+        raise Unauthenticated(
+            f"the manifest is signed by {new.key[:8]}; this node holds one of {held.key[:8]}, "
+            f"which named {before.next_key[:8] or 'nobody'} as its successor"
+        )
+    if after.serial < before.serial:
+        raise Unauthenticated(f"the manifest has serial {after.serial}; {before.serial} was seen before")
+    if 0 < after.serial == before.serial and new.data != held.data:
+        raise Unauthenticated(f"two manifests of serial {after.serial}: the coordinator's key signs for two")
+    if before.next_key and after.next_key != before.next_key:
+        raise Unauthenticated(f"the manifest names another next key than {before.next_key[:8]}, which was named before")
 
 
 def write_toml(data: JsonDict, path: Path) -> None:

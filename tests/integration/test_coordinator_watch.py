@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -218,7 +218,7 @@ async def server_of(servicer: Any, sessions: Sessions) -> tuple[SessionServer, s
 async def test_slow_reader_is_cut_and_costs_one_version_meanwhile() -> None:
     ada, clock = Identity.create(), SystemClock()
     core, sessions = CoordinatorCore(clock), Sessions(Identity.create(), RUN, clock)
-    servicer = CoordinatorServicer(core, sessions, (b"", b"", b""), tuple, stall_timeout_s=0.5)
+    servicer = CoordinatorServicer(core, sessions, cast(Any, None), tuple, stall_timeout_s=0.5)
     server, listen = await server_of(servicer, sessions)
     der = await fetch_certificate("127.0.0.1", int(listen.rpartition(":")[2]))
     narrow = [
@@ -287,7 +287,7 @@ async def test_lying_coordinator_ends_the_watch(version: policy_pb2.PolicyVersio
 @pytest.mark.parametrize("policy_id", ["", "x" * 129])
 async def test_request_without_a_lineage_is_refused_and_nobody_watches_without_a_session(policy_id: str) -> None:
     core, sessions = CoordinatorCore(SystemClock()), Sessions(Identity.create(), RUN, SystemClock())
-    server, listen = await server_of(CoordinatorServicer(core, sessions, (b"", b"", b""), tuple), sessions)
+    server, listen = await server_of(CoordinatorServicer(core, sessions, cast(Any, None), tuple), sessions)
     client = client_at(listen, sessions.identity.node_id, Identity.create())
     with pytest.raises(Unavailable, match="policy id of"):
         await anext(client.watch_versions(policy_id))

@@ -1,0 +1,105 @@
+"""Refresh of the run's manifest at a node that joined by its link: newer ones are fetched, judged and kept.
+
+Invariant: only a manifest that may follow the newest one seen is kept; a coordinator that is away changes nothing.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
+from swarm.identity import Identity
+from swarm.types import short
+from swarm.wire.held_manifest import save_held
+from swarm.wire.join_link import JoinLink, fetch_manifest
+from swarm.wire.run_manifest import WARN_BEFORE_S, SignedManifest, check_expiry, check_succession
+
+logger = logging.getLogger(__name__)
+
+REFRESH_EVERY_S: Final = 300.0
+_TIMEOUT_S: Final = 10.0
+_FOLLOWED: Final = ("serial", "expires_at_s", "next_key", "entry")  # what a running node takes over
+
+
+class ManifestRefresh:
+    """Keeps a node's manifest the newest one.
+
+    Example:
+        refresh = ManifestRefresh(config, identity, held, clock, on_change)
+        tasks.create_task(refresh.keep())
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        held: SignedManifest,
+        clock: Clock,
+        on_change: Callable[[SignedManifest], None],
+    ) -> None:
+        """`on_change`: called with each newer manifest."""
+        self._config, self._identity, self._clock, self._on_change = config, identity, clock, on_change
+        self.held = held
+
+    async def keep(self) -> None:
+        """Looks for a newer manifest at once, and every few minutes from then on."""
+        while True:
+            try:
+                await self.refresh()
+            except Unauthenticated as error:
+                logger.warning("the coordinator's manifest was refused", extra={"error": str(error)})
+            except SwarmError as error:
+                logger.info("manifest not refreshed", extra={"error": str(error)})
+            self._warn()
+            await asyncio.sleep(REFRESH_EVERY_S * random.uniform(0.8, 1.2))
+
+    async def refresh(self) -> bool:
+        """Fetches the manifest; True where it is newer, and was kept.
+
+        Raises:
+            Unauthenticated: it may not follow the one that is held, or another key answers.
+            ConfigError: it breaks a bound, or has expired.
+            Unavailable: no coordinator answers.
+        """
+        new = await self._fetch()
+        check_succession(self.held, new)
+        check_expiry(new.manifest, self._clock.now_s())
+        if new.data == self.held.data:
+            return False
+        changed = [
+            name
+            for name in type(new.manifest).model_fields
+            if name not in _FOLLOWED and getattr(new.manifest, name) != getattr(self.held.manifest, name)
+        ]
+        await asyncio.to_thread(save_held, self._config.dir, new)
+        self.held = new
+        self._on_change(new)
+        logger.info(
+            "the run has a newer manifest",
+            extra={"serial": new.manifest.serial, "key": short(new.key), "not_followed": changed},
+        )
+        return True
+
+    async def _fetch(self) -> SignedManifest:
+        """Of the next key where it answers already: the one before may be stolen, and its thief at the same address."""
+        addresses = tuple(address.strip() for address in self._config.coordinator.address.split(","))
+        link = JoinLink(addresses=addresses, run_id=self._config.run_id, fingerprint=self.held.key)
+        following = self.held.manifest.next_key
+        if following:
+            try:
+                return (await fetch_manifest(replace(link, fingerprint=following), self._identity, _TIMEOUT_S)).signed
+            except (Unavailable, ConfigError) as error:
+                logger.debug("the next key does not answer yet", extra={"error": str(error)})
+        return (await fetch_manifest(link, self._identity, _TIMEOUT_S)).signed
+
+    def _warn(self) -> None:
+        ends_s = self.held.manifest.expires_at_s
+        left_s = ends_s - self._clock.now_s()
+        if ends_s and left_s < WARN_BEFORE_S:
+            days = round(left_s / 86_400, 1)
+            logger.warning("the run's manifest expires soon, and no newer one is there", extra={"days": days})

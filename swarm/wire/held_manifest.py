@@ -1,0 +1,54 @@
+"""The newest manifest seen of a run, kept in the directory of a node or coordinator with its signature.
+
+Invariant: what is read back was signed by the key that it names; a damaged file stops the process, since going on
+without it could mean to forget who may take part.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, SwarmError
+from swarm.identity import node_id_of
+from swarm.process import write_json
+from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest
+
+HELD: Final = "manifest.json"
+
+
+def save_held(directory: Path, signed: SignedManifest) -> None:
+    """Replaces the manifest that is held."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = {"public_key": signed.public_key.hex(), "signature": signed.signature.hex()}
+    write_json(directory / HELD, {**texts, "manifest": signed.data.decode()})
+
+
+def load_held(directory: Path, run_id: str) -> SignedManifest | None:
+    """The manifest that is held; None where there is none. Raises ConfigError for a damaged file."""
+    path = directory / HELD
+    try:
+        with path.open("rb") as file:
+            kept: dict[str, Any] = json.loads(file.read(4 * MAX_MANIFEST_BYTES))
+        public_key = bytes.fromhex(kept["public_key"])
+        signature, data = bytes.fromhex(kept["signature"]), str(kept["manifest"]).encode()
+        return open_manifest(data, public_key, signature, node_id_of(public_key), run_id)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SwarmError) as error:
+        raise ConfigError(
+            f"{path}: damaged, or of another run ({str(error)[:200]}); delete it, and the configuration counts"
+        ) from None
+
+
+def with_held(config: NodeConfig, held: SignedManifest | None) -> NodeConfig:
+    """A node's configuration with who may take part and the coordinator's key as the newest manifest says.
+
+    What the node's own file denies stays denied.
+    """
+    if held is None:
+        return config
+    denied = tuple(dict.fromkeys((*held.manifest.entry.denied, *config.entry.denied)))
+    entry = held.manifest.entry.model_copy(update={"denied": denied})
+    coordinator = config.coordinator.model_copy(update={"fingerprint": held.key})
+    return config.model_copy(update={"entry": entry, "coordinator": coordinator})

@@ -1,0 +1,244 @@
+"""The run's manifest over real sockets: an older one is refused, one that expired too, and the next key takes over.
+
+Each attack is carried out a second time with its check taken out, and then succeeds.
+"""
+
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app as coordinator_app
+from coordinator.daemon import CoordinatorDaemon
+from coordinator.manifest_signing import rotate_key, sign_next
+from node import manifest_refresh
+from node.join import join_swarm
+from node.manifest_refresh import ManifestRefresh
+from swarm.clock import ManualClock, SystemClock
+from swarm.config import (
+    CoordinatorConfig,
+    DirectoryConfig,
+    EntryConfig,
+    EnvironmentConfig,
+    ModelConfig,
+    NodeConfig,
+    load_config,
+)
+from swarm.errors import ConfigError, Unauthenticated
+from swarm.identity import Identity
+from swarm.wire.credentials import DAY_S
+from swarm.wire.held_manifest import HELD, load_held, with_held
+from swarm.wire.join_link import JoinLink
+from swarm.wire.run_manifest import SignedManifest, check_succession, manifest_of, sign_manifest, write_toml
+
+RUN = "rotation"
+MEMBER, NEWCOMER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+QUIET: Any = {"start": False, "say": lambda text: None}
+
+
+def config_in(directory: Path, *members: Identity, **changes: Any) -> CoordinatorConfig:
+    entry = EntryConfig(kind="members", members=tuple(member.node_id for member in (MEMBER, *members)))
+    node = NodeConfig(
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        model=ModelConfig(source="tiny"),
+        entry=entry,
+    )
+    values = {"dir": directory, "run_id": RUN, "directory": DirectoryConfig(kind="none"), "node": node, **changes}
+    return CoordinatorConfig.model_validate(values)
+
+
+@asynccontextmanager
+async def coordinator(config: CoordinatorConfig, thief: SignedManifest | None = None) -> AsyncGenerator[str]:
+    """The coordinator of a run on its usual port; `thief`: what somebody with its key serves instead."""
+    async with CoordinatorDaemon(config) as daemon:
+        if thief is not None:
+            daemon._servicer.manifest = thief  # pyright: ignore[reportPrivateUsage]
+        yield daemon.link
+
+
+class Joined:
+    """A node that joined by the link, without its loops."""
+
+    def __init__(self, directory: Path, link: str, clock: Any = None) -> None:
+        file = load_config(NodeConfig, directory / "node.toml")
+        held = load_held(directory, RUN)
+        assert held is not None
+        self.directory = directory
+        address = {"coordinator": file.coordinator.model_copy(update={"address": JoinLink.parse(link).addresses[0]})}
+        self.config = with_held(file.model_copy(update=address), held)
+        self.changes: list[SignedManifest] = []
+        self.refresh = ManifestRefresh(
+            self.config, Identity.create(), held, clock or SystemClock(), self.changes.append
+        )
+
+    @property
+    def members(self) -> set[str]:
+        held = load_held(self.directory, RUN)
+        return set(with_held(self.config, held).entry.members)
+
+
+async def test_a_node_follows_a_newer_list_of_members_and_serials_rise_with_changes_only(tmp_path: Path) -> None:
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        node = Joined(tmp_path / "node", link)
+        assert not await node.refresh.refresh()
+    serial = node.refresh.held.manifest.serial
+    async with coordinator(config_in(tmp_path / "run", NEWCOMER)) as link:
+        assert await Joined(tmp_path / "node", link).refresh.refresh()
+    assert node.members == {MEMBER.node_id, NEWCOMER.node_id}
+    held = load_held(tmp_path / "node", RUN)
+    assert held is not None and held.manifest.serial > serial
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_an_older_manifest_of_the_same_key_is_refused(
+    is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member who was taken off the list has kept the manifest of before, and the key that signed it."""
+    if not is_checked:
+        monkeypatch.setattr(manifest_refresh, "check_succession", lambda held, new: None)
+    async with coordinator(config_in(tmp_path / "run", NEWCOMER)):
+        old = load_held(tmp_path / "run", RUN)
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+        node = Joined(tmp_path / "node", link)
+    async with coordinator(config_in(tmp_path / "run"), thief=old) as link:
+        node = Joined(tmp_path / "node", link)
+        if is_checked:
+            with pytest.raises(Unauthenticated, match="was seen before"):
+                await node.refresh.refresh()
+            (tmp_path / "node" / "node.toml").unlink()
+            with pytest.raises(ConfigError, match="was seen before"):
+                await join_swarm(link, tmp_path / "node", [], **QUIET)
+        else:
+            await node.refresh.refresh()
+    assert (NEWCOMER.node_id in node.members) is not is_checked
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_a_stolen_key_is_replaced_by_the_next_one(
+    is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thief signs the highest serial and names a next key of its own, before and after the rotation."""
+    if not is_checked:
+        monkeypatch.setattr(manifest_refresh, "check_succession", lambda held, new: None)
+    following, run = Identity.create(), tmp_path / "run"
+    following.save(tmp_path / "next.key")
+    config = config_in(run, next_key=following.node_id)
+    async with coordinator(config) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    shutil.copytree(run, tmp_path / "stolen")
+    honest = load_held(run, RUN)
+    assert honest is not None
+    stolen = Identity.load(tmp_path / "stolen" / "identity.key")
+    changes = {"serial": 2**53, "next_key": "ab" * 32, "entry": EntryConfig()}
+    thief = sign_manifest(honest.manifest.model_copy(update=changes), stolen)
+    for_the_thief = config.model_copy(update={"dir": tmp_path / "stolen"})
+    async with coordinator(for_the_thief, thief) as link:
+        node = Joined(tmp_path / "node", link)
+        if not is_checked:
+            assert await node.refresh.refresh()
+            assert not node.members
+            return
+        with pytest.raises(Unauthenticated, match="another next key"):
+            await node.refresh.refresh()
+        assert node.members == {MEMBER.node_id}
+
+        write_toml(config.model_dump(mode="json"), tmp_path / "run.toml")
+        arguments = ["rotate", str(tmp_path / "next.key"), "-c", str(tmp_path / "run.toml")]
+        found = CliRunner().invoke(coordinator_app, arguments)
+        assert found.exit_code == 0 and following.node_id in found.stdout, found.output
+        async with coordinator(config_in(run, NEWCOMER)) as new_link:
+            addresses = ",".join((JoinLink.parse(link).addresses[0], JoinLink.parse(new_link).addresses[0]))
+            node = Joined(tmp_path / "node", new_link)
+            node.refresh._config = node.config.model_copy(  # pyright: ignore[reportPrivateUsage]
+                update={"coordinator": node.config.coordinator.model_copy(update={"address": addresses})}
+            )
+            assert await node.refresh.refresh()  # though the thief answers at the first address
+            assert node.changes[-1].key == following.node_id
+            assert (
+                with_held(node.config, load_held(tmp_path / "node", RUN)).coordinator.fingerprint == following.node_id
+            )
+            assert node.members == {MEMBER.node_id, NEWCOMER.node_id}
+            await join_swarm(new_link, tmp_path / "node", [], **QUIET)  # the new link is of the node that is there
+        with pytest.raises(Unauthenticated):
+            await Joined(tmp_path / "node", link).refresh.refresh()  # the thief alone
+    assert node.members == {MEMBER.node_id, NEWCOMER.node_id}
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_a_manifest_that_expired_is_refused(
+    is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_checked:
+        monkeypatch.setattr(manifest_refresh, "check_expiry", lambda manifest, now_s: None)
+    async with coordinator(config_in(tmp_path / "run", manifest_days=1.0)) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    newer = config_in(tmp_path / "run", NEWCOMER, manifest_days=1.0)
+    async with coordinator(newer) as link:
+        node = Joined(tmp_path / "node", link, ManualClock(SystemClock().now_s() + 2 * DAY_S))
+        if is_checked:
+            with pytest.raises(ConfigError, match="days ago"):
+                await node.refresh.refresh()
+        else:
+            assert await node.refresh.refresh()
+
+
+def test_a_manifest_is_signed_anew_when_half_its_time_is_over(tmp_path: Path) -> None:
+    identity, config = Identity.create(), config_in(tmp_path, manifest_days=10.0)
+
+    manifest = manifest_of(config.node, RUN, "", 1.0)
+    signed = [sign_next(config, identity, manifest, 1e9 + day * DAY_S) for day in (0, 4, 6)]
+    serials = [one.manifest.serial for one in signed]
+    assert serials[0] == serials[1] < serials[2]
+    assert [one.manifest.expires_at_s for one in signed] == [1e9 + day * DAY_S for day in (10, 10, 16)]
+    back = sign_next(config.model_copy(update={"manifest_days": 5.0}), identity, manifest, 1e9)  # the clock went back
+    assert back.manifest.serial >= serials[2]
+
+
+def test_a_key_names_its_successor_once(tmp_path: Path) -> None:
+
+    identity, first, other = (Identity.create() for _ in range(3))
+    config = config_in(tmp_path, next_key=first.node_id)
+    manifest = manifest_of(config.node, RUN, "", 1.0)
+    identity.save(tmp_path / "identity.key")
+    sign_next(config, identity, manifest, 1e9)
+    for wrong in (other.node_id, "", identity.node_id):
+        with pytest.raises(ConfigError, match="next_key"):
+            sign_next(config.model_copy(update={"next_key": wrong}), identity, manifest, 1e9)
+    other.save(tmp_path / "other.key")
+    with pytest.raises(ConfigError, match="was not named"):
+        rotate_key(config, tmp_path / "other.key")
+    first.save(tmp_path / "first.key")
+    assert rotate_key(config, tmp_path / "first.key").node_id == first.node_id
+    assert Identity.load(tmp_path / "identity.key").node_id == first.node_id
+    assert sign_next(config_in(tmp_path), first, manifest, 1e9).manifest.serial == 10**9 + 1
+
+
+def test_two_manifests_of_one_serial_are_never_both_taken(tmp_path: Path) -> None:
+
+    identity = Identity.create()
+    manifest = manifest_of(config_in(tmp_path).node, RUN, "", 1.0).model_copy(update={"serial": 7})
+    held = sign_manifest(manifest, identity)
+    check_succession(held, held)
+    with pytest.raises(Unauthenticated, match="signs for two"):
+        check_succession(held, sign_manifest(manifest.model_copy(update={"trainer": "ab" * 32}), identity))
+    with pytest.raises(Unauthenticated, match="named nobody"):
+        check_succession(held, sign_manifest(manifest.model_copy(update={"serial": 8}), Identity.create()))
+    uncounted = replace(held, manifest=manifest.model_copy(update={"serial": 0}))  # of a release that did not count
+    check_succession(uncounted, sign_manifest(manifest.model_copy(update={"serial": 0, "created_at_s": 2}), identity))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[" * 100_000, '{"manifest": 1, "public_key": "zz", "signature": ""}'], ids=range(4)
+)
+def test_a_damaged_manifest_stops_with_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / HELD).write_text(text)
+    with pytest.raises(ConfigError, match=f"{HELD}: damaged"):
+        load_held(tmp_path, RUN)
