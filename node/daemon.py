@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import random
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,8 +88,7 @@ class Daemon(Service):
         Raises:
             ConfigError: the worker cannot work with this configuration.
         """
-        config = self.config
-        rng = random.Random(f"{config.seed}:{self.agent.node_id}")
+        rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
@@ -317,6 +317,8 @@ class Daemon(Service):
             "endpoints": list(agent.endpoints),
             "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
             "peers": sorted(agent.peers.connected),
+            "known_peers": len(agent.address_book.known),
+            "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
             "num_put": agent.own_groups.num_put,
             "num_admitted": agent.ingest.num_admitted,
             "num_local_used": agent.journal.num_local,

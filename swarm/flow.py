@@ -111,10 +111,10 @@ class TokenBucket:
     def __post_init__(self) -> None:
         self.tokens = self.burst
 
-    def try_take(self, now_s: float) -> bool:
-        """Takes one token; False, and takes nothing, when there is less than one."""
+    def try_take(self, now_s: float, keep: float = 0.0) -> bool:
+        """Takes one token; False, and takes nothing, when there is less than one beside those to `keep`."""
         self._refill(now_s)
-        if self.tokens < 1.0:
+        if self.tokens < 1.0 + keep:
             return False
         self.tokens -= 1.0
         return True

@@ -37,6 +37,7 @@ FORGOTTEN_AFTER: Final = 24  # failures in a row of a known peer: about an hour 
 # Dials that fail; one that is answered costs nothing.
 STRANGERS_PER_S: Final = 0.5
 STRANGERS_BURST: Final = 16.0
+RESERVE: Final = 4.0  # of them for those known to be alive, followers and newcomers that called us among them
 KNOWN_PER_S: Final = 0.25
 KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60  # strangers of one subnet
@@ -119,9 +120,12 @@ class AddressBook:
             return False
         if self._is_trusted(address):
             return self._known_dials.try_take(now_s)
-        if not is_alive and not self._subnet_dials.try_take(unit_of(address.endpoint), now_s):
+        if not self._stranger_dials.try_take(now_s, keep=0.0 if is_alive else RESERVE):
             return False
-        return self._stranger_dials.try_take(now_s)
+        if not is_alive and not self._subnet_dials.try_take(unit_of(address.endpoint), now_s):
+            self._stranger_dials.put_back(now_s)
+            return False
+        return True
 
     def _is_trusted(self, address: PeerAddress) -> bool:
         return self.is_known(address) or address in self.anchors

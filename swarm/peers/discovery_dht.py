@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -208,11 +208,21 @@ class HivemindDirectory:
         wanted = [a for a in dict.fromkeys(wanted) if a.rpartition("/p2p/")[2] not in own]
         num_answers = await peer.dial(wanted)
         await peer.ping_unknown(most=4 * _DIALS_PER_ROUND)
-        for address in (await peer.connected()).values():
-            if _is_dialable(address):
-                self._known[address] = None
+        self._remember((await peer.connected()).values())
         if wanted and not num_answers and not self.num_peers:
             logger.warning("no DHT peer answers: this node is alone", extra={"num_dialled": len(wanted)})
+
+    def _remember(self, connected: Iterable[str]) -> None:
+        """Takes the addresses of connected peers; where the table is full, only in place of ones that are not."""
+        dialable = dict.fromkeys(filter(_is_dialable, connected))
+        absent = (address for address in list(self._known) if address not in dialable)
+        for address in [address for address in dialable if address not in self._known]:
+            if len(self._known) >= MAX_CACHED_ADDRESSES:
+                gone = next(absent, None)
+                if gone is None:
+                    return
+                del self._known[gone]
+            self._known[address] = None
 
     async def _announce(self, advert: Advert) -> None:
         peer, data = self._running(), seal_advert(advert, self._identity)

@@ -134,6 +134,9 @@ _LIST = (
     _counter("exchange/received_bytes_total", "bytes", "Sealed groups from peers, useful or not", "rises"),
     _counter("exchange/sent_bytes_total", "bytes", "Sealed groups to peers", "rises"),
     _gauge("exchange/peers", "peers", "Peers whose groups are streamed now", "1 to exchange.max_neighbours"),
+    _gauge("exchange/known_peers", "peers", "Peers that proved their key at an address, now or before", "rises to 512"),
+    _counter("exchange/dials_total", "dials", "Dials of peers by result: answered or failed; adverts of dead addresses "
+             "show as failed ones", "failed: under 1 a second", "result"),
     _gauge("replay/groups", "groups", "Groups in the replay buffer", "under replay.max_groups"),
     _gauge("replay/bytes", "bytes", "Bytes in the replay buffer", "under replay.max_bytes"),
     # evaluation

@@ -161,6 +161,9 @@ class Telemetry:
         self.total("exchange/received_bytes_total", status["bytes_received"])
         self.total("exchange/sent_bytes_total", status["bytes_sent"])
         self.gauge("exchange/peers", len(status["peers"]))
+        self.gauge("exchange/known_peers", status["known_peers"])
+        for result, count in status["dials"].items():
+            self.total("exchange/dials_total", count, result=result)
         self.gauge("replay/groups", status["replay_groups"])
         self.gauge("replay/bytes", status["replay_bytes"])
         self.gauge("node/advice", _ADVICE.get(status["advice"], 0))

@@ -165,7 +165,7 @@ def _ignoring(**bounds: float) -> Callable[[ReplayConfig, str, int, Clock], Repl
     return make
 
 
-CRASH = FaultPlan(crashes=(Crash(node=1, at_s=14.0, down_s=3.0),))
+CRASH = FaultPlan(crashes=(Crash(node=1, at_s=18.0, down_s=3.0),))
 PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozenset({1})),))
 
 

@@ -11,7 +11,7 @@ from swarm.clock import ManualClock
 from swarm.config import DirectoryConfig
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, Entry, in_turn
-from swarm.peers.discovery_dht import HivemindDirectory
+from swarm.peers.discovery_dht import MAX_CACHED_ADDRESSES, HivemindDirectory
 from swarm.testing.builders import TOY_RUN_ID, make_advert
 from swarm.types import Advert
 from swarm.wire.adverts import seal_advert
@@ -67,3 +67,15 @@ async def test_one_honest_replica_of_eight_is_enough(order: Any, monkeypatch: py
     num_found = len(honest & {advert.node_id for advert in adverts})
     assert len(adverts) <= 2 * MAX_RECORDS_PER_SHARD
     assert num_found == (NUM_HONEST if order is in_turn else 0)
+
+
+def test_the_peers_that_are_connected_keep_their_places_among_the_addresses_for_the_next_start() -> None:
+    directory = HivemindDirectory(Identity.create(), TOY_RUN_ID, DirectoryConfig(), ManualClock(), None)
+    old = [f"/ip4/127.0.0.1/tcp/{1 + n}/p2p/old{n}" for n in range(100)]
+    hostile = [f"/ip4/127.0.0.2/tcp/{1 + n}/p2p/new{n}" for n in range(1000)]
+    directory._remember([*old, "/ip4/0.0.0.0/tcp/1/p2p/x", "rubbish"])
+    directory._remember([*hostile, *old])
+    assert set(old) <= directory._known.keys() and len(directory._known) == MAX_CACHED_ADDRESSES
+    others = [f"/ip4/127.0.0.3/tcp/{1 + n}/p2p/other{n}" for n in range(20)]
+    directory._remember([*old, *others])
+    assert {*old, *others} <= directory._known.keys(), "they replace those that are gone"

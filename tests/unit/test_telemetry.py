@@ -149,6 +149,8 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
         "bytes_received": 100,
         "bytes_sent": 50,
         "peers": ["a", "b"],
+        "known_peers": 3,
+        "dials": {"answered": 4, "failed": 1},
         "replay_groups": 4,
         "replay_bytes": 999,
         "advice": "frozen",
