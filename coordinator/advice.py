@@ -1,7 +1,8 @@
 """Off-policy advisor: advice for all nodes from what learners measured about each source of groups.
 
-Invariant: one reporter cannot move a median of three or more, every change is returned as a log entry, and
-advice only ever tightens what a node allows itself: local limits win at the node.
+Invariant: only established nodes are heard, each party of them has one vote, and one cannot move a median of three or
+more. Every change is returned as a log entry, and advice only ever tightens what a node allows itself: local limits
+win at the node. It never asks for less than one step of age, so no advice shuts out the data of others.
 
 Two remedies for two causes. Data that is *late* (edges whose mean age is at least one step) is cured by a
 lower lag bound; data of a policy that has become *different* is cured by drawing less of that source.
@@ -14,11 +15,12 @@ from typing import Final
 
 from swarm.config import GuardConfig
 from swarm.flow import BoundedTable
+from swarm.peers.parties import Parties
 from swarm.types import Advice, EdgeReport, NodeId, short
 
 MAX_REPORTERS_PER_SOURCE: Final = 64
 MAX_SOURCES: Final = 4096
-
+MAX_WEIGHTS: Final = 64  # in one advice, of about 70 bytes each: every heartbeat is answered with all of them
 
 _LEARNER: Final = GuardConfig()  # at its defaults: the one home of the thresholds that both sides share
 
@@ -34,7 +36,7 @@ class AdvisorLimits:
 
     window_s: float = 120.0  # reports older than this no longer count
     hold_s: float = 30.0  # least time between two changes of the lag bound
-    alarm_ess: float = _LEARNER.alarm_ess  # median effective sample size share below which the advice is frozen
+    alarm_ess: float = _LEARNER.alarm_ess  # median effective sample size share: below, one step at once
     alarm_kl: float = _LEARNER.alarm_kl  # median k3 mismatch, nats per token
     intervene_ess: float = 0.30  # below it late data is cut
     intervene_kl: float = 0.20
@@ -46,10 +48,10 @@ class AdvisorLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeFigures:
-    """Medians over the recent reporters of one source."""
+    """Medians over the parties that recently reported on one source."""
 
     source: NodeId
-    num_reporters: int
+    num_parties: int  # that reported on it
     ess_share: float
     mismatch_kl: float
     age_mean_steps: float
@@ -74,7 +76,7 @@ class AdviceChange:
 @dataclass(slots=True)
 class _Advised:
     max_age_steps: int | None = None
-    state: str = "ok"  # ok, tightened, frozen
+    state: str = "ok"  # ok, tightened, alarm
     changed_s: float = -math.inf
     weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
 
@@ -89,15 +91,22 @@ class OffPolicyAdvisor:
         advice = advisor.advice(reporter, lease_s=30.0)
     """
 
-    def __init__(self, base_max_age_steps: int, limits: AdvisorLimits | None = None) -> None:
+    def __init__(
+        self,
+        base_max_age_steps: int,
+        limits: AdvisorLimits | None = None,
+        parties: Parties | None = None,
+    ) -> None:
+        """`parties`: who is established, and whose keys are one party; None: everybody, and every key is one."""
         self._base = base_max_age_steps
+        self._parties = parties or Parties()
         self._limits = limits or AdvisorLimits()
         self._edges: dict[NodeId, BoundedTable[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
         self._advised = _Advised()
 
     @property
     def state(self) -> str:
-        """ok, tightened or frozen."""
+        """ok, tightened or alarm."""
         return self._advised.state
 
     @property
@@ -107,8 +116,10 @@ class OffPolicyAdvisor:
 
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
         """Takes the newest figures of one learner in place of its last ones, so that it never holds more than
-        one message's worth. What it says of itself, or what is not finite, is ignored."""
+        one message's worth. What it says of itself, what is not finite, and what a newcomer says is ignored."""
         self.forget(reporter)
+        if not self._parties.is_established(reporter):
+            return
         for edge in edges:
             if edge.source == reporter or edge.num_groups <= 0 or not is_usable(edge):
                 continue
@@ -124,9 +135,10 @@ class OffPolicyAdvisor:
                 del self._edges[source]
 
     def figures(self, now_s: float) -> list[EdgeFigures]:
-        """Medians per source over reporters within the window, by source."""
+        """Medians per source over the parties that reported within the window, by source."""
         self._drop_old(now_s)
-        return [_figures(source, [edge for _, edge in by.values()]) for source, by in sorted(self._edges.items())]
+        figures = [self._figures_of(source) for source in sorted(self._edges)]
+        return [figure for figure in figures if figure is not None]
 
     def edges(self, now_s: float) -> list[tuple[NodeId, float, EdgeReport]]:
         """Every recent (reporter, wall clock, edge): who learns from whom."""
@@ -148,17 +160,35 @@ class OffPolicyAdvisor:
             lease_s=lease_s,
         )
 
+    def _figures_of(self, source: NodeId) -> EdgeFigures | None:
+        parties = self._by_party([(reporter, edge) for reporter, (_, edge) in self._edges[source].items()])
+        if not parties:
+            return None
+        ages = [median([edge.age_mean_steps for edge in edges]) for edges in parties]
+        return EdgeFigures(
+            source=source,
+            num_parties=len(parties),
+            ess_share=min(1.0, max(0.0, median(map(_ess, parties)))),
+            mismatch_kl=max(0.0, median(map(_kl, parties))),
+            age_mean_steps=max(0.0, median(ages)),
+        )
+
     def _late_figures(self) -> list[tuple[float, float]]:
-        """(ess, kl) per reporter, medians over its late edges: a learner has one vote however many sources it names."""
-        by_reporter: dict[NodeId, list[EdgeReport]] = {}
-        for reporters in self._edges.values():
-            for reporter, (_, edge) in reporters.items():
-                if edge.age_mean_steps >= self._limits.late_age_steps:
-                    by_reporter.setdefault(reporter, []).append(edge)
-        return [
-            (median([edge.ess_share for edge in edges]), median([edge.mismatch_kl for edge in edges]))
-            for edges in by_reporter.values()
+        """(ess, kl) per party, medians over its late edges: one vote however many sources or keys it names."""
+        late = [
+            (reporter, edge)
+            for reporters in self._edges.values()
+            for reporter, (_, edge) in reporters.items()
+            if edge.age_mean_steps >= self._limits.late_age_steps
         ]
+        return [(_ess(edges), _kl(edges)) for edges in self._by_party(late)]
+
+    def _by_party(self, edges: list[tuple[NodeId, EdgeReport]]) -> list[list[EdgeReport]]:
+        by_party: dict[str, list[EdgeReport]] = {}
+        for reporter, edge in edges:
+            if self._parties.is_established(reporter):  # it was when it reported, and may be no longer
+                by_party.setdefault(self._parties.party_of(reporter), []).append(edge)
+        return list(by_party.values())
 
     def _decide_lag(self, now_s: float) -> list[AdviceChange]:
         advised, limits = self._advised, self._limits
@@ -168,7 +198,7 @@ class OffPolicyAdvisor:
         ess = median([ess for ess, _ in late]) if late else 1.0
         kl = median([kl for _, kl in late]) if late else 0.0
         bound, state = self._next_bound(ess, kl)
-        reason = f"median over {len(late)} learners with late data: ess {ess:.3f}, mismatch {kl:.3f} nats"
+        reason = f"median over {len(late)} parties with late data: ess {ess:.3f}, mismatch {kl:.3f} nats"
         changes = [
             AdviceChange(at_s=now_s, what=what, before=before, after=after, reason=reason)
             for what, before, after in (
@@ -182,11 +212,11 @@ class OffPolicyAdvisor:
         return changes
 
     def _next_bound(self, ess: float, kl: float) -> tuple[int | None, str]:
-        """The next lag bound and state: halve when bad, one step back when good, else stay."""
+        """The next lag bound and state: halve when bad, one step back when good, else stay; never below one step."""
         advised, limits = self._advised, self._limits
         now = self._base if advised.max_age_steps is None else advised.max_age_steps
         if ess < limits.alarm_ess or kl > limits.alarm_kl:
-            return 0, "frozen"
+            return min(1, self._base), "alarm"
         if ess < limits.intervene_ess or kl > limits.intervene_kl:
             bound = min(now, max(1, now // 2), self._base)
             return bound, "tightened"
@@ -196,7 +226,9 @@ class OffPolicyAdvisor:
 
     def _decide_weights(self, figures: list[EdgeFigures], now_s: float) -> list[AdviceChange]:
         advised, limits, changes = self._advised, self._limits, list[AdviceChange]()
-        wanted = {figure.source: self._weight(figure) for figure in figures}
+        by_votes = sorted(figures, key=lambda figure: (-figure.num_parties, self._weight(figure), figure.source))
+        low = [figure for figure in by_votes if self._weight(figure) < 1.0][:MAX_WEIGHTS]
+        wanted = {figure.source: self._weight(figure) for figure in low}
         for source in sorted({*wanted, *advised.weights}):
             before, after = advised.weights.get(source, 1.0), wanted.get(source, 1.0)
             is_end = after in (0.0, 1.0) and before != after
@@ -222,7 +254,7 @@ class OffPolicyAdvisor:
         figure = next((figure for figure in figures if figure.source == source), None)
         if figure is None:
             return "no recent report"
-        return f"ess {figure.ess_share:.3f}, mismatch {figure.mismatch_kl:.3f} nats, {figure.num_reporters} reporters"
+        return f"ess {figure.ess_share:.3f}, mismatch {figure.mismatch_kl:.3f} nats, {figure.num_parties} parties"
 
     def _drop_old(self, now_s: float) -> None:
         for source, reporters in list(self._edges.items()):
@@ -238,14 +270,12 @@ def is_usable(edge: EdgeReport) -> bool:
     return all(map(math.isfinite, numbers)) and -1e-3 <= edge.ess_share <= 1.001 and edge.mismatch_kl >= -1e-3
 
 
-def _figures(source: NodeId, edges: list[EdgeReport]) -> EdgeFigures:
-    return EdgeFigures(
-        source=source,
-        num_reporters=len(edges),
-        ess_share=min(1.0, max(0.0, median([edge.ess_share for edge in edges]))),
-        mismatch_kl=max(0.0, median([edge.mismatch_kl for edge in edges])),
-        age_mean_steps=max(0.0, median([edge.age_mean_steps for edge in edges])),
-    )
+def _ess(edges: list[EdgeReport]) -> float:
+    return median([edge.ess_share for edge in edges])
+
+
+def _kl(edges: list[EdgeReport]) -> float:
+    return median([edge.mismatch_kl for edge in edges])
 
 
 def _text(bound: int | None) -> str:

@@ -19,6 +19,7 @@ from coordinator.membership import Member, Membership
 from coordinator.store import CoordinatorStore, MemoryCoordinatorStore, StoredEvaluation
 from swarm.clock import Clock
 from swarm.errors import Unauthenticated
+from swarm.peers.parties import Parties
 from swarm.types import Advice, NodeId, NodeReport, PolicyVersion, short
 
 logger = logging.getLogger(__name__)
@@ -44,13 +45,14 @@ class CoordinatorCore:
         lease_s: float = 30.0,
         base_max_age_steps: int = 4,
         limits: AdvisorLimits | None = None,
+        parties: Parties | None = None,
     ) -> None:
         self.clock = clock
         self.store: CoordinatorStore = store or MemoryCoordinatorStore()
         self.membership = Membership(lease_s)
         self.ledger = Ledger()
         self.watches = HeadWatches()
-        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits)
+        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits, parties)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
         self.num_versions = 0  # ever recorded, abandoned branches included

@@ -17,7 +17,7 @@ from coordinator.dashboard import Dashboard
 from coordinator.manifest_signing import sign_next
 from coordinator.service import CONCURRENT_CALLS, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
-from swarm.addresses import advertised
+from swarm.addresses import advertised, is_private_host
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
@@ -25,6 +25,7 @@ from swarm.identity import Identity
 from swarm.interfaces import Discovery
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
 from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
@@ -95,9 +96,11 @@ class CoordinatorDaemon(Service):
         signed = await asyncio.to_thread(self._sign)
         store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
         self._exit.push_async_callback(store.close)
-        self.core = CoordinatorCore(self.clock, store, config.lease_s, config.node.replay.max_age_steps)
-        await self.core.restore()
         self.entry = EntryRule(config.node.entry, config.run_id, self.clock, coordinator=identity.node_id)
+        parties = Parties(None if _is_private(config) else self.entry)
+        max_age_steps = config.node.replay.max_age_steps
+        self.core = CoordinatorCore(self.clock, store, config.lease_s, max_age_steps, parties=parties)
+        await self.core.restore()
         limits = ServerLimits(concurrent_calls=CONCURRENT_CALLS)
         sessions = Sessions(identity, config.run_id, self.clock, limits, require_entry=self.entry.require)
         servicer = self._servicer = CoordinatorServicer(self.core, sessions, signed, lambda: self._bootstrap())
@@ -134,6 +137,14 @@ class CoordinatorDaemon(Service):
         self._exit.push_async_callback(directory.stop)
         self._directory = directory
         self._bootstrap = directory.visible_maddrs
+
+
+def _is_private(config: CoordinatorConfig) -> bool:
+    """Whether the figures of every node that reaches us are advice for all, as `entry.established` says of groups."""
+    if config.node.entry.established == "everybody":
+        return True
+    host = (config.advertise or config.listen).rpartition(":")[0]
+    return config.node.is_private and is_private_host(host)
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:

@@ -97,8 +97,8 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         causes.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
     if status.get("num_events_lost"):
         causes.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
-    if status["advice"] == "frozen":
-        causes.append("the coordinator advises to stop: every source is far off-policy (local limits still hold)")
+    if status["advice"] == "alarm":
+        causes.append("the coordinator's alarm: late groups are far off-policy everywhere (local limits still hold)")
     return causes
 
 

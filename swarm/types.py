@@ -410,7 +410,7 @@ class Advice:
 
     max_age_steps: int | None = None  # None: no opinion
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])  # in [0, 1]
-    state: str = "ok"  # ok, tightened, frozen
+    state: str = "ok"  # ok, tightened, alarm
     lease_s: float = 90.0
 
 

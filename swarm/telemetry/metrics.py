@@ -147,7 +147,7 @@ _LIST = (
     _counter("node/restarts_total", "restarts", "Child processes started again (worker, p2pd, sandbox)",
              "0; sandbox: one for each sandbox.cpu_s that scoring took, and each answer that was ended", "process"),
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
-    _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 frozen", "0"),
+    _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 alarm", "0"),
     # weights: between a trainer and those who follow it
     _gauge("weights/published_step", "steps", "Newest version of this trainer that others can follow",
            "learn/step, or the one before"),

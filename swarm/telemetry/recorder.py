@@ -35,7 +35,7 @@ from swarm.types import EdgeReport, JsonDict, short
 logger = logging.getLogger(__name__)
 
 MAX_SOURCES = 64  # label values kept per metric with label `source`: names that peers choose are bounded
-_ADVICE = {"ok": 0, "tightened": 1, "frozen": 2}
+_ADVICE = {"ok": 0, "tightened": 1, "alarm": 2}
 _BY_AGE = {
     "ess_share": "learn/age_ess_share",
     "mismatch_kl_k3": "learn/age_mismatch_kl",

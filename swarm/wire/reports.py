@@ -19,7 +19,7 @@ MAX_SOURCES: Final = 4096
 MAX_LABEL_CHARS: Final = 80
 MAX_DISPLAY_CHARS: Final = 40
 MAX_AGE_STEPS: Final = 1_000_000
-ADVICE_STATES: Final = frozenset({"ok", "tightened", "frozen"})
+ADVICE_STATES: Final = frozenset({"ok", "tightened", "alarm"})
 _MAX_LEASE_S: Final = 86_400.0
 _MAX_COUNT: Final = 2**53
 

@@ -76,11 +76,12 @@ def test_the_bound_is_released_when_nobody_reports_late_data_any_more() -> None:
     assert advisor.max_age_steps is None and advisor.advice("", 1.0).source_weights == {}
 
 
-def test_hopeless_figures_freeze() -> None:
-    advisor = OffPolicyAdvisor(base_max_age_steps=4)
+@pytest.mark.parametrize("base", [0, 1, 4])
+def test_hopeless_figures_raise_the_alarm_and_leave_one_step_of_age(base: int) -> None:
+    advisor = OffPolicyAdvisor(base_max_age_steps=base)
     advisor.report("a", (edge(ess=0.01),), 0.0)
     advisor.decide(0.0)
-    assert (advisor.max_age_steps, advisor.state) == (0, "frozen")
+    assert (advisor.max_age_steps, advisor.state) == (min(1, base), "alarm")
 
 
 def test_young_data_of_a_different_policy_lowers_its_weight_and_not_the_lag_bound() -> None:
@@ -114,7 +115,7 @@ def test_one_liar_among_three_reporters_moves_nothing() -> None:
     advisor.report("liar", (edge(ess=0.0, kl=1e9, age=1e9),), 0.0)
     assert advisor.decide(0.0) == []
     figures = advisor.figures(0.0)[0]
-    assert (figures.num_reporters, figures.ess_share, figures.age_mean_steps) == (3, 0.9, 2.0)
+    assert (figures.num_parties, figures.ess_share, figures.age_mean_steps) == (3, 0.9, 2.0)
 
 
 def test_a_reporter_counts_once_with_its_newest_figures() -> None:
@@ -122,7 +123,7 @@ def test_a_reporter_counts_once_with_its_newest_figures() -> None:
     for _ in range(5):
         advisor.report("a", (edge(ess=0.2),), 0.0)
     advisor.report("a", (edge(ess=0.8),), 1.0)
-    assert [(f.num_reporters, f.ess_share) for f in advisor.figures(1.0)] == [(1, 0.8)]
+    assert [(f.num_parties, f.ess_share) for f in advisor.figures(1.0)] == [(1, 0.8)]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.advice import OffPolicyAdvisor
-from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
+from coordinator.advice import MAX_WEIGHTS, OffPolicyAdvisor
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig, EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
 from swarm.types import EdgeReport
 from swarm.wire.run_manifest import manifest_of
 
@@ -24,6 +27,69 @@ def test_one_learner_that_invents_sources_has_one_vote_on_the_age_bound() -> Non
     advisor.report(IDS[3], tuple(late(source, 0.0) for source in IDS[10:74]), 0.0)
     advisor.decide(0.0)
     assert advisor.state == "ok" and advisor.max_age_steps is None
+
+
+class PartiesOf(Parties):
+    """Established are the keys that `table` names, each with its party."""
+
+    def __init__(self, table: dict[str, str]) -> None:
+        super().__init__()
+        self.table = table
+
+    def is_established(self, node_id: str) -> bool:
+        return node_id in self.table
+
+    def party_of(self, node_id: str) -> str:
+        return self.table[node_id]
+
+
+def honest(advisor: OffPolicyAdvisor) -> None:
+    for reporter in range(6):
+        advisor.report(IDS[reporter], (late(IDS[(reporter + 1) % 6], 0.9),), 0.0)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "everybody votes"])
+def test_a_thousand_newcomers_change_no_advice(is_defended: bool) -> None:
+    entry = EntryConfig(members=tuple(IDS[:6]))
+    parties = Parties(EntryRule(entry, "run", ManualClock())) if is_defended else Parties()
+    advisor = OffPolicyAdvisor(base_max_age_steps=4, parties=parties)
+    honest(advisor)
+    assert advisor.decide(0.0) == []
+    before = advisor.advice(IDS[0], 30.0)
+    for number in range(1000, 2000):
+        edges = tuple(late(source, 0.0) for source in [*IDS[:6], *IDS[20:60]])
+        advisor.report(f"{number:064x}", edges, 1.0)
+    changes = advisor.decide(60.0)
+    assert (changes == []) == is_defended
+    assert (advisor.advice(IDS[0], 30.0) == before) == is_defended
+
+
+def test_a_party_of_many_keys_has_one_vote() -> None:
+    parties = PartiesOf({node_id: "one" if number >= 6 else node_id for number, node_id in enumerate(IDS)})
+    advisor = OffPolicyAdvisor(base_max_age_steps=4, parties=parties)
+    honest(advisor)
+    for reporter in range(6, 60):
+        advisor.report(IDS[reporter], tuple(late(source, 0.0) for source in IDS[:6]), 0.0)
+    advisor.decide(0.0)
+    assert advisor.state == "ok" and advisor.max_age_steps is None
+    assert {figures.num_parties for figures in advisor.figures(0.0)} == {2}
+
+
+def test_an_advice_weighs_a_bounded_number_of_sources() -> None:
+    advisor = OffPolicyAdvisor(base_max_age_steps=4)
+    sources = [f"{number:064x}" for number in range(1, 1001)]
+    advisor.report(IDS[0], tuple(late(source, 0.1) for source in sources), 0.0)
+    advisor.decide(0.0)
+    assert len(advisor.advice(IDS[0], 30.0).source_weights) == MAX_WEIGHTS
+
+
+def test_a_node_that_is_no_longer_established_loses_its_vote() -> None:
+    parties = PartiesOf({IDS[0]: "a"})
+    advisor = OffPolicyAdvisor(4, parties=parties)
+    advisor.report(IDS[0], (late(IDS[1], 0.1),), 0.0)
+    assert len(advisor.figures(0.0)) == 1
+    parties.table.clear()
+    assert advisor.figures(0.0) == [] and advisor.decide(0.0) == []
 
 
 def test_a_learner_holds_no_more_edges_than_its_newest_report() -> None:

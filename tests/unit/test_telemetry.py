@@ -153,7 +153,7 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
         "dials": {"answered": 4, "failed": 1},
         "replay_groups": 4,
         "replay_bytes": 999,
-        "advice": "frozen",
+        "advice": "alarm",
         "tokens_generated": 0,
         "at_s": 0.0,
         "restarts": {"worker": 1, "p2pd": 2},
