@@ -80,7 +80,13 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
     ranks = join(config)
     policy = open_policy(config, node_id, loaded, recipes, task_of, ranks)
-    learner = GuardedLearner(policy, load_recipe(config.guard.safe_recipe), config.guard, config.replay.max_age_steps)
+    learner = GuardedLearner(
+        policy,
+        load_recipe(config.guard.safe_recipe),
+        config.guard,
+        config.replay.max_age_steps,
+        generates=Role.GENERATOR in config.roles,
+    )
     evaluator: TransformersGenerator  # always answers with the learner's newest weights
     if ranks is None:
         evaluator = TransformersGenerator(loaded.network, tokenizer, learner.version, config.seed)

@@ -25,6 +25,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.identity import Identity
 from swarm.process import is_running
+from swarm.types import Role
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
 CLOCK_YEARS = (2025, 2100)
@@ -61,6 +62,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         ],
         *[await _check_reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
         *await _check_announced(config),
+        *_check_effect(config),
     ]
 
 
@@ -119,6 +121,21 @@ def _check_memory(config: NodeConfig) -> Finding:
         detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}",
         fix="close other programs, set model.lora_rank, or take a smaller model",
     )
+
+
+def _check_effect(config: NodeConfig) -> list[Finding]:
+    """Whether a trainer notices what the groups of other nodes do to held-out accuracy."""
+    if Role.TRAINER not in config.roles or not config.replay.external_groups or not config.guard.enabled:
+        return []
+    every = config.evaluation.every_steps
+    return [
+        Finding(
+            name="held-out effect",
+            is_ok=every > 0,
+            detail=f"evaluated every {every} steps" if every else "not measured between the first step and the last",
+            fix="set evaluation.every_steps, such as 50: where accuracy falls, groups of other nodes are set aside",
+        )
+    ]
 
 
 def _check_ports(config: NodeConfig) -> list[Finding]:

@@ -320,6 +320,14 @@ class PolicyEvaluated(Event):
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OthersSetAside(Event):
+    """Held-out accuracy fell, so that the learner uses no groups of other nodes; or it does again."""
+
+    step: int
+    is_over: bool = False
+
+
 # --- policy versions --------------------------------------------------------------------------------------
 
 
@@ -397,6 +405,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     "given_up": GroupGivenUp,
     "step": StepMade,
     "evaluation": PolicyEvaluated,
+    "others_set_aside": OthersSetAside,
     "published": VersionPublished,
     "unpublished": VersionUnpublished,
     "applied": VersionApplied,

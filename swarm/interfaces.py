@@ -599,3 +599,7 @@ class Learner(Protocol):
     def save(self) -> None:
         """Writes a checkpoint that reproduces the learner (blocking). Raises OSError where the disk refuses it."""
         ...
+
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Takes in the evaluations of the newest version; called before the checkpoint of that version is written."""
+        ...

@@ -240,6 +240,9 @@ class GuardConfig(Model):
     """Second moment of the log-ratio above which a step (or an age) counts as bad."""
     loose_m2: PositiveFloat = 0.12
     """Second moment up to which a step counts as calm."""
+    tight_nll: PositiveFloat = 2.0
+    """Nats per token by which the tokens of another node, with or without log-probs, may be less likely under our
+    policy than our own are; a source beyond it is set aside."""
     alarm_ess: UnitFloat = 0.05
     """Share below which updates stop."""
     alarm_kl: PositiveFloat = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from swarm.errors import ConfigError
-from swarm.events import LoopFailed, NodeRestored, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
 from swarm.exchange.admission import Admission
 from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.draw_journal import DrawJournal
@@ -100,6 +100,7 @@ class Agent:
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
+        self._are_others_held = False  # the learner's guard set groups of other nodes aside
         config = self.config
 
         # what is known of the others
@@ -249,6 +250,10 @@ class Agent:
         self._last_step_at_s = self.clock.now_s()
         self.coordinator_view.record_edges(report.edges)
         self.context.emit(StepMade.of(report))
+        are_held = bool(report.diagnostics.get("guard_others_held"))
+        if are_held != self._are_others_held:
+            self._are_others_held = are_held
+            self.context.emit(OthersSetAside(step=report.version.step, is_over=not are_held))
         self.context.changed.fire()  # the next round begins, where there are rounds
 
     async def tidy(self, max_bytes: int) -> int:

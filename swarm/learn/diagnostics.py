@@ -126,6 +126,36 @@ class OffPolicyStats:
     mismatch_kl: float  # k3, nats per token
     log_ratio_m2: float
     is_follower: bool = False  # made by another node with this learner's policy
+    is_newcomer: bool = False  # by a node that is not established
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LikelihoodStats:
+    """How likely the trained tokens of one source are under the learner's policy, whatever the source says of them."""
+
+    source: str
+    is_made_here: bool
+    is_newcomer: bool
+    num_tokens: int
+    nll: float  # mean of -log pi, nats per token
+
+
+def likelihood_by_source(batch: Batch, logprobs: Tensor) -> tuple[LikelihoodStats, ...]:
+    """Statistics of every source with trained tokens; it takes no log-probs of the generator."""
+    found: list[LikelihoodStats] = []
+    for source, is_made_here, members in _sources(batch):
+        own = -logprobs.detach()[batch.mask & members[:, None]].double()
+        if own.numel():
+            found.append(
+                LikelihoodStats(
+                    source=source,
+                    is_made_here=is_made_here,
+                    is_newcomer=bool((batch.newcomers & members).any()),
+                    num_tokens=own.numel(),
+                    nll=float(own.mean()),
+                )
+            )
+    return tuple(found)
 
 
 def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats, ...]:
@@ -148,6 +178,7 @@ def off_policy_by_source(batch: Batch, logprobs: Tensor) -> tuple[OffPolicyStats
                         mismatch_kl=figures["mismatch_kl_k3"],
                         log_ratio_m2=figures["log_ratio_m2"],
                         is_follower=not is_made_here and not bool((batch.is_external & members).any()),
+                        is_newcomer=bool((batch.newcomers & members).any()),
                     )
                 )
     return tuple(found)

@@ -23,7 +23,14 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import TaskOf, Tokenizer
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from swarm.learn.diagnostics import OffPolicyStats, Update, off_policy_by_source, step_report
+from swarm.learn.diagnostics import (
+    LikelihoodStats,
+    OffPolicyStats,
+    Update,
+    likelihood_by_source,
+    off_policy_by_source,
+    step_report,
+)
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.layer_noise import LayerNoise
@@ -38,7 +45,7 @@ from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged
 from swarm.objectives.mass_clip import MassHistory, clip_figures, scope_of
 from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
-from swarm.types import Draw, PolicyVersion, StepReport
+from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +107,8 @@ class PolicyLearner:
         self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
         """How off-policy each source was in the newest step."""
+        self.likelihood_stats: tuple[LikelihoodStats, ...] = ()
+        """How likely each source's tokens were in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
@@ -180,6 +189,9 @@ class PolicyLearner:
         if checkpoint is not None:
             write_checkpoint(self._dir, checkpoint)
 
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Does nothing; `GuardedLearner` acts on them."""
+
     def stop(self) -> None:
         """Does nothing; `LeadingLearner` ends the other ranks."""
 
@@ -219,6 +231,7 @@ class PolicyLearner:
                 measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
         self.next_draw = draw.step + 1
         self.off_policy_stats = off_policy_by_source(batch, measured.logprobs)
+        self.likelihood_stats = likelihood_by_source(batch, measured.logprobs)
         return step_report(self.version, draw, batch, measured, updates)
 
     def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:

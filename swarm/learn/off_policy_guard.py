@@ -6,7 +6,9 @@ the checkpoint, so that a restart decides the same. Tightening is immediate, loo
 A figure of another node is its claim: log-probs of the generator cannot be checked. So a source that looks
 bad is set aside, and alone it can do no more; the lag bound follows several sources, or our own groups; the
 level (a cap on ratios, the safe recipe, no update at all) follows our own groups only. Own groups are those made
-here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes report.
+here; on a trainer that leaves generation to nodes that follow it, they are what most of those nodes report, newcomers
+among them only where nobody else is. Two figures take nobody's word: how likely a source's tokens are under our own
+policy, and held-out accuracy (`held_out_effect`), upon whose fall the groups of all others are set aside.
 
 The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardConfig`) and steps in later, for all nodes at once.
 """
@@ -22,16 +24,18 @@ from typing import Any, Final, cast
 from torch import Tensor
 
 from swarm.config import GuardConfig
-from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
+from swarm.learn.diagnostics import AGE_BUCKETS, LikelihoodStats, OffPolicyStats
+from swarm.learn.held_out_effect import HeldOutEffect
 from swarm.learn.learner import PolicyLearner
 from swarm.objectives.recipe import Recipe
-from swarm.types import Draw, DrawnGroup, PolicyVersion, StepReport
+from swarm.types import Draw, DrawnGroup, Evaluation, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
 
 MAX_PATIENCE: Final = 16
 MAX_HELD: Final = 256  # sources that are remembered
 _NOTE: Final = "guard"  # key of the state in a checkpoint's notes
+_EFFECT_NOTE: Final = "held_out_effect"
 
 
 class GuardLevel(IntEnum):
@@ -62,6 +66,7 @@ class GuardState:
     frozen_steps: int = 0  # of the present freeze
     patience: int = 1  # factor on hold_steps: doubled by each tightening, 1 again once all is open and calm
     held: Mapping[str, Quarantine] = field(default_factory=dict[str, Quarantine])  # by source, oldest first
+    own_nll: float | None = None  # nats per token of own groups, of the newest step with some
 
     def is_held(self, source: str) -> bool:
         """True while groups of this source are set aside."""
@@ -83,7 +88,8 @@ class GuardState:
         held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
         numbers = {name: int(data[name]) for name in ("step", "calm_steps", "frozen_steps", "patience")}
         bound = min(int(data["max_age_steps"]), max_age_steps)
-        return GuardState(level=GuardLevel(data["level"]), max_age_steps=bound, held=held, **numbers)
+        own_nll = data.get("own_nll")
+        return GuardState(level=GuardLevel(data["level"]), max_age_steps=bound, held=held, own_nll=own_nll, **numbers)
 
 
 class GuardedLearner:
@@ -96,18 +102,40 @@ class GuardedLearner:
         learner = GuardedLearner(PolicyLearner(...).resume(), load_recipe(config.safe_recipe), config, max_age_steps=4)
     """
 
-    def __init__(self, learner: PolicyLearner, safe: Recipe, config: GuardConfig, max_age_steps: int) -> None:
-        """`safe`: recipe of level SAFE; `max_age_steps`: the configured lag bound."""
+    def __init__(
+        self,
+        learner: PolicyLearner,
+        safe: Recipe,
+        config: GuardConfig,
+        max_age_steps: int,
+        generates: bool = True,
+    ) -> None:
+        """A guard that goes on where the learner's checkpoint left it.
+
+        Args:
+            learner: who makes the steps.
+            safe: recipe of level SAFE.
+            config: thresholds.
+            max_age_steps: the configured lag bound.
+            generates: this node makes groups itself; else established followers are used also after a fall.
+        """
         self._learner = learner
         self._safe = safe
         self._config = config
         self._max_age_steps = max_age_steps
+        self._generates = generates
         self._state = GuardState.from_json(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
+        self._effect = HeldOutEffect.from_json(learner.notes.get(_EFFECT_NOTE, {}) if config.enabled else {})
 
     @property
     def state(self) -> GuardState:
         """What holds for the next step."""
         return self._state
+
+    @property
+    def effect(self) -> HeldOutEffect:
+        """Held-out accuracy so far."""
+        return self._effect
 
     @property
     def version(self) -> PolicyVersion:
@@ -134,18 +162,39 @@ class GuardedLearner:
             is_frozen=level is GuardLevel.FROZEN,
             ratio_band=self._config.cap if level is GuardLevel.CAPPED else math.inf,
         )
-        self._state = decide(self._state, self._learner.off_policy_stats, self._config, self._max_age_steps)
+        self._state = decide(
+            self._state,
+            self._learner.off_policy_stats,
+            self._config,
+            self._max_age_steps,
+            self._learner.likelihood_stats,
+        )
         self._learner.notes[_NOTE] = asdict(self._state)
-        figures = {**self._state.figures(), "guard_groups_left_out": float(len(draw.groups) - len(kept))}
+        figures = {
+            **self._state.figures(),
+            "guard_groups_left_out": float(len(draw.groups) - len(kept)),
+            "guard_others_held": float(self._effect.has_fallen),
+        }
         return replace(report, diagnostics={**report.diagnostics, **figures})
 
     def dry_run(self, draw: Draw) -> None:
         """`PolicyLearner.dry_run` of the whole draw, with the recipe of the present level."""
         self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
 
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Takes in how the newest version answers held-out problems; a fall sets groups of others aside."""
+        if self._config.enabled:
+            self._effect = self._effect.after(evaluations)
+            self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
+
     def _may_use(self, drawn: DrawnGroup) -> bool:
         if drawn.age_steps > self._state.max_age_steps:
             return False
+        if self._effect.has_fallen and not drawn.scored.is_made_here:
+            # Who generates nothing would stop for good; newcomers go first.
+            is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
+            if self._generates or not (is_ours and drawn.is_established):
+                return False
         return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
@@ -162,7 +211,13 @@ def _part(draw: Draw, indices: Sequence[int]) -> Draw:
     return replace(draw, groups=tuple(draw.groups[index] for index in indices), baselines=baselines)
 
 
-def decide(state: GuardState, stats: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int) -> GuardState:
+def decide(
+    state: GuardState,
+    stats: Sequence[OffPolicyStats],
+    config: GuardConfig,
+    max_age_steps: int,
+    likelihoods: Sequence[LikelihoodStats] = (),
+) -> GuardState:
     """The state for the next step.
 
     Args:
@@ -170,13 +225,16 @@ def decide(state: GuardState, stats: Sequence[OffPolicyStats], config: GuardConf
         stats: `off_policy_by_source` of this step.
         config: thresholds.
         max_age_steps: the configured lag bound.
+        likelihoods: `likelihood_by_source` of this step.
     """
     if not config.enabled:
         return GuardState(max_age_steps=max_age_steps)
     informative = [each for each in stats if each.num_tokens >= config.min_tokens]
-    own = _own([each for each in informative if each.first_age is None])
+    trusted = [each for each in informative if not each.is_newcomer] or informative
+    own = _own([each for each in trusted if each.first_age is None])
     level, frozen, why = _level(state, own, config)
-    bound, late = _lag_bound(state, informative, config, max_age_steps)
+    bound, late = _lag_bound(state, trusted, config, max_age_steps)
+    own_nll = _own_nll(state, likelihoods)
     is_calm = own is not None and _is_calm(own, config)
     is_tighter = level > state.level or bound < state.max_age_steps
     if is_calm and not is_tighter and state.calm_steps + 1 >= config.hold_steps * state.patience:
@@ -190,7 +248,8 @@ def decide(state: GuardState, stats: Sequence[OffPolicyStats], config: GuardConf
         calm_steps=0 if changed or (own is not None and not is_calm) else state.calm_steps + is_calm,
         frozen_steps=frozen,
         patience=_patience(state, is_tighter, changed, is_calm, config),
-        held=_quarantine(state, informative, config),
+        held=_quarantine(state, informative, _unlikely(own_nll, likelihoods, config), config),
+        own_nll=own_nll,
     )
     if changed:
         _log(state, after, "; ".join(filter(None, (why, late))))
@@ -259,7 +318,34 @@ def _are_most_followers(bad: Sequence[tuple[OffPolicyStats, str]], stats: Sequen
     return 2 * sum(each.is_follower for each, _ in bad) > sum(each.is_follower for each in stats)
 
 
-def _quarantine(state: GuardState, informative: Sequence[OffPolicyStats], config: GuardConfig) -> dict[str, Quarantine]:
+def _own_nll(state: GuardState, likelihoods: Sequence[LikelihoodStats]) -> float | None:
+    """Nats per token of own groups, else of the established source in the middle, else what was known."""
+    own = [each.nll for each in likelihoods if each.is_made_here]
+    established = [each.nll for each in likelihoods if not each.is_newcomer]
+    return median_low(own or established) if own or established else state.own_nll
+
+
+def _unlikely(
+    own_nll: float | None, likelihoods: Sequence[LikelihoodStats], config: GuardConfig
+) -> list[tuple[str, str]]:
+    """(source, what is wrong) of those whose tokens our own policy would hardly have drawn."""
+    if own_nll is None:
+        return []
+    return [
+        (each.source, trouble)
+        for each in likelihoods
+        if not each.is_made_here
+        and each.num_tokens >= config.min_tokens
+        and (trouble := _above("nll over that of own groups", each.nll - own_nll, config.tight_nll))
+    ]
+
+
+def _quarantine(
+    state: GuardState,
+    informative: Sequence[OffPolicyStats],
+    unlikely: Sequence[tuple[str, str]],
+    config: GuardConfig,
+) -> dict[str, Quarantine]:
     """Sources set aside next; the patience with a source that behaves for as long as it was held starts anew.
 
     Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
@@ -272,14 +358,11 @@ def _quarantine(state: GuardState, informative: Sequence[OffPolicyStats], config
     whole = [each for each in informative if each.first_age is None]
     bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, config))]
     spares_followers = not _makes_own(informative) and _are_most_followers(bad, whole)
-    for each, trouble in bad:
-        if each.is_follower and spares_followers:
-            continue
-        patience = held.pop(each.source).patience if each.source in held else 1
-        held[each.source] = Quarantine(
-            until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE)
-        )
-        logger.info("source set aside", extra={"source": each.source, "reason": trouble})
+    found = {each.source: trouble for each, trouble in bad if not (each.is_follower and spares_followers)}
+    for source, trouble in {**dict(unlikely), **found}.items():
+        patience = held.pop(source).patience if source in held else 1
+        held[source] = Quarantine(until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE))
+        logger.info("source set aside", extra={"source": source, "reason": trouble})
     while len(held) > MAX_HELD:
         del held[next(iter(held))]
     return held

@@ -203,4 +203,5 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
                 at_s=worker.clock.now_s(),
             )
         )
+    learner.evaluated(evaluations)
     await worker.exchange.report_evaluations(evaluations)

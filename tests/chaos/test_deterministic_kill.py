@@ -22,7 +22,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
 from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_identity, make_rollout
 from swarm.testing.nodes import inline, make_agent, make_context
-from swarm.types import Draw, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
+from swarm.types import Draw, Evaluation, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
 
 NUM_STEPS = 6
 LOCAL_GROUPS = 3
@@ -127,6 +127,9 @@ class HashLearner:
 
     def dry_run(self, draw: Draw) -> None:
         """Leaves no trace in the weights."""
+
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        pass
 
     def save(self) -> None:
         self._machine.write()

@@ -17,20 +17,20 @@ from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.testing.builders import make_group, make_identity, make_scored
-from swarm.types import Correction, Draw, DrawnGroup
+from swarm.types import Correction, Draw, DrawnGroup, Evaluation
 
 MAX_AGE = 8
 OWN = make_identity().node_id  # whose groups `make_group` makes
 pytestmark = pytest.mark.timeout(60)  # the first test imports the model library
 
 
-def guarded(dir: Path, config: GuardConfig) -> GuardedLearner:
+def guarded(dir: Path, config: GuardConfig, generates: bool = True) -> GuardedLearner:
     loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
     recipe = load_recipe("sapo_swarm")
     learner = PolicyLearner(
         loaded.network, loaded.tokenizer, recipe, LearnerConfig(learning_rate=1e-3), ReplayConfig(), OWN, dir
     ).resume()
-    return GuardedLearner(learner, load_recipe("gspo"), config, MAX_AGE)
+    return GuardedLearner(learner, load_recipe("gspo"), config, MAX_AGE, generates)
 
 
 def draw(step: int, correction: Correction = Correction.EXACT, age: int = 0) -> Draw:
@@ -129,3 +129,59 @@ def test_a_token_outside_the_band_has_no_gradient_whatever_the_unit_of_the_ratio
     is_outside = (logprobs - batch.behavior_logprobs).abs() > math.log(1.5)
     assert bool((is_outside & batch.mask).any()) and bool(found.logprobs.any())
     assert not found.logprobs[is_outside].any()
+
+
+# --- figures that take nobody's word -----------------------------------------------------------
+
+
+def evaluated(learner: GuardedLearner, *accuracies: float) -> None:
+    for accuracy in accuracies:
+        learner.evaluated(
+            [
+                Evaluation(
+                    step=learner.version.step,
+                    env="sort",
+                    split="held_out",
+                    accuracy=accuracy,
+                    num_problems=64,
+                    majority_baseline=0.1,
+                    at_s=0.0,
+                )
+            ]
+        )
+
+
+def test_after_a_fall_of_held_out_accuracy_only_own_groups_are_used_also_after_a_restart(tmp_path: Path) -> None:
+    config = GuardConfig(min_tokens=10**6)
+    learner = guarded(tmp_path, config)
+    own = draw(1).groups[0]
+    other = from_elsewhere(own, "b" * 64)
+    both = (own, other)
+    evaluated(learner, 0.7, 0.72, 0.71)
+    assert learner.step(Draw(step=1, groups=both, num_zero_variance=0)).num_external == 1
+    evaluated(learner, 0.3)
+    report = learner.step(Draw(step=2, groups=both, num_zero_variance=0))
+    assert (report.num_local, report.num_external, report.diagnostics["guard_others_held"]) == (1, 0, 1)
+    learner.save()
+    again = guarded(tmp_path, config)
+    assert again.step(Draw(step=3, groups=both, num_zero_variance=0)).num_external == 0
+    evaluated(again, 0.7)
+    assert again.step(Draw(step=4, groups=both, num_zero_variance=0)).num_external == 1
+
+
+def test_a_guard_that_does_not_look_at_evaluations_would_go_on_with_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedLearner, "evaluated", lambda self, evaluations: None)
+    with pytest.raises(AssertionError):
+        test_after_a_fall_of_held_out_accuracy_only_own_groups_are_used_also_after_a_restart(tmp_path)
+
+
+def test_a_trainer_that_generates_nothing_goes_on_with_established_followers_after_a_fall(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=10**6), generates=False)
+    known, new = (from_elsewhere(drawn, OWN) for drawn in draw(1).groups)
+    evaluated(learner, 0.7, 0.7, 0.7, 0.2)
+    groups = (known, replace(new, is_established=False))
+    report = learner.step(Draw(step=1, groups=groups, num_zero_variance=0))
+    assert not report.was_skipped
+    assert (report.num_from_followers, report.diagnostics["guard_groups_left_out"]) == (1, 1)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.config import GuardConfig
-from swarm.learn.diagnostics import AGE_BUCKETS, OffPolicyStats
+from swarm.learn import off_policy_guard
+from swarm.learn.diagnostics import AGE_BUCKETS, LikelihoodStats, OffPolicyStats
 from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
 
 CONFIG = GuardConfig()
@@ -197,3 +198,48 @@ def test_the_lag_bound_falls_where_most_followers_are_off_policy_at_an_age() -> 
     assert next(iter(play(constant(*bad), 1))).max_age_steps == 3
     good = (tokens(0.01, "B"), tokens(0.01, "B", first_age=4))
     assert next(iter(play(constant(*bad, *good), 1))).max_age_steps == MAX_AGE
+
+
+# --- what no claim is needed for ---------------------------------------------------------------
+
+
+def likely(nll: float, source: str = "own", num_tokens: int = 500, is_newcomer: bool = False) -> LikelihoodStats:
+    return LikelihoodStats(
+        source=source, is_made_here=source == "own", is_newcomer=is_newcomer, num_tokens=num_tokens, nll=nll
+    )
+
+
+def held_after(*steps: list[LikelihoodStats]) -> set[str]:
+    state = GuardState(max_age_steps=MAX_AGE)
+    for seen in steps:
+        state = decide(state, [], CONFIG, MAX_AGE, seen)
+    return set(state.held)
+
+
+def test_a_source_without_log_probs_whose_tokens_we_would_hardly_draw_is_set_aside() -> None:
+    assert held_after([likely(1.0), likely(1.8, "honest"), likely(3.6, "trained end of sequence")]) == {
+        "trained end of sequence"
+    }
+    assert held_after([likely(5.0), likely(6.0, "as unsure as we are")]) == set()
+    assert held_after([likely(1.0), likely(9.0, "few", num_tokens=CONFIG.min_tokens - 1)]) == set()
+
+
+def test_steps_without_own_groups_compare_with_the_last_that_had_some() -> None:
+    assert held_after([likely(1.0)], [likely(4.0, "a"), likely(4.0, "b")]) == set()  # both established: the new middle
+    assert held_after([likely(1.0)], [likely(4.0, "a", is_newcomer=True)]) == {"a"}
+    assert held_after([likely(4.0, "a", is_newcomer=True)]) == set(), "nothing is known yet"
+
+
+def test_without_that_figure_a_source_without_log_probs_is_never_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_policy_guard, "_unlikely", lambda own_nll, likelihoods, config: [])
+    assert held_after([likely(1.0), likely(9.0, "trained end of sequence")]) == set()
+
+
+def test_newcomers_who_follow_move_no_level_where_somebody_is_established() -> None:
+    fine, bad = (
+        tokens(0.01, "A"),
+        [dataclasses.replace(tokens(3.0, name), is_newcomer=True) for name in ("B", "C", "D")],
+    )
+    assert [state.level for state in play(constant(fine, *bad), 3)] == [GuardLevel.OPEN] * 3
+    alone = list(play(constant(*bad), 1))
+    assert alone[0].level is GuardLevel.FROZEN, "nobody else is there to measure by"

@@ -27,6 +27,7 @@ from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
     Canary,
     Draw,
+    Evaluation,
     FinishReason,
     FloatArray,
     LoadReport,
@@ -87,6 +88,9 @@ class ScriptedLearner:
     def snapshot(self) -> tuple[PolicyVersion, object]:
         """The version is all there is."""
         return self.version, None
+
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Learns nothing from them."""
 
     def save(self) -> None:
         self._disk["checkpoint"] = (self.version, self.next_draw)

@@ -1,0 +1,123 @@
+"""Effect of a run's steps on held-out accuracy: from evaluations to whether groups of other nodes are set aside.
+
+Invariant: pure functions of plain numbers that are kept with the checkpoint. Nobody's word is in it: held-out problems
+are never trained on, answered greedily by our own policy and scored here. What is not evaluated is not noticed.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from swarm.types import Evaluation
+
+logger = logging.getLogger(__name__)
+
+FALL_SIGMAS: Final = 3.0  # below the best twice in a row: accuracy has fallen
+PLUNGE_SIGMAS: Final = 5.0  # below the best once
+CALM_SIGMAS: Final = 1.0  # below the best, up to which it has come back
+POOLED: Final = 4  # evaluations that are one figure: the best of many single ones is mostly luck
+MAX_HELD: Final = 8  # evaluations without others' groups after which these are not the cause
+_ADVICE: Final = (
+    "groups of other nodes are set aside until it comes back; look at learn/source_* for who came last, "
+    "put keys on the deny list, or start again from an older checkpoint"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """Right answers of some problems."""
+
+    num_right: float = 0.0
+    num_problems: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of right answers; 0 of none."""
+        return self.num_right / max(1, self.num_problems)
+
+    def sigmas_below(self, best: "Accuracy") -> float:
+        """How far this is below another, in standard deviations of the difference of two binomials."""
+        total = self.num_problems + best.num_problems
+        pooled = (self.num_right + best.num_right) / max(1, total)
+        variance = pooled * (1 - pooled) * (1 / max(1, self.num_problems) + 1 / max(1, best.num_problems))
+        return (best.share - self.share) / math.sqrt(variance) if variance > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """Held-out accuracy of one environment."""
+
+    best: Accuracy = Accuracy()
+    recent: tuple[Accuracy, ...] = ()  # at most POOLED
+    num_held: int = 0  # evaluations since it fell; 0: it has not
+    is_low: bool = False  # the newest was below FALL_SIGMAS
+
+    def after(self, now: Accuracy) -> "Course":
+        """With one more evaluation."""
+        sigmas = now.sigmas_below(self.best) if self.best.num_problems else 0.0
+        if self.num_held:
+            if sigmas < CALM_SIGMAS:
+                return replace(self, num_held=0, recent=(now,))
+            if self.num_held < MAX_HELD:
+                return replace(self, num_held=self.num_held + 1)
+            return Course(best=now, recent=(now,))
+        if sigmas >= PLUNGE_SIGMAS or (sigmas >= FALL_SIGMAS and self.is_low):
+            return replace(self, num_held=1, is_low=False)
+        if sigmas >= FALL_SIGMAS:
+            return replace(self, is_low=True)
+        recent = (*self.recent, now)[-POOLED:]
+        pooled = Accuracy(
+            num_right=sum(each.num_right for each in recent), num_problems=sum(each.num_problems for each in recent)
+        )
+        is_best = pooled.share >= self.best.share and len(recent) == POOLED
+        is_early = self.best.num_problems < pooled.num_problems  # no best of a whole window is known
+        return Course(best=pooled if is_best or is_early else self.best, recent=recent)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutEffect:
+    """Courses by environment; part of the checkpoint."""
+
+    courses: Mapping[str, Course]
+
+    @property
+    def has_fallen(self) -> bool:
+        """True from a fall of any environment until it comes back, or others' groups turn out not to be the cause."""
+        return any(course.num_held for course in self.courses.values())
+
+    def after(self, evaluations: Sequence[Evaluation]) -> "HeldOutEffect":
+        """With the evaluations of one step; a fall is logged with what to do."""
+        courses = dict(self.courses)
+        for each in evaluations:
+            if each.split != "held_out":
+                continue
+            before = courses.get(each.env, Course())
+            now = Accuracy(num_right=each.accuracy * each.num_problems, num_problems=each.num_problems)
+            courses[each.env] = course = before.after(now)
+            fields = {"env": each.env, "step": each.step, "accuracy": each.accuracy, "best": before.best.share}
+            if course.num_held == 1:
+                logger.error("held-out accuracy fell", extra={**fields, "advice": _ADVICE})
+            elif before.num_held and not course.num_held:
+                logger.warning("groups of other nodes are used again", extra=fields)
+        return HeldOutEffect(courses=courses)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {env: asdict(course) for env, course in self.courses.items()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "HeldOutEffect":
+        """The effect of `to_json`, also by way of JSON; an empty mapping is a run that begins."""
+        return HeldOutEffect(
+            courses={
+                env: Course(
+                    best=Accuracy(**course["best"]),
+                    recent=tuple(Accuracy(**each) for each in course["recent"]),
+                    num_held=int(course["num_held"]),
+                    is_low=bool(course["is_low"]),
+                )
+                for env, course in data.items()
+            }
+        )
