@@ -23,6 +23,7 @@ from swarm.wire.credentials import (
 )
 
 MAX_REMEMBERED: Final = 16_384  # nodes whose credential was good
+MAX_GUESTS: Final = 256  # of one member, at a time; the coordinator may invite any number
 MAX_REFUSED: Final = 4_096  # credentials that were not, by digest
 WORK_CHECKS_PER_S: Final = 20.0  # 2 ms each: 4 % of one core at most
 INVITATION_CHECKS_PER_S: Final = 200.0  # 0.1 ms each
@@ -66,6 +67,7 @@ class EntryRule:
         self.config, self._coordinator = config, coordinator or self._coordinator
         self._members, self._denied = frozenset(config.members), frozenset(config.denied)
         self._admitted.clear()
+        self._guests: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
         self._refused.clear()
 
     def fresh(self) -> "EntryRule":
@@ -134,14 +136,19 @@ class EntryRule:
         if self.config.kind == "open" and not data:
             return ""
         reason = self._refused.get(mark)
+        is_needed = known is None and self.config.kind != "open"
         if reason is None:
-            found = self._check(node_id, credential_from_bytes(data), checks)
+            try:
+                found = self._check(node_id, credential_from_bytes(data), checks)
+            except Unavailable:
+                if is_needed:
+                    raise
+                return ""  # it is looked at again the next time
             if not isinstance(found, str):
                 self._admitted[node_id] = _Admitted(mark, *found)
                 return ""
             reason = self._refused[mark] = found
-        # Of a newer invitation, or of one where none is needed, nothing is lost when it is not good.
-        return "" if known is not None or self.config.kind == "open" else reason
+        return reason if is_needed else ""
 
     def _check(self, node_id: NodeId, shown: Credential | None, checks: _Checks) -> tuple[float, NodeId | None] | str:
         """Until when a credential is good, and who vouches; or why it is not."""
@@ -160,8 +167,10 @@ class EntryRule:
                 raise Unavailable("too many strangers show invitations; try again later")
             elif not fits_invitation(given, self._run_id, node_id):
                 reason = f"the invitation is not for this node and run; {_fix(node_id)}"
-            else:
+            elif self._has_place(voucher, node_id, float(given.expires_at_s)):
                 return float(given.expires_at_s), voucher
+            elif shown.work is None:
+                raise Unavailable(f"{short(voucher)} answers for {MAX_GUESTS} nodes now, the most; {_fix(node_id)}")
         if self.config.kind != "work":
             return reason
         if shown.work is None:
@@ -173,6 +182,19 @@ class EntryRule:
         if not fits_work(shown.work, self._run_id, node_id, self.config.work_bits):
             return "the proof of work is not for this node and run: delete its work.json, and start it again"
         return work_ends_s(shown.work), None
+
+    def _has_place(self, voucher: NodeId, node_id: NodeId, until_s: float) -> bool:
+        """Whether a member may answer for one more node; so one that turns cannot fill what is remembered of others."""
+        if voucher == self._coordinator:
+            return True
+        guests = self._guests.setdefault(voucher, {})
+        if node_id not in guests and len(guests) >= MAX_GUESTS:
+            now_s = self._clock.now_s()
+            guests = self._guests[voucher] = {guest: end_s for guest, end_s in guests.items() if end_s > now_s}
+        if node_id not in guests and len(guests) >= MAX_GUESTS:
+            return False
+        guests[node_id] = until_s
+        return True
 
 
 def _fix(node_id: NodeId) -> str:

@@ -20,7 +20,7 @@ from swarm.interfaces import PeerAddress
 from swarm.peers import entry as entry_module
 from swarm.peers.entry import EntryRule
 from swarm.testing.builders import HoldsNothing
-from swarm.wire.credentials import Credential, WorkProof, epoch_at, seal_invitation
+from swarm.wire.credentials import DAY_S, Credential, WorkProof, epoch_at, seal_invitation
 
 
 @asynccontextmanager
@@ -163,6 +163,40 @@ def test_an_invitation_of_the_coordinator_is_as_good_as_the_list() -> None:
     rule.require(STRANGER.node_id, invitation(STRANGER, OPERATOR))
     assert rule.is_member(STRANGER.node_id)
     assert rule.voucher_of(STRANGER.node_id) is None
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_member_who_turns_fills_no_table_with_keys(is_checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guests beyond the bound are refused, others stay known, and places of ended invitations come back."""
+    monkeypatch.setattr(entry_module, "MAX_REMEMBERED", 20)
+    monkeypatch.setattr(entry_module, "MAX_GUESTS", 8 if is_checked else 10**9)
+    clock, turned = ManualClock(SystemClock().now_s()), Identity.create()
+    config = EntryConfig(kind="invited", members=(MEMBER.node_id, turned.node_id))
+    rule = EntryRule(config, RUN, clock, OPERATOR.node_id)
+    rule.require(STRANGER.node_id, invitation(STRANGER, days=9))
+    keys = [Identity.create() for _ in range(30)]
+    num_let_in = sum(rule.admits(key.node_id, invitation(key, turned)) for key in keys)
+    assert num_let_in == (8 if is_checked else 30)
+    assert rule.is_admitted(STRANGER.node_id) is is_checked
+    if is_checked:
+        late = invitation(keys[-1], turned, days=5)
+        assert not rule.admits(keys[-1].node_id, late)
+        clock.advance(2 * DAY_S)
+        assert rule.admits(keys[-1].node_id, late)
+
+
+def test_a_flood_of_false_invitations_shuts_nobody_out_of_an_open_run() -> None:
+    """Who is invited counts as a newcomer until its invitation can be looked at."""
+    clock = ManualClock(SystemClock().now_s())
+    rule = EntryRule(EntryConfig(kind="open", members=(MEMBER.node_id,)), RUN, clock)
+    false, good = invitation(MEMBER), invitation(STRANGER)
+    for number in range(1000):
+        assert rule.admits(f"{number:064x}", false)
+    assert rule.admits(STRANGER.node_id, good)
+    assert rule.voucher_of(STRANGER.node_id) is None
+    clock.advance(1.0)
+    assert rule.admits(STRANGER.node_id, good)
+    assert rule.voucher_of(STRANGER.node_id) == MEMBER.node_id
 
 
 def test_a_flood_of_strangers_costs_a_bounded_number_of_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 Each attack is carried out a second time with its check taken out, and then succeeds.
 """
 
+import json
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -30,11 +31,18 @@ from swarm.config import (
     load_config,
 )
 from swarm.errors import ConfigError, Unauthenticated
-from swarm.identity import Identity
+from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.wire.credentials import DAY_S
 from swarm.wire.held_manifest import HELD, load_held, with_held
 from swarm.wire.join_link import JoinLink
-from swarm.wire.run_manifest import SignedManifest, check_succession, manifest_of, sign_manifest, write_toml
+from swarm.wire.run_manifest import (
+    SignedManifest,
+    check_succession,
+    manifest_of,
+    read_manifest,
+    sign_manifest,
+    write_toml,
+)
 
 RUN = "rotation"
 MEMBER, NEWCOMER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -233,6 +241,16 @@ def test_two_manifests_of_one_serial_are_never_both_taken(tmp_path: Path) -> Non
         check_succession(held, sign_manifest(manifest.model_copy(update={"serial": 8}), Identity.create()))
     uncounted = replace(held, manifest=manifest.model_copy(update={"serial": 0}))  # of a release that did not count
     check_succession(uncounted, sign_manifest(manifest.model_copy(update={"serial": 0, "created_at_s": 2}), identity))
+
+
+def test_a_manifest_of_a_release_that_counted_no_serials_opens_and_admits_everybody(tmp_path: Path) -> None:
+    identity = Identity.create()
+    data = manifest_of(config_in(tmp_path).node, RUN, "", 1.0).model_dump(mode="json")
+    for later in ("serial", "expires_at_s", "next_key", "entry", "anchors"):
+        del data[later]
+    text = json.dumps(data).encode()
+    manifest = read_manifest(text, identity.public_key, identity.sign(DOMAIN_MANIFEST, text), identity.node_id, RUN)
+    assert (manifest.serial, manifest.expires_at_s, manifest.next_key, manifest.entry.kind) == (0, 0.0, "", "open")
 
 
 @pytest.mark.parametrize(
