@@ -376,6 +376,16 @@ class ApplyFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerEquivocated(Event):
+    """The trainer that this node follows signed two versions of one step: it is followed no longer."""
+
+    policy_id: str
+    step: int
+    first: str  # digests of the two manifests
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownEvent(Event):
     """An event that this release cannot read: of a newer one, or damaged. Kept as it is, and counted nowhere."""
 
@@ -410,6 +420,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     "unpublished": VersionUnpublished,
     "applied": VersionApplied,
     "apply_failed": ApplyFailed,
+    "equivocated": OwnerEquivocated,
 }
 _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 

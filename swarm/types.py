@@ -372,6 +372,7 @@ class Advert:
     cursor: Cursor  # newest entry of its log
     expires_at_s: float  # wall clock
     credential: bytes = b""  # what it shows to take part, serialised
+    equivocator: str = ""  # 16 hex digits of an owner that it can prove to have signed two versions of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

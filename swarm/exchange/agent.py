@@ -170,7 +170,7 @@ class Agent:
             return None
         if Role.TRAINER in config.roles or Role.GENERATOR not in config.roles:
             return None
-        return WeightFollower(self.context, weights, self.weight_server)
+        return WeightFollower(self.context, weights, self.weight_server, self.reputation.condemn)
 
     # --- restart -------------------------------------------------------------------------------
 
@@ -309,12 +309,19 @@ class Agent:
         is_had = self.version_publisher is not None or self.weight_follower is not None
         return self.newest_version if is_had else replace(self.newest_version, digest=b"")
 
-    async def wait_offer_changed(self, advertised: PolicyVersion) -> None:
-        """Waits until the advert must change: another lineage is offered, or weights for the first time."""
-        of = (advertised.policy_id, bool(advertised.digest))
-        await self.context.changed.until(
-            lambda: (self.advertised_version.policy_id, bool(self.advertised_version.digest)) != of
-        )
+    async def wait_offer_changed(self, advert: Advert) -> None:
+        """Waits until the advert must change: another lineage is offered, weights for the first time, or a proof."""
+
+        def offer(head: PolicyVersion, equivocator: str) -> tuple[str, bool, str]:
+            return head.policy_id, bool(head.digest), equivocator
+
+        of = offer(advert.head, advert.equivocator)
+        await self.context.changed.until(lambda: offer(self.advertised_version, self._equivocator) != of)
+
+    @property
+    def _equivocator(self) -> str:
+        """The owner that was proven false last, as the advert names it; empty where none was."""
+        return next(reversed(self.weight_server.proofs), "")[:16]
 
     def is_alive(self, node_id: NodeId) -> bool:
         """Whether that peer is in the swarm for sure: it proved its key to us, or its groups were admitted."""
@@ -340,6 +347,7 @@ class Agent:
             held_bytes=self.replay.num_bytes,
             cursor=self.streams.log_head,
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
+            equivocator=self._equivocator,
             credential=self.credential(),
         )
 

@@ -69,7 +69,7 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
             continue
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await agent.wait_offer_changed(advert.head)
+                await agent.wait_offer_changed(advert)
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:

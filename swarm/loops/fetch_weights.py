@@ -26,6 +26,7 @@ from swarm.weights.unusable import Unusable
 logger = logging.getLogger(__name__)
 
 NUM_OTHERS: Final = 2  # sources besides the trainer that are watched
+NUM_WITNESSES: Final = 2  # besides, of those who claim that the trainer showed others something else
 NUM_FETCHERS: Final = 4  # chunks on their way at a time
 MAX_IDLE_MANIFESTS: Final = 4096  # without news that a source may send on one watch
 
@@ -47,7 +48,8 @@ async def follow_loop(
             tasks.create_task(supervise(f"fetch {number}", follower.fetcher.run, agent, rng), name=f"fetch {number}")
         while True:
             wanted = choose_sources(agent, follower, adverts)
-            if not any(address.node_id == follower.policy_id for address in wanted):
+            is_ended = follower.state is FollowerState.ENDED
+            if not is_ended and not any(address.node_id == follower.policy_id for address in wanted):
                 wanted |= {a for a in watched if a.node_id == follower.policy_id}  # where it was, until it says more
             for gone in [address for address, task in watched.items() if address not in wanted or task.done()]:
                 watched.pop(gone).cancel()
@@ -75,6 +77,8 @@ def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Adv
     Those that served well come first, so that new identities do not take their places.
     """
     policy_id = follower.policy_id
+    if follower.state is FollowerState.ENDED:
+        return set()
     others = [
         advert
         for advert in adverts
@@ -84,7 +88,25 @@ def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Adv
     served = follower.sources.has_served
     others.sort(key=lambda a: (not served(a.node_id), hashlib.sha256((agent.node_id + a.node_id).encode()).digest()))
     chosen = [*(advert for advert in adverts if advert.node_id == policy_id), *others[:NUM_OTHERS]]
+    chosen += choose_witnesses(agent, follower, adverts)
     return {PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]) for a in chosen if a.endpoints}
+
+
+def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
+    """Up to NUM_WITNESSES nodes that claim a proof against our trainer, or were shown other weights than we.
+
+    Each time others: whoever claims without a proof holds up nobody else for longer than one look-up.
+    """
+    claiming = [
+        advert
+        for advert in adverts
+        if advert.node_id not in (follower.policy_id, agent.node_id)
+        if advert.equivocator == follower.policy_id[:16] or follower.is_suspect(advert.head)
+        if agent.reputation.is_allowed(advert.node_id) and not follower.sources.is_banned(advert.node_id)
+    ]
+    look_up = int(agent.clock.monotonic_s() / agent.config.exchange.lookup_every_s)
+    claiming.sort(key=lambda a: hashlib.sha256(f"{look_up} {agent.node_id} {a.node_id}".encode()).digest())
+    return claiming[:NUM_WITNESSES]
 
 
 class SourceWatcher:

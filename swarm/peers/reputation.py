@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.errors import Unavailable
-from swarm.flow import TokenBucket
+from swarm.flow import BoundedTable, TokenBucket
 from swarm.types import NodeId, RefusalReason, short
 
 FLOOR: Final = -10.0  # below it a peer is refused without any work
@@ -92,6 +92,7 @@ class Reputation:
         self._half_life_s = half_life_s
         self._max_peers = max_peers
         self._peers: OrderedDict[NodeId, _Peer] = OrderedDict()
+        self._proven = BoundedTable[NodeId, None](max_peers)  # false by their own signatures
 
     def score(self, peer: NodeId) -> float:
         """Score now: 0 for an unknown peer, below FLOOR is refused, decays to 0 by half every half-life."""
@@ -103,6 +104,8 @@ class Reputation:
 
     def is_allowed(self, peer: NodeId) -> bool:
         """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
+        if peer in self._proven:
+            return False
         known = self._peers.get(peer)
         # The stored score comes first, as it is cheap: a low one only rises by itself.
         return known is None or known.score >= FLOOR or self.score(peer) >= FLOOR
@@ -111,6 +114,10 @@ class Reputation:
         """Raises Unavailable while the peer's score is below the floor."""
         if not self.is_allowed(peer):
             raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
+
+    def condemn(self, peer: NodeId) -> None:
+        """A peer whose own signatures contradict each other is not allowed any more, however long ago that was."""
+        self._proven[peer] = None
 
     def try_take(self, peer: NodeId) -> bool:
         """Takes one group out of the peer's quota; False when it is used up."""

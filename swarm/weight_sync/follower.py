@@ -5,12 +5,12 @@ that the engine refuses is reported. No task is started here: `swarm.loops.fetch
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
 from swarm.errors import StorageFull
-from swarm.events import ApplyFailed, DiskFull, VersionApplied, digest_text
+from swarm.events import ApplyFailed, DiskFull, OwnerEquivocated, VersionApplied, digest_text
 from swarm.interfaces import PeerClient
 from swarm.node_context import NodeContext
 from swarm.types import (
@@ -28,6 +28,7 @@ from swarm.types import (
 from swarm.weight_sync.choose_trainer import TrainerChoice
 from swarm.weight_sync.chunk_fetch import ChunkFetcher, ChunkSources
 from swarm.weight_sync.credit import CreditBalance
+from swarm.weight_sync.equivocation import EquivocationProof, EquivocationWitness, load_proof, save_proof
 from swarm.weight_sync.update_planner import KnownPatches, News, UpdatePlanner
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.patch_graph import Patch
@@ -45,11 +46,13 @@ class FollowerState(StrEnum):
     SEARCHING -> WATCHING: adverts show which trainer to follow (`on_adverts`).
     WATCHING -> READY: the engine took a version of it (`on_applied`).
     READY -> WATCHING: another engine than the one that took it asks for an update (`next_update`).
+    any -> ENDED: the trainer signed two versions of one step (`on_manifest`); it is not followed any more.
     """
 
     SEARCHING = "searching"  # no trainer is known
     WATCHING = "watching"  # its versions are watched and fetched; the engine serves none of them
     READY = "ready"  # the engine serves one: groups may be made as far as there is credit
+    ENDED = "ended"  # the trainer is proven to have told others something else
 
 
 class WeightFollower:
@@ -59,6 +62,7 @@ class WeightFollower:
         context: of the node; `changed` is fired when the plan, the credit or a connection changed.
         store: where chunks and manifests are kept.
         weight_server: serves to others what has arrived in whole.
+        on_equivocation: called with a trainer that was proven to have signed two versions of a step.
 
     Example:
         await follower.on_adverts(await directory.lookup())
@@ -66,7 +70,13 @@ class WeightFollower:
         chain = await follower.next_update(held, wait=True)
     """
 
-    def __init__(self, context: NodeContext, store: WeightStore, weight_server: WeightServer) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        store: WeightStore,
+        weight_server: WeightServer,
+        on_equivocation: Callable[[NodeId], None] = lambda owner: None,
+    ) -> None:
         config, clock = context.config, context.clock
         self._config = config
         self._node_id = context.node_id
@@ -74,11 +84,14 @@ class WeightFollower:
         self._offload = context.offload
         self._store = store
         self._weight_server = weight_server
+        self._on_equivocation = on_equivocation
         self._choice = TrainerChoice(
             node_id=context.node_id, named=config.follow.policy, directory=config.dir, clock=clock
         )
         self._planner = UpdatePlanner(KnownPatches(config.follow.policy), store.max_bytes)  # empty while SEARCHING
         self._handed: tuple[Patch, ...] = ()  # the chain that was handed out last
+        self._witness = EquivocationWitness()  # of the lineage that is followed
+        self._newest_branch = 0  # that its trainer signed, whoever showed it
         self.state = FollowerState.SEARCHING
         self.head = self._no_version  # what our advert says: the version that the engine serves
         self.changed = context.changed
@@ -117,6 +130,9 @@ class WeightFollower:
                 if self._planner.is_held_known:
                     planner.set_held(self._planner.held)
                 self._planner, self.state = planner, FollowerState.WATCHING
+                proof = await self._offload(load_proof, self._config.dir, self._store)
+                if proof is not None and proof.policy_id == policy_id:
+                    self._end(proof)
                 self.changed.fire()
         for advert in adverts:
             if advert.node_id == self.policy_id:
@@ -132,6 +148,7 @@ class WeightFollower:
         """What the disk has of the lineage, after a restart."""
         planner = UpdatePlanner(KnownPatches(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._weight_server.restore(policy_id):
+            self._witness.observe(manifest, sealed)
             patch = Patch(manifest=manifest, sealed=sealed)
             news, forgotten = planner.known.add(patch, is_from_owner=False)
             planner.set_missing(patch, await self._offload(self._store.missing, manifest.chunks))
@@ -173,6 +190,17 @@ class WeightFollower:
         if manifest.version.policy_id != self.policy_id:
             detail = f"lineage {short(manifest.version.policy_id)}, watched {short(self.policy_id)}"
             return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
+        if known is None and not manifest.branch:
+            return News.TOO_OLD  # signed by release 0.1.0: what contradicts it would prove nothing
+        proof = self._witness.observe(manifest, sealed)
+        if proof is not None and self.state is not FollowerState.ENDED:
+            await self._offload(save_proof, self._config.dir, proof)
+            self._end(proof)
+        if self.state is FollowerState.ENDED:
+            return News.CONFLICT
+        if known is None and manifest.branch < self._newest_branch:
+            return News.TOO_OLD  # so that nobody is led along a branch that its trainer hides from others
+        self._newest_branch = max(self._newest_branch, manifest.branch)
         self.sources.add_held(peer, manifest.chunks)
         planner.mark_obtainable(manifest.chunks)
         planner.queue.rescan()
@@ -189,9 +217,26 @@ class WeightFollower:
         self.changed.fire()
         return news
 
+    def _end(self, proof: EquivocationProof) -> None:
+        """Follows the trainer no longer; those who ask are shown the proof."""
+        name = short(proof.policy_id)
+        self.last_error = f"trainer {name} signed two versions of step {proof.step}; name another in follow.policy"
+        logger.error(self.last_error)
+        self.state, self.head = FollowerState.ENDED, self._no_version
+        self.credit.reset()
+        self._weight_server.prove(proof)
+        self._on_equivocation(proof.policy_id)
+        first, second = (digest_text(each.digest) for each in proof.manifests)
+        self._emit(OwnerEquivocated(policy_id=proof.policy_id, step=proof.step, first=first, second=second))
+        self.changed.fire()
+
+    def is_suspect(self, head: PolicyVersion) -> bool:
+        """Whether a head that another node names has other weights than those that we were shown for its step."""
+        return head.policy_id == self.policy_id and self._witness.contradicts(head.step, head.digest)
+
     async def on_credit(self, peer: NodeId, credit: Credit) -> None:
         """Takes the trainer's credit. Its message also says where its head is: versions beyond that are abandoned."""
-        if peer != self.policy_id:
+        if peer != self.policy_id or self.state is FollowerState.ENDED:
             return
         self.credit.update(credit)
         abandoned = self._planner.known.rewind(credit.head_step)
@@ -238,7 +283,7 @@ class WeightFollower:
 
     async def tidy(self) -> None:
         """Makes room on the disk, and checks what is there."""
-        if self.state is FollowerState.SEARCHING:
+        if self.state in (FollowerState.SEARCHING, FollowerState.ENDED):
             return
         known = self._planner.known
         before = await self._stored_digests()
@@ -296,7 +341,8 @@ class WeightFollower:
             return
         self.num_applied += 1
         self.last_error = ""
-        self.state, self.head = FollowerState.READY, report.version
+        if self.state is not FollowerState.ENDED:
+            self.state, self.head = FollowerState.READY, report.version
         await self._check_disk([patch for patch in self._planner.known.patches if patch.version == report.version])
         self._planner.record_applied(report.version)
         self._emit(
@@ -375,7 +421,7 @@ class WeightFollower:
         return self.credit.head_step is not None or self.policy_id not in self.sources.connected
 
     def _ready_patches(self) -> tuple[Patch, ...]:
-        return self._planner.ready() if self._is_listed else ()
+        return self._planner.ready() if self._is_listed and self.state is not FollowerState.ENDED else ()
 
     def _report_full(self, error: StorageFull) -> None:
         logger.error("the weight store is full; the engine keeps serving what it has", extra={"error": str(error)})

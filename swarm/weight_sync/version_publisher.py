@@ -13,7 +13,7 @@ from swarm.events import VersionUnpublished
 from swarm.node_context import NodeContext
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weight_sync.weight_server import WeightServer
-from swarm.weights.manifest import Manifest, seal_body
+from swarm.weights.manifest import Manifest, seal_body, with_branch
 from swarm.weights.store import GRACE_S, WeightStore
 from swarm.weights.unusable import Unusable
 
@@ -33,10 +33,18 @@ class VersionPublisher:
         self._offload = context.offload
         self._store = store
         self._weight_server = weight_server
+        self._clock = context.clock
+        self._branch = 0  # of what is signed now
+        self._newest_step = -1  # signed in this branch
 
     async def restore(self) -> None:
-        """After a restart: serves again what was published."""
-        await self._weight_server.restore(self._identity.node_id)
+        """After a restart: serves again what was published, and begins a new branch."""
+        manifests = await self._weight_server.restore(self._identity.node_id)
+        self._begin_branch(max((manifest.branch for manifest, _ in manifests), default=0))
+
+    def _begin_branch(self, last: int) -> None:
+        """What is signed from now on may contradict what was signed before, on the disk or lost with it."""
+        self._branch, self._newest_step = max(last + 1, int(self._clock.now_s())), -1
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
         """Makes a version the newest: what leads beyond it, or to other weights of its step, is served no longer.
@@ -46,6 +54,9 @@ class VersionPublisher:
             bodies: of manifests that lead to it; none where its chunks found no room. The worker waits meanwhile and
                 writes no chunk.
         """
+        if version.step <= self._newest_step or not self._branch:
+            self._begin_branch(self._branch)
+        self._newest_step = version.step
         await self._abandon_beyond(version)
         is_served = bool(bodies)
         for body in bodies:
@@ -71,7 +82,7 @@ class VersionPublisher:
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
         """Serves one manifest of the version. Returns why it is not served, empty where it is."""
-        sealed: SealedManifest = await self._offload(seal_body, body, self._identity)
+        sealed: SealedManifest = await self._offload(seal_body, with_branch(body, self._branch), self._identity)
         manifest: Manifest | Unusable = await self._offload(self._store.open, sealed)
         if isinstance(manifest, Unusable):
             return f"{manifest.reason}: {manifest.detail}"

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from swarm.errors import NotHeld, Unavailable
+from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
 from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weight_sync.credit import CreditLedger, CreditLine
+from swarm.weight_sync.equivocation import MAX_PROOFS, EquivocationProof
 from swarm.weights.manifest import Manifest
 from swarm.weights.store import WeightStore
 from swarm.wire.grpc_errors import Context
@@ -54,6 +56,7 @@ class WeightServer:
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
         self._number = 0
         self.bytes_sent = 0  # of chunks, since the process started
+        self.proofs = BoundedTable[NodeId, EquivocationProof](MAX_PROOFS)  # against owners of lineages
 
     # --- what is served, by the publisher and the follower of this node --------------------------------
 
@@ -76,6 +79,12 @@ class WeightServer:
             lineage[sealed.digest] = _Held(self._number, manifest.version.step, sealed)
             self._changed.fire()
 
+    def prove(self, proof: EquivocationProof) -> None:
+        """Serves the proof against an owner, and nothing else of its lineage."""
+        self._held.pop(proof.policy_id, None)
+        self.proofs[proof.policy_id] = proof
+        self._changed.fire()
+
     def withdraw(self, digests: Collection[Digest]) -> None:
         """Serves these manifests no longer."""
         for lineage in self._held.values():
@@ -95,6 +104,8 @@ class WeightServer:
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
         """Held manifests of a lineage, oldest first, then each new one; credit for followers of our own.
 
+        Where its owner is proven to have signed two versions of a step, only the two manifests that prove it.
+
         Credit comes after the manifests that were held when it was granted, so `head_step` is never behind them.
 
         Raises:
@@ -102,6 +113,11 @@ class WeightServer:
             Unavailable: the peer is not allowed, or opened a newer stream; also in the middle of a stream.
         """
         self._reputation.require_allowed(peer)
+        proof = self.proofs.get(policy_id)
+        if proof is not None:  # whoever watches sees the contradiction for itself
+            for sealed in proof.manifests:
+                yield sealed
+            return
         is_own = policy_id == self._node_id and self._publishes
         if not is_own and not self._held.get(policy_id):
             raise NotHeld(f"nothing is held of lineage {short(policy_id)}")
@@ -120,6 +136,8 @@ class WeightServer:
             self._reputation.require_allowed(line.peer)
             if line.is_closed:
                 raise Unavailable("this peer has opened a newer stream")
+            if policy_id in self.proofs:
+                raise Unavailable("its owner signed two versions of a step; watch again for the proof")
             lineage = self._held.get(policy_id, {}).values()
             news = sorted((held for held in lineage if held.number > number), key=lambda held: held.number)
             for held in news[:_LISTED_AT_ONCE]:
@@ -143,7 +161,7 @@ class WeightServer:
         return Credit(head_step=head_step, granted=line.num_granted)
 
     def _has_news(self, line: CreditLine, policy_id: str, number: int, sent: Credit | None) -> bool:
-        if line.is_closed or not self._reputation.is_allowed(line.peer):
+        if line.is_closed or policy_id in self.proofs or not self._reputation.is_allowed(line.peer):
             return True
         if any(held.number > number for held in self._held.get(policy_id, {}).values()):
             return True

@@ -23,7 +23,8 @@ DOMAIN_WEIGHTS: Final = b"swarm.v1.weights"
 MAX_CANARIES: Final = 16
 MAX_CANARY_TOKENS: Final = 512
 MAX_POLICY_ID_BYTES: Final = 128
-_MAGIC: Final = b"SWM1"
+_MAGIC: Final = b"SWM2"
+_MAGIC_WITHOUT_BRANCH: Final = b"SWM1"  # of release 0.1.0, and of bodies that are not signed yet
 _DIGEST_BYTES: Final = 32
 _CODECS: Final = (Codec.FULL, Codec.DELTA, Codec.LORA)  # a number on the wire
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
@@ -52,6 +53,7 @@ class Manifest:
     payload_bytes: int
     chunks: tuple[Digest, ...]  # SHA-256 of each 1 MiB of the payload
     canaries: tuple[Canary, ...] = ()
+    branch: int = 0  # its owner's starts and rewinds, counted up: a branch has one version of a step; 0: not said
 
 
 def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:
@@ -67,6 +69,12 @@ def seal_manifest(manifest: Manifest, identity: Identity) -> SealedManifest:
 def manifest_body(manifest: Manifest) -> bytes:
     """The manifest as it travels, to be signed by the process that has the key."""
     return _pack(manifest)
+
+
+def with_branch(body: bytes, branch: int) -> bytes:
+    """A serialised manifest without a branch as one of that branch (> 0)."""
+    assert body[:4] == _MAGIC_WITHOUT_BRANCH and branch > 0, (body[:4], branch)
+    return _MAGIC + _U64.pack(branch) + body[4:]
 
 
 def seal_body(body: bytes, identity: Identity) -> SealedManifest:
@@ -108,7 +116,8 @@ def _too_large(what: str, size: int, bound: int) -> MalformedPayload:
 
 def _pack(manifest: Manifest) -> bytes:
     assert len(manifest.chunks) == num_chunks(manifest.payload_bytes)
-    parts = [_MAGIC, _U8.pack(_CODECS.index(manifest.codec)), _pack_version(manifest.version)]
+    head = _MAGIC + _U64.pack(manifest.branch) if manifest.branch else _MAGIC_WITHOUT_BRANCH
+    parts = [head, _U8.pack(_CODECS.index(manifest.codec)), _pack_version(manifest.version)]
     parts += [_U8.pack(manifest.base is not None), b"" if manifest.base is None else _pack_version(manifest.base)]
     parts += [manifest.layout, _pack_specs(manifest.tensors), _U32.pack(len(manifest.hashes)), *manifest.hashes]
     parts += [_U64.pack(manifest.payload_bytes), *manifest.chunks, _U16.pack(len(manifest.canaries))]
@@ -142,8 +151,13 @@ def _pack_specs(specs: tuple[TensorSpec, ...]) -> bytes:
 
 def _unpack(body: bytes, limits: Limits) -> Manifest:
     reader = StreamReader([body])
-    if reader.take(len(_MAGIC)) != _MAGIC:
-        raise malformed("not a manifest of format SWM1")
+    magic, branch = reader.take(len(_MAGIC)), 0
+    if magic == _MAGIC:
+        (branch,) = reader.numbers(_U64)
+        if not 0 < branch < 1 << 53:
+            raise malformed(f"branch {branch}")
+    elif magic != _MAGIC_WITHOUT_BRANCH:
+        raise malformed("not a manifest of format SWM1 or SWM2")
     codec = _read_codec(reader)
     version = _read_version(reader)
     base = _read_version(reader) if _read_flag(reader) else None
@@ -166,6 +180,7 @@ def _unpack(body: bytes, limits: Limits) -> Manifest:
         payload_bytes=payload_bytes,
         chunks=chunks,
         canaries=canaries,
+        branch=branch,
     )
     _check_consistent(manifest)
     return manifest

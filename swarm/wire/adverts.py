@@ -73,6 +73,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
         cursor=cursor_to_message(advert.cursor),
         expires_at_s=advert.expires_at_s,
         credential=advert.credential,
+        equivocator=bytes.fromhex(advert.equivocator),
     )
 
 
@@ -85,6 +86,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         and all(is_endpoint(endpoint) for endpoint in message.endpoints)
         and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
         and len(message.tokenizer_digest) in (0, 32)
+        and len(message.equivocator) in (0, 8)
         and message.oldest_step < MAX_STEP
         and message.held_bytes < MAX_TASK_ID
         and message.correction in _CORRECTIONS_BACK
@@ -113,6 +115,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         cursor=cursor,
         expires_at_s=message.expires_at_s,
         credential=message.credential,
+        equivocator=message.equivocator.hex(),
     )
 
 

@@ -1,0 +1,139 @@
+"""Equivocation of an owner: two signed manifests that give one step of one branch different weights.
+
+Invariant: no honest owner can be accused. A trainer that makes steps again after a crash signs them as another branch
+(`Manifest.branch`, which grows with every start and every rewind), and within a branch a step is signed once; so two
+manifests of the same branch and step with different weights are proof, whoever brings them, since both carry the
+owner's signature. Every table is bounded.
+"""
+
+import base64
+import binascii
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from swarm.flow import BoundedTable
+from swarm.process import write_json
+from swarm.types import JsonDict, NodeId, SealedManifest, short
+from swarm.weights.manifest import Manifest
+from swarm.weights.store import WeightStore
+from swarm.weights.unusable import Unusable
+
+logger = logging.getLogger(__name__)
+
+MAX_WITNESSED: Final = 256  # steps of a lineage whose manifests are kept as evidence
+MAX_WITNESSED_BYTES: Final = 16 * 2**20
+MAX_PROOFS: Final = 16  # lineages
+FILE: Final = "equivocation.json"  # in the node's directory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EquivocationProof:
+    """Two manifests that their owner signed, of which at most one can be true."""
+
+    policy_id: NodeId
+    branch: int
+    step: int
+    manifests: tuple[SealedManifest, SealedManifest]
+
+
+class EquivocationWitness:
+    """The manifests seen of one lineage, from whoever sent them: the first of each step.
+
+    Example:
+        proof = witness.observe(manifest, sealed)
+    """
+
+    def __init__(self) -> None:
+        self._seen = BoundedTable[tuple[int, int], tuple[Manifest, SealedManifest]](MAX_WITNESSED)  # by branch and step
+        self._num_bytes = 0
+
+    def observe(self, manifest: Manifest, sealed: SealedManifest) -> EquivocationProof | None:
+        """Takes a manifest whose signature holds. Returns a proof where it contradicts one that was seen before."""
+        if not manifest.branch:
+            return None
+        key = manifest.branch, manifest.version.step
+        seen = self._seen.get(key)
+        if seen is None:
+            self._remember(key, manifest, sealed)
+            return None
+        return proof_of(seen, (manifest, sealed))
+
+    def contradicts(self, step: int, digest: bytes) -> bool:
+        """Whether weights that somebody names differ from those seen at that step: worth a look, no proof."""
+        seen = [manifest.version.digest for (_, at), (manifest, _) in self._seen.items() if at == step]
+        return bool(digest) and bool(seen) and digest not in seen
+
+    def _remember(self, key: tuple[int, int], manifest: Manifest, sealed: SealedManifest) -> None:
+        if len(self._seen) >= MAX_WITNESSED:
+            self._forget_oldest()
+        self._seen[key] = manifest, sealed
+        self._num_bytes += len(sealed.body)
+        while self._num_bytes > MAX_WITNESSED_BYTES and len(self._seen) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, sealed = self._seen.pop(next(iter(self._seen)))
+        self._num_bytes -= len(sealed.body)
+
+
+def proof_of(
+    first: tuple[Manifest, SealedManifest], second: tuple[Manifest, SealedManifest]
+) -> EquivocationProof | None:
+    """The proof that two opened manifests are; None where both can be true."""
+    one, other = first[0], second[0]
+    is_same_step = (one.version.policy_id, one.branch, one.version.step) == (
+        other.version.policy_id,
+        other.branch,
+        other.version.step,
+    )
+    if not one.branch or not is_same_step or one.version.digest == other.version.digest:
+        return None
+    return EquivocationProof(
+        policy_id=one.version.policy_id, branch=one.branch, step=one.version.step, manifests=(first[1], second[1])
+    )
+
+
+# --- over a restart ------------------------------------------------------------------------------
+
+
+def save_proof(directory: Path, proof: EquivocationProof) -> None:
+    """Writes a proof into the node's directory (blocking), so that a restart does not follow the owner again."""
+    manifests = [
+        {"body": _text(each.body), "public_key": _text(each.public_key), "signature": _text(each.signature)}
+        for each in proof.manifests
+    ]
+    try:
+        write_json(directory / FILE, {"policy": proof.policy_id, "manifests": manifests})
+    except OSError as error:
+        logger.error("the proof against a trainer could not be written", extra={"error": str(error)})
+
+
+def load_proof(directory: Path, store: WeightStore) -> EquivocationProof | None:
+    """The proof that was written last (blocking), checked like one that a peer sent; None where there is none."""
+    try:
+        data = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        opened = [_opened(each, store) for each in data["manifests"]]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, binascii.Error) as error:
+        logger.error("the proof against a trainer cannot be read", extra={"error": str(error)})
+        return None
+    whole = [each for each in opened if each is not None]
+    return proof_of(whole[0], whole[1]) if len(whole) == 2 else None
+
+
+def _opened(data: JsonDict, store: WeightStore) -> tuple[Manifest, SealedManifest] | None:
+    body, public_key, signature = (base64.b64decode(data[name]) for name in ("body", "public_key", "signature"))
+    sealed = SealedManifest(body=body, public_key=public_key, signature=signature)
+    manifest = store.open(sealed)
+    if isinstance(manifest, Unusable):
+        logger.error("a proof does not hold", extra={"detail": manifest.detail, "manifest": short(sealed.digest)})
+        return None
+    return manifest, sealed
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
