@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Never
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.answer_forms import is_right
 from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.formulas import is_formula
 from swarm.errors import ConfigError
 
 # What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
@@ -36,14 +38,11 @@ _LITERAL = frozenset({"binary_matrix", "spiral_matrix", "string_insertion", "n_q
 _FORMULA = frozenset(
     {"simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"}
 )
-_FORMULA_TOKEN = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|(?P<word>[A-Za-z]+)|\*\*|[-+*/() ]")
-_MAX_FORMULA_TOKENS = 200
 _PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
-_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan"})
-_SMALL_POWER = re.compile(r"\*\*(?:[0-9]{1,2}(?![0-9.])|\([0-9]{1,2}/[0-9]{1,2}\))(?!\*\*)")
 _MAX_ANSWER_CHARS = 20_000
 _UNREPEATABLE = "its problems depend on Python's string hash seed, so nodes would not agree on them"
 _REFUSED = {
+    "acre": "it takes minutes to build, and every scoring process would have to",
     "codeio": "it executes whole programs",
     "composite": "use several environments with weights in generator.env_weights",
     # measured: reasoning-gym 0.1.25 iterates over sets of strings in these
@@ -59,10 +58,11 @@ _REFUSED = {
 class ReasoningGymEnvironment(NumberedEnvironment):
     """A dataset of reasoning-gym with its own parameters.
 
-    `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that the dataset
-    scores in full and 0 for any other. reasoning-gym itself gives partial credit to wrong answers (chain_sum:
-    the right number's length over the answer's where it occurs in it; other datasets 0.01 to 0.5 for a
-    well-formed wrong answer); `exact = false` passes that on, clipped to [0, 1].
+    `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that is right as a whole
+    (`answer_forms.is_right`) and 0 for any other. reasoning-gym itself gives partial credit to wrong answers
+    (chain_sum: the right number's length over the answer's where it occurs in it; other datasets 0.01 to 0.5 for a
+    well-formed wrong answer); `exact = false` passes that on. What its scorer pays in full is worth nothing where it
+    is not right.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
@@ -80,12 +80,16 @@ class ReasoningGymEnvironment(NumberedEnvironment):
         library = _import_reasoning_gym()
         try:
             self._dataset = library.create_dataset(config.dataset, seed=config.seed, size=config.num_tasks, **params)
-            self._dataset[0]  # shows a missing library or an impossible parameter now, not in the middle of a run
+            # shows a missing library or an impossible parameter now, not in the middle of a run; and what the scorer
+            # imports when it is first called is no answer's time
+            first = self._dataset[0]
+            with suppress(KeyError, IndexError):
+                self._dataset.score_answer(str(first["answer"]), first)
         except (TypeError, ValueError, AssertionError, ImportError) as error:
             reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
             raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
         rule = "exact" if self._is_exact else "partial"
-        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}/1")
+        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}/2")
 
     def build(self, task_id: int) -> Problem:
         entry = self._dataset[task_id]
@@ -96,12 +100,21 @@ class ReasoningGymEnvironment(NumberedEnvironment):
         )
 
     def judge(self, problem: Problem, answer: str) -> float:
-        if not answer or len(answer) > _MAX_ANSWER_CHARS or not self._is_harmless(answer, problem):
+        if not answer or len(answer) > _MAX_ANSWER_CHARS:
             return 0.0
-        value = float(self._dataset.score_answer(answer, problem.entry))
-        if self._is_exact:
-            return 1.0 if value >= 1.0 else 0.0
-        return value
+        dataset = self.config.dataset
+        if is_right(dataset, answer, problem.reference, problem.entry, lambda text: self._score(text, problem)):
+            return 1.0
+        if self._is_exact or not self._is_harmless(answer, problem):
+            return 0.0
+        value = self._score(answer, problem)
+        return value if value < 1.0 else 0.0  # NaN, too
+
+    def _score(self, answer: str, problem: Problem) -> float:
+        try:
+            return float(self._dataset.score_answer(answer, problem.entry))
+        except Exception:  # of any kind, on answers that the scorer did not expect
+            return 0.0
 
     def _is_harmless(self, answer: str, problem: Problem) -> bool:
         if answer == problem.reference:
@@ -109,26 +122,6 @@ class ReasoningGymEnvironment(NumberedEnvironment):
         if self.config.dataset in _LITERAL:
             return is_literal(answer)
         return self.config.dataset not in _FORMULA or is_formula(answer)
-
-
-def is_formula(answer: str) -> bool:
-    """True for short arithmetic over numbers, one-letter symbols and common functions, with small exponents.
-
-    That leaves sympy's parser no name, attribute or power through which an answer could run or burn anything.
-    """
-    at = num_tokens = 0
-    while at < len(answer):  # token by token: one pattern for all of it took exponential time over a long word
-        token = _FORMULA_TOKEN.match(answer, at)
-        num_tokens += 1
-        if token is None or num_tokens > _MAX_FORMULA_TOKENS:
-            return False
-        word = token["word"]
-        if word and len(word) > 1 and word not in _FUNCTIONS:
-            return False
-        at = token.end()
-    compact = answer.replace(" ", "")
-    has_product_without_sign = re.search(r"[0-9][A-Za-z]", compact)
-    return bool(compact) and not has_product_without_sign and len(_SMALL_POWER.findall(compact)) == compact.count("**")
 
 
 def is_literal(answer: str) -> bool:

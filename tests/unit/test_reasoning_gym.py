@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.formulas import is_formula
 from swarm.environments.load import build_environment, build_environments
-from swarm.environments.reasoning_gym import is_formula, is_literal
+from swarm.environments.reasoning_gym import is_literal
 from swarm.errors import ConfigError
 
 DATASETS = [
