@@ -4,8 +4,8 @@ A step has J places for groups of other lineages, and of its I local ones those 
 for its followers. These are *nominal* places: one that nobody fills counts too, so that a share is a share of what the
 step could have held. Otherwise newcomers alone in the swarm would be all of what others brought.
 
-Invariant, in an open run, for each WINDOW of consecutive places: all newcomers together have at most an eighth of them,
-and one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
+Invariant, in an open run: of any SHARE places in a row all newcomers together have at most one, and of each WINDOW of
+places one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
 established parties that took a place in the window or have a group waiting; and of each draw, one task has at most an
 eighth of the places, or one. In a private run nothing is bounded: people let a few nodes learn one task by heart to see
 that all works.
@@ -33,7 +33,7 @@ from swarm.types import DrawPlace, NodeId, TaskName
 
 WINDOW: Final = 64  # places
 SHARE: Final = 8  # newcomers have one place in so many, and so has each of many established parties
-MOST_OF_NEWCOMERS: Final = WINDOW // SHARE
+LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
 
 
 class DrawShares:
@@ -61,7 +61,7 @@ class DrawShares:
 
         Args:
             waiting: who has a group that could be drawn.
-            num_places: of the draw, at most; bounds what newcomers have in this draw alone.
+            num_places: of the draw, at most; bounds what one task has of it.
         """
         return DrawPlaces(self.parties, self._window, waiting, num_places)
 
@@ -81,20 +81,18 @@ class DrawPlaces:
     def __init__(self, parties: Parties, window: Iterable[DrawPlace], waiting: Iterable[NodeId], num_places: int):
         self.taken: list[DrawPlace] = []
         self._parties = parties
-        self._num_places = num_places
         self._before = deque(window, maxlen=WINDOW - 1)  # with the next place it is a whole window
-        self._most_of_newcomers = min(MOST_OF_NEWCOMERS, -(-num_places // SHARE))  # in this draw
-        self._num_newcomers_now = 0
-        self._num_newcomers = 0
+        self._since_newcomer = SHARE  # places since the newest one of a newcomer
         self._counts = Counter[str]()  # by what established groups count under
         self._counts_now = Counter[str]()
         self._most_of_one_task = max(1, -(-num_places // SHARE))
         self._tasks_now = Counter[TaskName]()
         for place in self._before:
             self._count(place, 1)
+            self._since_newcomer = 0 if place.is_newcomer else self._since_newcomer + 1
         active = {parties.party_of(place.producer) for place in self._before if _is_established(place)}
         active.update(parties.party_of(producer) for producer in waiting if parties.is_established(producer))
-        self.most_of_one = max(MOST_OF_NEWCOMERS, -(-WINDOW // max(1, len(active))))
+        self.most_of_one = max(LEAST_BOUND, -(-WINDOW // max(1, len(active))))
 
     def fork(self) -> Self:
         """The same places, to try others on top."""
@@ -112,8 +110,7 @@ class DrawPlaces:
     @property
     def may_take_newcomer(self) -> bool:
         """Whether the next place may be a newcomer's."""
-        is_one_left = self._num_newcomers_now < self._most_of_newcomers
-        return self._parties.is_private or (is_one_left and self._num_newcomers < MOST_OF_NEWCOMERS)
+        return self._parties.is_private or self._since_newcomer >= SHARE - 1
 
     def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool, *, of_places: int = 0) -> bool:
         """Whether the next place may be this group's.
@@ -143,9 +140,7 @@ class DrawPlaces:
             return
         self._add(DrawPlace(producer, is_newcomer))
         self._tasks_now[task] += 1
-        if is_newcomer:
-            self._num_newcomers_now += 1
-        else:
+        if not is_newcomer:
             self._counts_now.update(self._parties.bounds_of(producer))
 
     def leave_free(self, count: int) -> None:
@@ -158,12 +153,11 @@ class DrawPlaces:
             self._count(self._before[0], -1)
         self._before.append(place)
         self._count(place, 1)
+        self._since_newcomer = 0 if place.is_newcomer else self._since_newcomer + 1
         self.taken.append(place)
 
     def _count(self, place: DrawPlace, by: int) -> None:
-        if place.is_newcomer:
-            self._num_newcomers += by
-        elif place.producer:
+        if _is_established(place):
             for bound in self._parties.bounds_of(place.producer):
                 self._counts[bound] += by
 

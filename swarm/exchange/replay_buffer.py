@@ -210,12 +210,12 @@ class ReplayBuffer:
     def _choose_external(
         self, step: int, source_weights: Mapping[NodeId, float], places: DrawPlaces
     ) -> list[ReplayEntry]:
-        parties, config = self._shares.parties, self._config
+        config = self._config
+        tables = (self._held.external, self._held.new_external if places.may_take_newcomer else {})
         held = [
             (party, entry.is_newcomer, entry)
-            for table in (self._held.external, self._held.new_external if places.may_take_newcomer else {})
-            for producer, groups in table.items()
-            for party in (parties.party_of(producer),)
+            for table in tables
+            for party, groups in table.items()
             for entry in groups.values()
         ]
         return choose(
@@ -303,6 +303,7 @@ class ReplayBuffer:
             first_seen_s=scored.first_seen_s,
             scored=scored,
             is_own_policy=scored.is_own_policy(self._policy_id),
+            party=self._shares.parties.party_of(group.producer),
             is_newcomer=self._is_newcomers(scored),
             uses=uses,
             has_signal=scored.has_signal,

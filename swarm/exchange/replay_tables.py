@@ -1,4 +1,4 @@
-"""Tables of the groups that wait for a draw: by origin, by who made them, and which of them is the next to be evicted.
+"""Tables of the groups that wait for a draw: by origin, by source, and which of them is the next to be evicted.
 
 Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` is their sum.
 """
@@ -17,6 +17,7 @@ class ReplayEntry(Candidate):
 
     scored: ScoredGroup
     is_own_policy: bool
+    party: str  # of its producer, when the group came
     is_newcomer: bool  # counts among the groups of all newcomers, whatever becomes of its producer
     uses: int
     has_signal: bool
@@ -25,9 +26,9 @@ class ReplayEntry(Candidate):
     newest_step: int
 
 
-ByProducer = dict[NodeId, dict[Digest, ReplayEntry]]  # each in order of arrival
+BySource = dict[str, dict[Digest, ReplayEntry]]  # each in order of arrival
 
-HELD_PER_TASK: Final = 2  # groups of one task that one producer may have here, in an open run
+HELD_PER_TASK: Final = 2  # groups of one task that one source may have here, in an open run
 
 
 class ReplayTables:
@@ -42,10 +43,10 @@ class ReplayTables:
     def __init__(self) -> None:
         self.all: dict[Digest, ReplayEntry] = {}
         self.local: dict[Digest, ReplayEntry] = {}  # of the own lineage, in order of arrival
-        self.followers: ByProducer = {}  # those of them that other nodes made, established ones
-        self.external: ByProducer = {}  # of other lineages, of established nodes
-        self.new_followers: ByProducer = {}  # as followers and external, of newcomers
-        self.new_external: ByProducer = {}
+        self.followers: BySource = {}  # those of them that other nodes made, established ones: by node
+        self.external: BySource = {}  # of other lineages, of established nodes: by party
+        self.new_followers: BySource = {}  # both of newcomers
+        self.new_external: BySource = {}
         self.num_bytes = 0  # sealed
         self._num_bytes_of_newcomers = 0
 
@@ -54,9 +55,9 @@ class ReplayTables:
         digest = entry.scored.digest
         if entry.is_own_policy:
             self.local[digest] = entry
-        table = self.by_producer(entry)
+        table = self.by_source(entry)
         if table is not None:
-            table.setdefault(entry.source, {})[digest] = entry
+            table.setdefault(_source_of(entry), {})[digest] = entry
         self.all[digest] = entry
         self._count(entry, 1)
 
@@ -64,16 +65,16 @@ class ReplayTables:
         """Lets go of an entry that is held."""
         digest = entry.scored.digest
         self.local.pop(digest, None)
-        table = self.by_producer(entry)
+        table = self.by_source(entry)
         if table is not None:
-            source = table[entry.source]
+            source = table[_source_of(entry)]
             del source[digest]
             if not source:
-                del table[entry.source]
+                del table[_source_of(entry)]
         del self.all[digest]
         self._count(entry, -1)
 
-    def by_producer(self, entry: ReplayEntry) -> ByProducer | None:
+    def by_source(self, entry: ReplayEntry) -> BySource | None:
         """The table that counts a group by who made it; None for what this node made of its own lineage."""
         if not entry.is_own_policy:
             return self.new_external if entry.is_newcomer else self.external
@@ -86,9 +87,9 @@ class ReplayTables:
         return len(self.followers.get(node_id, ())) + len(self.new_followers.get(node_id, ()))
 
     def has_enough_of_task(self, entry: ReplayEntry) -> bool:
-        """Whether its producer has as many groups of this task here as it may."""
-        table = self.by_producer(entry)
-        held = [] if table is None else table.get(entry.source, {}).values()
+        """Whether its source has as many groups of this task here as it may."""
+        table = self.by_source(entry)
+        held = [] if table is None else table.get(_source_of(entry), {}).values()
         return sum(other.task == entry.task for other in held) >= HELD_PER_TASK
 
     def oldest_to_evict(self) -> ReplayEntry:
@@ -106,11 +107,16 @@ class ReplayTables:
             self._num_bytes_of_newcomers += by * entry.scored.size_bytes
 
 
-def num_in(sources: ByProducer) -> int:
+def _source_of(entry: ReplayEntry) -> str:
+    """Who is counted as its source: the party, or of the own lineage the follower, who had credit for it."""
+    return entry.source if entry.is_own_policy else entry.party
+
+
+def num_in(sources: BySource) -> int:
     """Groups in a table."""
     return sum(map(len, sources.values()))
 
 
-def oldest_of_fullest(sources: ByProducer) -> ReplayEntry:
+def oldest_of_fullest(sources: BySource) -> ReplayEntry:
     """The oldest group of the source that holds most."""
     return next(iter(max(sources.values(), key=len).values()))

@@ -170,9 +170,8 @@ class CreditLedger:
                     break
                 self._grant(self._next_of(wanting), 1)
             num_new = max(0, self._max_trials(capacity) - sum(line.is_trial for line in established))
-            for line in [line for line in established if line.awaits_trial][:num_new]:
-                line.is_trial = True
-                self._grant(line, 1)
+            for _ in range(num_new):
+                self._try_next([line for line in established if line.awaits_trial])
         self._grant_newcomers(for_newcomers, capacity)
 
     def _max_trials(self, capacity: int) -> int:
@@ -205,9 +204,14 @@ class CreditLedger:
             on_trial = [line for line in self._newcomers() if line.awaits_trial]
             if wanting:
                 self._grant(self._next_of(wanting), 1)
-            elif on_trial:
-                on_trial[0].is_trial = True
-                self._grant(on_trial[0], 1)
+            else:
+                self._try_next(on_trial)
+
+    def _try_next(self, lines: list[CreditLine]) -> None:
+        if lines:
+            line = self._next_of(lines)
+            line.is_trial = True
+            self._grant(line, 1)
 
     def is_expected(self, producer: NodeId, num_judged: int) -> bool:
         """Whether one more group of our lineage by this producer has credit, open or late.

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EntryConfig, ReplayConfig
-from swarm.exchange.draw_shares import MOST_OF_NEWCOMERS, WINDOW, DrawShares
+from swarm.exchange.draw_shares import WINDOW, DrawShares
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
@@ -99,14 +99,13 @@ async def test_a_restart_gives_nobody_a_fresh_window(is_restarted: bool) -> None
         return draw
 
     drawn = [await draw() for _ in range(20)]
-    assert sum(NEW in producers(each) for each in drawn) == MOST_OF_NEWCOMERS
+    assert [NEW in producers(each) for each in drawn] == [number % 8 == 0 for number in range(20)]
     if is_restarted:
         before, bench = bench, Bench(local_groups=1, external_groups=1)
         bench.num_made, bench.step = before.num_made, before.step
         bench.shares.restore(await store.places(WINDOW))
-    drawn = [await draw() for _ in range(WINDOW - 20)]
-    assert not any(NEW in producers(each) for each in drawn)
-    assert NEW in producers(await draw())
+    drawn = [await draw() for _ in range(20, 40)]
+    assert [NEW in producers(each) for each in drawn] == [number % 8 == 0 for number in range(20, 40)]
 
 
 def test_followers_that_are_all_newcomers_make_no_step() -> None:

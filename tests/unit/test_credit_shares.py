@@ -1,0 +1,83 @@
+"""Credit of followers in an open run: shares of newcomers and of parties with many keys."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
+from swarm.testing.builders import make_identity
+from swarm.weight_sync.credit import CreditLedger, CreditLine
+from swarm.wire.credentials import Credential, seal_invitation
+
+MAX_AGE_S, MAX_WINDOW = 200.0, 16
+MEMBER, FELLOW = make_identity(1), make_identity(2)
+
+
+def open_run(clock: ManualClock, num_waiting: Callable[[str], int] = lambda _: 0) -> tuple[CreditLedger, EntryRule]:
+    rule = EntryRule(EntryConfig(members=(MEMBER.node_id, FELLOW.node_id)), "run", clock)
+    ledger = CreditLedger(clock, MAX_AGE_S, MAX_WINDOW, num_waiting=num_waiting, parties=Parties(rule))
+    return ledger, rule
+
+
+def proven(ledger: CreditLedger, peer: str, window: int) -> CreditLine:
+    """A follower whose groups were admitted: it may have as much outstanding as it wants."""
+    line = ledger.open(peer, window)
+    line.record.max_outstanding = window
+    return line
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: every key counts in full"])
+def test_newcomers_together_have_an_eighth_of_the_capacity_with_what_waits_of_theirs(
+    is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        monkeypatch.setattr(Parties, "is_established", lambda *_: True)
+    waiting = Counter[str]()
+    ledger, _ = open_run(ManualClock(), lambda peer: waiting[peer])
+    member = proven(ledger, MEMBER.node_id, window=MAX_WINDOW)
+    newcomers = [proven(ledger, f"{number:064x}", window=8) for number in range(20)]
+    newcomers += [ledger.open(f"{100 + number:064x}", window=8) for number in range(20)]
+    most = 0
+    for _ in range(200):
+        ledger.grant(16)
+        most = max(most, sum(line.num_outstanding + waiting[line.peer] for line in newcomers))
+        for line in newcomers:  # they deliver at once, the member never
+            while line.num_outstanding:
+                ledger.record_delivery(line.peer, is_admitted=True)
+                waiting[line.peer] += 1
+    assert (most <= 2 and member.num_outstanding >= 14) is not is_out, (most, member.num_outstanding)
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: each key is a party"])
+def test_a_member_with_many_invited_keys_has_no_more_credit_than_another_member(
+    is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        monkeypatch.setattr(Parties, "party_of", lambda self, node_id: node_id)
+    clock = ManualClock()
+    ledger, rule = open_run(clock)
+    guests = [make_identity(10 + number) for number in range(7)]
+    for guest in guests:
+        invitation = seal_invitation(MEMBER, "run", guest.node_id, clock.now_s() + 1000.0)
+        rule.require(guest.node_id, Credential(invitation=invitation).to_bytes())
+    lines = [proven(ledger, key.node_id, window=8) for key in (FELLOW, *guests)]
+    ledger.grant(16)
+    assert lines[0].num_outstanding == (2 if is_out else 8)
+
+
+def test_a_newcomer_that_is_invited_has_full_credit_from_its_next_group_on() -> None:
+    clock = ManualClock()
+    ledger, rule = open_run(clock)
+    guest = make_identity(10)
+    line = proven(ledger, guest.node_id, window=8)
+    ledger.grant(16)
+    assert line.num_outstanding == 2
+    invitation = seal_invitation(MEMBER, "run", guest.node_id, clock.now_s() + 1000.0)
+    rule.require(guest.node_id, Credential(invitation=invitation).to_bytes())
+    ledger.record_delivery(guest.node_id, is_admitted=True)
+    ledger.grant(16)
+    assert line.num_outstanding == 8
