@@ -35,6 +35,7 @@ from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.entry import EntryRule
+from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import (
     Service,
     defer_gc,
@@ -126,6 +127,7 @@ class Daemon(Service):
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS)
+        await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         self.transport = GrpcTransport(
             identity,
             config.run_id,
@@ -274,10 +276,15 @@ class Daemon(Service):
             await asyncio.sleep(STATUS_EVERY_S)
 
     async def _remember_loop(self) -> None:
-        """Keeps on the disk the peers that answered, to be dialled after a restart."""
+        """Keeps on the disk the peers that answered, to be dialled after a restart, and those that were charged."""
         path, written = self.config.dir / KNOWN_PEERS, self.agent.address_book.to_remember()
+        had_charged = True  # the file of the process before may name some
         while True:
             await asyncio.sleep(REMEMBER_EVERY_S)
+            charged = self.agent.reputation.to_remember()
+            if charged or had_charged:
+                await asyncio.to_thread(save_reputation, self.config.dir / REPUTATION, charged)
+            had_charged = bool(charged)
             peers = self.agent.address_book.to_remember()
             if peers and peers != written:  # a node that is cut off keeps what it knew
                 written = peers

@@ -4,17 +4,32 @@ Invariant: only content that a key provably signed changes the score of that key
 could have made is charged to the peer that sent it. Memory is bounded by `max_peers`.
 """
 
+import contextlib
+import heapq
 import itertools
+import json
+import logging
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, cast
 
 from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.flow import BoundedTable, TokenBucket
+from swarm.identity import is_hex_digest
+from swarm.process import write_json
 from swarm.types import NodeId, RefusalReason, short
+
+logger = logging.getLogger(__name__)
+
+REPUTATION: Final = "reputation.json"  # in the node's directory
+MAX_REMEMBERED: Final = 1024  # peers in it
+_FORGOTTEN: Final = -0.5  # above it a peer is not worth remembering
+_MAX_FILE_BYTES: Final = 256 * 1024
 
 FLOOR: Final = -10.0  # below it a peer is refused without any work
 _WORST: Final = -20.0  # one half-life of good behaviour leads back to the floor
@@ -153,6 +168,24 @@ class Reputation:
     def __len__(self) -> int:
         return len(self._peers)
 
+    # --- over a restart --------------------------------------------------------------------------
+
+    def to_remember(self) -> dict[NodeId, tuple[float, float]]:
+        """Score and wall clock of the peers that were charged, the worst first."""
+        scores = ((self.score(peer), peer) for peer in self._peers)
+        worst = heapq.nsmallest(MAX_REMEMBERED, ((score, peer) for score, peer in scores if score < _FORGOTTEN))
+        now_s = self._clock.now_s()
+        return {peer: (round(score, 3), now_s) for score, peer in worst}
+
+    def restore(self, path: Path) -> None:
+        """Takes back what was remembered, decayed since; nothing where the file is missing or is none of ours
+        (blocking)."""
+        now_s = self._clock.now_s()
+        for peer, score, at_s in _read(path):
+            elapsed_s = max(0.0, now_s - at_s)  # a clock that was set back forgives nothing
+            entry = self._touch(peer)
+            entry.score = max(_WORST, min(entry.score, score * 0.5 ** (elapsed_s / self._half_life_s)))
+
     def _charge(self, peer: NodeId, cost: float) -> None:
         entry = self._touch(peer)
         entry.score = max(_WORST, entry.score - cost)
@@ -178,3 +211,33 @@ class Reputation:
         victim = max(oldest, key=lambda peer: min(self.score(peer), 0.0), default=None)
         if victim is not None:
             del self._peers[victim]
+
+
+def save_reputation(path: Path, peers: Mapping[NodeId, tuple[float, float]]) -> None:
+    """Replaces the file (blocking). A full disk costs the file, not the node."""
+    try:
+        write_json(path, {"peers": dict(peers)})
+    except OSError as error:
+        logger.warning("reputation was not written", extra={"path": str(path), "error": str(error)})
+
+
+def _read(path: Path) -> list[tuple[NodeId, float, float]]:
+    """Peer, score and wall clock; what is no such entry is left out."""
+    try:
+        with path.open("rb") as file:
+            peers: Any = json.loads(file.read(_MAX_FILE_BYTES))["peers"]
+        entries = list(cast("dict[str, Any]", peers).items())[:MAX_REMEMBERED]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        logger.warning(
+            "reputation could not be read, nobody is remembered", extra={"path": str(path), "error": str(error)}
+        )
+        return []
+    found: list[tuple[NodeId, float, float]] = []
+    for peer, value in entries:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            score, at_s = (float(number) for number in value)
+            if is_hex_digest(peer) and math.isfinite(at_s) and score < 0:
+                found.append((peer, score, at_s))
+    return found

@@ -1,7 +1,11 @@
 """Reputation and quota of peers: what costs, what does not, and that both recover."""
 
+from pathlib import Path
+
+import pytest
+
 from swarm.clock import ManualClock
-from swarm.peers.reputation import FLOOR, Reputation
+from swarm.peers.reputation import FLOOR, MAX_REMEMBERED, REPUTATION, Reputation, save_reputation
 from swarm.types import RefusalReason
 
 INNOCENT = (
@@ -92,3 +96,54 @@ def test_the_table_is_bounded_and_fresh_identities_do_not_wash_a_guilty_one_clea
     for number in range(5000):
         reputation.try_take(f"sybil {number}")
     assert len(reputation) == 100 and not reputation.is_allowed("liar")
+
+
+def test_a_restart_forgives_nothing_that_time_did_not(tmp_path: Path) -> None:
+    reputation, clock = make_reputation()
+    liar, honest = "1" * 64, "2" * 64
+    for _ in range(5):
+        reputation.record_refused(RefusalReason.FALSE_REWARD, liar, liar)
+    reputation.record_good(honest)
+    save_reputation(tmp_path / REPUTATION, reputation.to_remember())
+    for down_s, is_allowed in ((10.0, False), (200.0, True)):
+        later = ManualClock(clock.now_s() + down_s)
+        again = Reputation(later, 60, half_life_s=100.0)
+        again.restore(tmp_path / REPUTATION)
+        assert again.is_allowed(liar) is is_allowed and again.is_allowed(honest)
+        assert again.score(liar) == pytest.approx(-20.0 * 0.5 ** (down_s / 100.0), abs=0.01)
+    back = Reputation(ManualClock(clock.now_s() - 1e6), 60, half_life_s=100.0)
+    back.restore(tmp_path / REPUTATION)
+    assert not back.is_allowed(liar), "a clock that was set back"
+
+
+def test_only_the_worst_are_remembered_and_only_so_many() -> None:
+    reputation, _ = make_reputation(max_peers=3000)
+    for number in range(2000):
+        for _ in range(1 + (number < 10)):
+            reputation.record_refused(RefusalReason.FALSE_REWARD, f"{number:064x}", f"{number:064x}")
+    remembered = reputation.to_remember()
+    assert len(remembered) == MAX_REMEMBERED and {f"{number:064x}" for number in range(10)} <= remembered.keys()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"peers": 3}',
+        '{"peers": {"x": [1, 2]}}',
+        '{"peers": {"' + "1" * 64 + '": [NaN, 1]}}',
+        '{"peers": {"' + "1" * 64 + '": [-1e999, Infinity]}}',
+        '{"peers": {"' + "1" * 64 + '": "ab"}}',
+        '{"peers": {"' + "1" * 64 + '": [-5, 1, 2]}}',
+        '{"peers": {"' + "1" * 64 + '": [5, 1]}}',
+        "[" * 100_000,
+        "\x00\xff",
+    ],
+)
+def test_rubbish_in_the_file_is_left_out(text: str, tmp_path: Path) -> None:
+    (tmp_path / REPUTATION).write_text(text, encoding="latin-1")
+    reputation, _ = make_reputation()
+    reputation.restore(tmp_path / REPUTATION)
+    assert len(reputation) == 0 and reputation.is_allowed("1" * 64)
