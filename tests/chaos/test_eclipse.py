@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ import pytest
 
 from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
-from swarm.interfaces import PeerAddress
+from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops.choose_peers import PeerChoice
 from swarm.peers.address_book import KNOWN_PEERS, STRANGERS_BURST, STRANGERS_PER_S, save_known_peers
-from swarm.peers.topology import choose_neighbours
+from swarm.peers.topology import choose_neighbours, rank
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.swarm import VirtualSwarm
 from swarm.testing.builders import make_advert
-from swarm.types import Advert
+from swarm.types import Advert, Cursor, NodeId, StreamFilter
 
 NUM_HOSTILE = 10_000
 RUN = "virtual"
@@ -211,3 +211,51 @@ def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(ha
         assert watched.fewest_from(40.0) == 8
     else:
         assert watched.first_with(0, 4) == math.inf
+
+
+# --- hostile nodes that answer ---------------------------------------------------------------------------
+
+
+class Silent:
+    """A live node that takes every stream and sends nothing."""
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+
+def without_kept(
+    own: NodeId, peers: Sequence[PeerAddress], limit: int, kept: Sequence[PeerAddress] = ()
+) -> list[PeerAddress]:
+    """Mutation: hash rank alone decides, which anybody can compute."""
+    return choose_neighbours(own, peers, limit)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_live_hostile_nodes_whose_ids_rank_first_take_half_of_the_places_at_most(
+    is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_kept:
+        monkeypatch.setattr("swarm.loops.choose_peers.choose_neighbours", without_kept)
+
+    async def scene() -> Watched:
+        watched = Watched(10, 4, FaultPlan(), 20)
+        target = watched.swarm.identities[0].node_id
+        ids = (hashlib.sha256(f"ground {n}".encode()).hexdigest() for n in range(20_000))
+        ground = sorted(ids, key=lambda node_id: rank(target, node_id))[:60]
+
+        async def attack() -> None:
+            await asyncio.sleep(20.0)
+            endpoints = [watched.swarm.network.serve(node_id, Silent()) for node_id in ground]  # type: ignore[arg-type]
+            watched.flood([make_advert(i, run_id=RUN, endpoints=(e,)) for i, e in zip(ground, endpoints, strict=True)])
+
+        await watched.run(attack())
+        return watched
+
+    watched = run(scene)
+    at_target = min(links[0] for at_s, links in watched.num_links.items() if at_s > 60.0)
+    if is_kept:
+        assert at_target >= 4 and watched.fewest_from(15.0) >= 4
+    else:
+        assert at_target <= 1
