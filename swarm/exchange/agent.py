@@ -110,7 +110,9 @@ class Agent:
         versions = self.versions = KnownVersions(self.node_id, self.clock)
         rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
-        reputation = self.reputation = Reputation(self.clock, config.exchange.groups_per_minute)
+        reputation = self.reputation = Reputation(
+            self.clock, config.exchange.groups_per_minute, is_denied=entry.is_denied if entry else lambda peer: False
+        )
         self.coordinator_view = CoordinatorView(self.clock)
         quota = IntakeQuota(config.replay, self.clock)
 

@@ -59,15 +59,21 @@ class EntryRule:
         self._refused = BoundedTable[bytes, str](MAX_REFUSED)  # digest of node and credential -> reason
         # Records come in any number for free, sessions at a bounded rate from each subnet: neither starves the other.
         self._of_sessions, self._of_records = _Checks(clock.monotonic_s()), _Checks(clock.monotonic_s())
+        self._guests: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
         self.num_refused = 0
+        self.config = config
         self.update(config)
 
     def update(self, config: EntryConfig, coordinator: NodeId = "") -> None:
-        """Takes over another configuration, and coordinator, of a newer manifest. Everybody is judged anew."""
+        """Takes over another configuration, and coordinator, of a newer manifest.
+
+        Who was invited stays while its voucher is a member; a proof of work stays unless more is asked for now.
+        """
+        if config.work_bits > self.config.work_bits:
+            for node_id in [node_id for node_id, known in self._admitted.items() if known.voucher is None]:
+                del self._admitted[node_id]
         self.config, self._coordinator = config, coordinator or self._coordinator
         self._members, self._denied = frozenset(config.members), frozenset(config.denied)
-        self._admitted.clear()
-        self._guests: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
         self._refused.clear()
 
     def fresh(self) -> "EntryRule":
@@ -95,6 +101,17 @@ class EntryRule:
             return False
         return self.config.kind == "open" or node_id in self._members or self._known(node_id) is not None
 
+    def is_denied(self, node_id: NodeId) -> bool:
+        """Whether a node is known not to belong here, though it may have been let in before the newest manifest."""
+        if node_id in self._denied:
+            return True
+        if self.config.kind == "open" or node_id in self._members:
+            return False
+        known = self._admitted.get(node_id)
+        return self.config.kind == "members" or (
+            known is not None and known.voucher is not None and not self._may_invite(known.voucher)
+        )
+
     def require(self, node_id: NodeId, data: bytes) -> None:
         """Judges what a node shows that has proved its key on this connection.
 
@@ -120,7 +137,10 @@ class EntryRule:
         known = self._admitted.get(node_id)
         if known is None or known.until_s <= self._clock.now_s() or node_id in self._denied:
             return None
-        return known
+        return known if known.voucher is None or self._may_invite(known.voucher) else None
+
+    def _may_invite(self, voucher: NodeId) -> bool:
+        return (voucher in self._members or voucher == self._coordinator) and voucher not in self._denied
 
     def _judge(self, node_id: NodeId, data: bytes, checks: _Checks) -> str:
         """Why a node may not take part, or nothing. Raises Unavailable where it cannot be checked now."""
@@ -158,8 +178,7 @@ class EntryRule:
         reason = f"run {self._run_id} admits invited nodes only; {_fix(node_id)}"
         if shown.invitation is not None:
             given, voucher = shown.invitation, shown.invitation.voucher
-            is_voucher = voucher in self._members or voucher == self._coordinator
-            if not is_voucher or voucher in self._denied:
+            if not self._may_invite(voucher):
                 reason = f"{short(voucher)}, who signed the invitation, is no member; {_fix(node_id)}"
             elif given.expires_at_s <= now_s:
                 reason = f"the invitation has expired; {_fix(node_id)}"

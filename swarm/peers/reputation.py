@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -99,7 +99,16 @@ class Reputation:
         reputation.record_good(peer)
     """
 
-    def __init__(self, clock: Clock, groups_per_minute: int, half_life_s: float = 300.0, max_peers: int = 4096) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        groups_per_minute: int,
+        half_life_s: float = 300.0,
+        max_peers: int = 4096,
+        is_denied: Callable[[NodeId], bool] = lambda peer: False,
+    ) -> None:
+        """`is_denied`: whether the run does not admit a peer, or no longer, whatever its score."""
+        self._is_denied = is_denied
         assert groups_per_minute > 0 and half_life_s > 0 and max_peers > 0
         self._clock = clock
         self._rate_per_s = groups_per_minute / 60.0
@@ -119,14 +128,16 @@ class Reputation:
 
     def is_allowed(self, peer: NodeId) -> bool:
         """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
-        if peer in self._proven:
+        if peer in self._proven or self._is_denied(peer):
             return False
         known = self._peers.get(peer)
         # The stored score comes first, as it is cheap: a low one only rises by itself.
         return known is None or known.score >= FLOOR or self.score(peer) >= FLOOR
 
     def require_allowed(self, peer: NodeId) -> None:
-        """Raises Unavailable while the peer's score is below the floor."""
+        """Raises Unavailable while the peer's score is below the floor, or it is denied."""
+        if self._is_denied(peer):
+            raise Unavailable(f"the run does not admit {short(peer)} any more; ask its operator")
         if not self.is_allowed(peer):
             raise Unavailable(f"the reputation of {short(peer)} is below the floor of {FLOOR}; it decays with time")
 

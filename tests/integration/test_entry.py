@@ -13,12 +13,13 @@ from entry_credentials import MEMBER, OPERATOR, RUN, STRANGER, invitation, rule_
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import EntryConfig, ExchangeConfig
-from swarm.errors import Unauthenticated
+from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.peers import entry as entry_module
 from swarm.peers.entry import EntryRule
+from swarm.peers.reputation import Reputation
 from swarm.testing.builders import HoldsNothing
 from swarm.wire.credentials import DAY_S, Credential, WorkProof, epoch_at, seal_invitation
 
@@ -127,6 +128,55 @@ async def test_a_denied_node_and_all_whom_it_invited_are_refused() -> None:
         for node in (MEMBER, STRANGER):
             with pytest.raises(Unauthenticated):
                 await enter(node, invitation(node))
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("what", ["denied", "voucher taken off", "list without it"])
+async def test_whom_a_newer_manifest_shuts_out_is_refused_at_its_next_call(what: str, is_checked: bool) -> None:
+    """Its session was opened before, and would be good for a quarter of an hour."""
+    rule, server = rule_of("invited"), Identity.create()
+    is_denied = rule.is_denied if is_checked else lambda peer: False
+    reputation = Reputation(SystemClock(), 6000, is_denied=is_denied)
+    transport = GrpcTransport(
+        server,
+        RUN,
+        ExchangeConfig(),
+        SystemClock(),
+        require_allowed=reputation.require_allowed,
+        require_entry=rule.require,
+    )
+    (endpoint,) = await transport.serve(HoldsNothing())
+    client = GrpcTransport(
+        STRANGER, RUN, ExchangeConfig(), SystemClock(), credential=lambda: invitation(STRANGER, MEMBER)
+    )
+    try:
+        peer = await client.connect(PeerAddress(node_id=server.node_id, endpoint=endpoint), timeout_s=5.0)
+        with pytest.raises(NotHeld):
+            await peer.fetch(b"d" * 32, 100, 5.0)
+        changes: dict[str, Any] = {
+            "denied": {"denied": (STRANGER.node_id,)},
+            "voucher taken off": {"members": (OPERATOR.node_id,)},
+            "list without it": {"kind": "members"},
+        }[what]
+        rule.update(rule.config.model_copy(update=changes))
+        with pytest.raises(Unavailable if is_checked else NotHeld, match="any more" if is_checked else None):
+            await peer.fetch(b"d" * 32, 100, 5.0)
+        assert rule.voucher_of(STRANGER.node_id) is None or what == "list without it"
+    finally:
+        await client.stop()
+        await transport.stop()
+
+
+async def test_a_newer_manifest_leaves_those_who_still_belong_here() -> None:
+    rule = rule_of("work")
+    guest, worker = Identity.create(), Identity.create()
+    rule.require(guest.node_id, invitation(guest))
+    rule.require(worker.node_id, work(worker))
+    more = rule.config.model_copy(update={"members": (*rule.config.members, STRANGER.node_id)})
+    rule.update(more)
+    assert rule.is_admitted(guest.node_id) and rule.is_admitted(worker.node_id) and rule.is_member(STRANGER.node_id)
+    rule.update(more.model_copy(update={"work_bits": 40}))
+    assert rule.is_admitted(guest.node_id) and not rule.is_admitted(worker.node_id)
 
 
 async def test_a_proof_of_work_is_good_for_one_key_only() -> None:
