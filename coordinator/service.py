@@ -12,10 +12,12 @@ import grpc
 
 from coordinator.core import CoordinatorCore
 from coordinator.head_watches import WATCHES_TOTAL
+from coordinator.turns import SubnetTurns
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
 from swarm.version_history import MAX_RECORDED
+from swarm.wire.connection_limits import peer_subnet
 from swarm.wire.grpc_errors import rpc
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
@@ -30,6 +32,9 @@ CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
 assert MAX_RECORDED <= CALLS_BURST, "each version counts as a call: a full batch would never pass"
 MAX_CLIENTS = 20_000
+# Of all nodes of a subnet: 200 nodes behind one router that report every second. Beyond it a call is refused unread.
+SUBNET_CALLS_PER_S = 200.0
+SUBNET_CALLS_BURST = 600.0
 # Watches are long calls: as many calls again stay free for everything else.
 CONCURRENT_CALLS: Final = 2 * WATCHES_TOTAL
 STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
@@ -60,6 +65,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self.manifest = manifest
         self._bootstrap_peers = bootstrap_peers
         self._calls = RateLimiter[str](CALLS_PER_S, CALLS_BURST, MAX_CLIENTS)
+        self._subnet_calls = RateLimiter[str](SUBNET_CALLS_PER_S, SUBNET_CALLS_BURST, MAX_CLIENTS)
+        self._turns = SubnetTurns()
         self._stall_timeout_s = stall_timeout_s
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -68,10 +75,21 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         add(self, server)
 
     def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
-        """Who calls, within its rate. Raises Unauthenticated, TooLarge."""
+        """Who calls, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
+        if not self._subnet_calls.spend(peer_subnet(context.peer()), self._core.clock.monotonic_s()):
+            raise TooLarge(f"more than {SUBNET_CALLS_PER_S:.0f} calls a second from this network; slow down")
         self._count_calls(node_id, num_calls)
         return node_id
+
+    async def _in_turn(self, context: Context, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+        """Does a call's work when it is its subnet's turn, whole even when the caller hangs up. Raises Unavailable."""
+
+        async def take_turn() -> Value:
+            async with self._turns.of(peer_subnet(context.peer())):
+                return await work()
+
+        return await asyncio.shield(asyncio.ensure_future(take_turn()))
 
     def _count_calls(self, client: str, num_calls: int = 1) -> None:
         if not self._calls.spend(client, self._core.clock.monotonic_s(), num_calls):
@@ -96,7 +114,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         report = heartbeat_to_report(request, node_id)
         if report is None:
             raise ConfigError("heartbeat out of bounds")
-        return advice_to_message(await _complete(self._core.heartbeat(node_id, report)))
+        return advice_to_message(await self._in_turn(context, lambda: self._core.heartbeat(node_id, report)))
 
     @rpc
     async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:
@@ -109,7 +127,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         whole = [version for version in versions if version is not None]
         if len(whole) < len(versions):
             raise ConfigError("version out of bounds")
-        answers = await _complete(self._core.record_versions(node_id, whole))
+        answers = await self._in_turn(context, lambda: self._core.record_versions(node_id, whole))
         return pb.RecordVersionsResponse(
             answers=[pb.RecordedVersion(accepted=answer.accepted, reason=answer.reason) for answer in answers]
         )
@@ -120,8 +138,12 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self._caller(context)
         limit = min(request.limit or MAX_LISTED, MAX_LISTED)
         after_step = request.after_step if request.HasField("after_step") else -1
-        entries = self._core.ledger.versions(request.policy_id, after_step, limit)
-        return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
+
+        async def list_versions() -> Any:
+            entries = self._core.ledger.versions(request.policy_id, after_step, limit)
+            return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
+
+        return await self._in_turn(context, list_versions)
 
     @rpc
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
@@ -144,29 +166,29 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
         """Known members, the live ones first; addresses are for callers who are members themselves."""
         is_member = self._core.is_live_member(self._caller(context))
-        now_s = self._core.clock.now_s()
-        members = self._core.shown_members(MAX_LISTED)
-        return pb.ListMembersResponse(
-            members=[
-                pb.Member(
-                    node_id=member.node_id,
-                    name=member.report.name,
-                    endpoints=member.report.endpoints if is_member else (),
-                    head=version_to_message(member.report.head),
-                    last_seen_s=member.last_seen_s,
-                    is_live=member.is_live(now_s),
-                )
-                for member in members
-            ]
-        )
+
+        async def list_members() -> Any:
+            now_s = self._core.clock.now_s()
+            members = self._core.shown_members(MAX_LISTED)
+            return pb.ListMembersResponse(
+                members=[
+                    pb.Member(
+                        node_id=member.node_id,
+                        name=member.report.name,
+                        endpoints=member.report.endpoints if is_member else (),
+                        head=version_to_message(member.report.head),
+                        last_seen_s=member.last_seen_s,
+                        is_live=member.is_live(now_s),
+                    )
+                    for member in members
+                ]
+            )
+
+        return await self._in_turn(context, list_members)
 
     @rpc
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:
         """Ends the caller's lease."""
-        await _complete(self._core.leave(self._caller(context)))
+        node_id = self._caller(context)
+        await self._in_turn(context, lambda: self._core.leave(node_id))
         return pb.LeaveResponse()
-
-
-async def _complete(change: Coroutine[Any, Any, Value]) -> Value:
-    """Carries a change of state through even when the caller hangs up in the middle."""
-    return await asyncio.shield(asyncio.ensure_future(change))

@@ -120,13 +120,13 @@ class SqliteCoordinatorStore:
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
         """Stores one heartbeat in one transaction. Raises StorageFull."""
-        record = json.dumps(asdict(member), default=bytes.hex)
+        record = json.dumps(member, default=_plain)
         await self._write(
             [
                 ("INSERT OR REPLACE INTO members VALUES (?, ?)", [(member.node_id, record)]),
                 (
                     "INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)",
-                    [(member.last_seen_s, member.node_id, json.dumps(asdict(edge))) for edge in edges],
+                    [(member.last_seen_s, member.node_id, json.dumps(edge, default=_plain)) for edge in edges],
                 ),
                 (
                     "INSERT INTO evaluations (at_s, node_id, step, name, accuracy) VALUES (?, ?, ?, ?, ?)",
@@ -168,6 +168,11 @@ class SqliteCoordinatorStore:
                     raise
         except aiosqlite.Error as error:
             raise StorageFull(f"coordinator database: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A value type as JSON: `asdict` copies every field deeply, and took a third of a heartbeat's time."""
+    return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
 
 
 async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Floods of calls at the coordinator over real connections: an honest node's heartbeat waits for few others.
+
+Each attacker subnet is one address of 127/8, from which a forwarder connects; the honest node is at 127.0.0.1.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.daemon import CoordinatorDaemon
+from coordinator.turns import SubnetTurns
+from swarm.config import CoordinatorConfig, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from swarm.errors import SwarmError
+from swarm.identity import Identity
+from swarm.testing.connection_flood import loopback_addresses
+from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.wire.reports import report_to_heartbeat
+from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+
+NUM_SUBNETS = 4
+KEYS_PER_SUBNET = 3
+CALLS_AT_ONCE = 16  # of one key
+NODE = NodeConfig(
+    environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),), model=ModelConfig(source="tiny")
+)
+
+
+@asynccontextmanager
+async def forwarding(source: str, endpoint: str) -> AsyncGenerator[str]:
+    """An endpoint whose connections reach another one from `source`."""
+    host, _, port = endpoint.rpartition(":")
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out_reader, out_writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+        await asyncio.gather(copy(reader, out_writer), copy(out_reader, writer))
+        for end in (writer, out_writer):
+            with suppress(OSError):
+                await end.wait_closed()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def heaviest_report(identity: Identity) -> NodeReport:
+    """64 sources that nobody ever heard of."""
+    edges = tuple(
+        EdgeReport(
+            source=f"{identity.node_id[:60]}{number:04x}",
+            num_groups=5,
+            age_mean_steps=1.0,
+            ess_share=0.5,
+            mismatch_kl=0.01,
+            reward_mean=0.5,
+        )
+        for number in range(64)
+    )
+    return NodeReport(
+        node_id=identity.node_id,
+        name="eve",
+        roles=(),
+        endpoints=(),
+        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
+        tokens_per_s=0.0,
+        reward_mean=0.0,
+        num_local=0,
+        num_external=0,
+        num_refused=0,
+        edges=edges,
+    )
+
+
+async def flood(channel: AuthenticatedChannel, identity: Identity) -> None:
+    """One call after the other until cancelled, whatever the answer."""
+    stub: Any = CoordinatorServiceStub(channel.channel)
+    request = report_to_heartbeat(heaviest_report(identity))
+    while True:
+        with suppress(grpc.RpcError, SwarmError):
+            await stub.Heartbeat(request, metadata=await channel.metadata(5.0), timeout=10.0)
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def attacking(daemon: CoordinatorDaemon) -> AsyncGenerator[None]:
+    """Free keys of some subnets call as fast as they are answered, each many calls at once."""
+    async with AsyncExitStack() as stack:
+        floods: list[asyncio.Task[None]] = []
+        for source in loopback_addresses(NUM_SUBNETS):
+            endpoint = await stack.enter_async_context(forwarding(source, daemon.info["listen"]))
+            for _ in range(KEYS_PER_SUBNET):
+                key = Identity.create()
+                channel = await open_channel(endpoint, daemon.info["fingerprint"], key, "test", 10.0)
+                stack.push_async_callback(channel.close)
+                floods += [asyncio.ensure_future(flood(channel, key)) for _ in range(CALLS_AT_ONCE)]
+        try:
+            yield
+        finally:
+            for task in floods:
+                task.cancel()
+            await asyncio.gather(*floods, return_exceptions=True)
+
+
+async def beat(channel: AuthenticatedChannel, identity: Identity) -> None:
+    stub: Any = CoordinatorServiceStub(channel.channel)
+    request = report_to_heartbeat(heaviest_report(identity))
+    await stub.Heartbeat(request, metadata=await channel.metadata(5.0), timeout=20.0)
+
+
+@asynccontextmanager
+async def no_turns(self: SubnetTurns, subnet: str) -> AsyncGenerator[None]:
+    """The defence taken out: heartbeats are answered in the order in which they come."""
+    yield
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "no turns"])
+async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(SubnetTurns, "of", no_turns)
+    monkeypatch.setattr("coordinator.service.CALLS_PER_S", 1000.0)  # so few keys stand for many
+    monkeypatch.setattr("coordinator.service.CALLS_BURST", 100_000.0)
+    monkeypatch.setattr("coordinator.service.SUBNET_CALLS_BURST", 100_000.0)
+    values = {"dir": tmp_path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": NODE}
+    config = CoordinatorConfig.model_validate(values)
+    async with CoordinatorDaemon(config) as daemon, attacking(daemon):
+        honest = Identity.create()
+        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], honest, "test", 10.0)
+        while daemon.core.num_heartbeats < 200:  # noqa: ASYNC110 - the flood raises it
+            await asyncio.sleep(0.01)
+        waited_for: list[int] = []
+        for _ in range(9):
+            before = daemon.core.num_heartbeats
+            await beat(channel, honest)
+            waited_for.append(daemon.core.num_heartbeats - before)
+        await channel.close()
+    # One that runs, one of each subnet, and some that came while the request was on its way.
+    assert (sorted(waited_for)[4] <= 3 * NUM_SUBNETS) is is_defended, waited_for
