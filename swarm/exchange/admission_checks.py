@@ -93,6 +93,8 @@ def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
         finding = _check_rollout(rollout, group, tokenizer, limits)
         if finding is not None:
             return finding
+    if not num_traced or group.tokenizer_digest != tokenizer.digest:
+        return _check_reencoded(group, tokenizer, limits)
     return _check_cut(group, tokenizer)
 
 
@@ -103,10 +105,8 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, 
     if finding is not None:
         return finding
     trace = rollout.trace
-    if trace is None or group.tokenizer_digest != tokenizer.digest:
-        finding = _check_reencoded(rollout.text, group, tokenizer, limits)
-        if finding is not None or trace is None:
-            return finding
+    if trace is None:
+        return None
     finding = (
         _check_length(trace, limits)
         or _check_spans(trace, group.policy_id)
@@ -163,18 +163,28 @@ def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer) 
     return None
 
 
-def _check_reencoded(text: str, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """A text that is cut anew becomes a row of bounded length, which says what the text says."""
+def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
+    """Texts that are cut anew become rows of bounded length, which say what the texts say.
+
+    A single row may be several times as long as our own, since other tokenizers need fewer tokens; the group costs at
+    most what one of ours would whose answers are all twice as long as allowed, in tokens and in their squares.
+    """
     bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-    if len(text) > bound:
-        return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"
-    token_ids = tokenizer.encode_response(text)
+    longest = max(len(rollout.text) for rollout in group.rollouts)
+    if longest > bound:
+        return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
     factor = _CUT_FACTOR if group.tokenizer_digest == tokenizer.digest else PER_FOREIGN_TOKEN
-    most = factor * limits.max_new_tokens
-    if len(token_ids) > most:
-        return RefusalReason.UNUSABLE_TEXT, f"{len(token_ids)} tokens here exceed {most}"
-    if tokenizer.decode(token_ids) != text:  # a character that is unknown here would be learned as another
-        return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
+    most, squares = factor * limits.max_new_tokens, 0
+    for rollout in group.rollouts:
+        token_ids = tokenizer.encode_response(rollout.text)
+        if len(token_ids) > most:
+            return RefusalReason.UNUSABLE_TEXT, f"{len(token_ids)} tokens here exceed {most}"
+        if tokenizer.decode(token_ids) != rollout.text:  # a character unknown here would be learned as another
+            return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
+        squares += len(token_ids) ** 2
+    most_squares = len(group.rollouts) * (_CUT_FACTOR * limits.max_new_tokens) ** 2
+    if squares > most_squares:
+        return RefusalReason.UNUSABLE_TEXT, f"{squares} squared tokens here exceed {most_squares}"
     return None
 
 

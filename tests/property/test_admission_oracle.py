@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
-from swarm.types import PolicyVersion, Rollout, RolloutGroup, TokenTrace, VersionSpan
+from swarm.types import PolicyVersion, RefusalReason, Rollout, RolloutGroup, TokenTrace, VersionSpan
 from swarm.wire.envelopes import open_group, seal_group
 
 EVE = make_identity(5)
@@ -72,7 +73,37 @@ def test_what_is_admitted_is_no_longer_than_an_honest_answer_and_shows_every_tok
     assert num_admitted > NUM_GROUPS / 20, "a fuzz whose groups are all refused shows nothing"
 
 
+def cost(opened: RolloutGroup) -> int:
+    """Squared tokens of the rows that the learner makes of the answers."""
+    is_ours = opened.tokenizer_digest == OURS.digest
+    return sum(
+        (rollout.trace.token_ids.size if is_ours and rollout.trace else len(OURS.encode_response(rollout.text))) ** 2
+        for rollout in opened.rollouts
+    )
+
+
+def of_texts(*texts: str) -> RolloutGroup:
+    """A group of a node with another tokenizer, to which each text is a few tokens."""
+    trace = replace(HONEST, text="").trace
+    assert trace is not None
+    return replace(OF_THEIRS, rollouts=tuple(replace(HONEST, text=text, trace=trace) for text in texts))
+
+
+def test_one_long_text_among_short_ones_is_admitted_and_a_group_of_them_is_not() -> None:
+    assert check_form(of_texts("7" * 20, "7"), OURS, LIMITS) is None
+    finding = check_form(of_texts("7" * 60, "7" * 60), OURS, LIMITS)
+    assert finding is not None and finding[0] is RefusalReason.UNUSABLE_TEXT
+
+
+def test_mutation_without_the_bound_of_a_group_it_costs_sixteen_times_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_checks, "_CUT_FACTOR", admission_checks.PER_FOREIGN_TOKEN)
+    group = of_texts("7" * 60, "7" * 60)
+    assert check_form(group, OURS, LIMITS) is None
+    assert cost(group) > 14 * 2 * (2 * LIMITS.max_new_tokens) ** 2
+
+
 def _check_admitted(opened: RolloutGroup) -> None:
+    assert cost(opened) <= len(opened.rollouts) * (2 * LIMITS.max_new_tokens) ** 2
     for rollout in opened.rollouts:
         if rollout.trace is None or opened.tokenizer_digest != OURS.digest:
             row = OURS.encode_response(rollout.text)  # what the learner makes of it
