@@ -1,0 +1,145 @@
+"""Two versions of one step over real sockets: the follower that sees both leaves, and shows others why."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig, NodeConfig, WeightsConfig
+from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress
+from swarm.loops.fetch_weights import SourceWatcher
+from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import HoldsNothing, make_advert, make_identity
+from swarm.testing.nodes import make_agent, make_context
+from swarm.types import Credit, NodeId, PolicyVersion, Role, SealedManifest
+from swarm.weight_sync.equivocation import EquivocationWitness
+from swarm.weight_sync.follower import FollowerState
+from swarm.weights.manifest import seal_body, with_branch
+from swarm.weights.publish import Publisher
+from swarm.weights.store import WeightStore
+from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+
+TRAINER, ALICE, BOB, CAROL = (make_identity(number) for number in range(1, 5))
+
+
+class Shows(HoldsNothing):
+    """A trainer or a follower of it, with one manifest to show."""
+
+    def __init__(self, manifests: list[SealedManifest]) -> None:
+        self.manifests = manifests
+
+    async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
+        for sealed in self.manifests:
+            yield sealed
+        await asyncio.Event().wait()
+
+
+def version_of(seed: int) -> list[SealedManifest]:
+    """Signed manifests of step 1 in branch 7, with weights of that seed."""
+    bits = np.random.default_rng(seed).integers(0x3C00, 0x3F00, 1000).astype("<u2")
+    weights = {"w": HostTensor(spec=TensorSpec(name="w", dtype="bfloat16", shape=(1000,)), bits=bits)}
+    version = PolicyVersion(policy_id=TRAINER.node_id, step=1, digest=published_digest(weights))
+    bodies = Publisher(lambda digest, data: None).publish(version, weights)
+    return [seal_body(with_branch(body, 7), TRAINER) for body in bodies]
+
+
+class Network:
+    """Real sockets of a few nodes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.transports: list[GrpcTransport] = []
+
+    def transport(self, identity: Identity) -> GrpcTransport:
+        self.transports.append(GrpcTransport(identity, NodeConfig().run_id, ExchangeConfig(), SystemClock()))
+        return self.transports[-1]
+
+    async def serve(self, identity: Identity, handler: HoldsNothing | Agent) -> PeerAddress:
+        answers = handler.streams if isinstance(handler, Agent) else handler
+        (endpoint,) = await self.transport(identity).serve(answers)
+        return PeerAddress(node_id=identity.node_id, endpoint=endpoint)
+
+    async def follower(self, identity: Identity) -> Agent:
+        config = NodeConfig(
+            dir=self.root / identity.node_id[:8], roles=(Role.GENERATOR,), weights=WeightsConfig(publish=False)
+        )
+        context = make_context(config, identity)
+        store = WeightStore(config.dir / "weights", config.weights.store_bytes)
+        agent = make_agent(context, MemoryGroupStore(context.clock, 10**8), weights=store)
+        assert agent.weight_follower is not None
+        head = PolicyVersion(policy_id=TRAINER.node_id, step=1, digest=b"d" * 32)
+        await agent.weight_follower.on_adverts([make_advert(TRAINER.node_id, head=head)])
+        return agent
+
+    def watch(self, agent: Agent, identity: Identity, source: PeerAddress) -> "asyncio.Task[None]":
+        assert agent.weight_follower is not None
+        watcher = SourceWatcher(agent, agent.weight_follower, self.transport(identity), source, random.Random(0))
+        return asyncio.create_task(watcher.run())
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(transport.stop() for transport in self.transports))
+
+
+def has_ended(agent: Agent) -> bool:
+    return agent.weight_follower is not None and agent.weight_follower.state is FollowerState.ENDED
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - another task makes it true
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def play(root: Path) -> tuple[Agent, Agent]:
+    """Alice is shown one version by the trainer and another by a follower; Carol watches Alice alone."""
+    network, tasks = Network(root), list[asyncio.Task[None]]()
+    try:
+        trainer = await network.serve(TRAINER, Shows(version_of(1)))
+        bob = await network.serve(BOB, Shows(version_of(2)))
+        alice, carol = await network.follower(ALICE), await network.follower(CAROL)
+        seen: list[SealedManifest] = []
+        assert alice.weight_follower is not None
+        on_manifest = alice.weight_follower.on_manifest
+
+        async def count(peer: NodeId, sealed: SealedManifest) -> object:
+            seen.append(sealed)
+            return await on_manifest(peer, sealed)
+
+        alice.weight_follower.on_manifest = count  # type: ignore[method-assign, assignment]
+        tasks += [network.watch(alice, ALICE, source) for source in (trainer, bob)]
+        assert await until(lambda: len(seen) >= 2)
+        await until(lambda: has_ended(alice), 1.0)
+        tasks.append(network.watch(carol, CAROL, await network.serve(ALICE, alice)))
+        await until(lambda: has_ended(carol), 10.0 if has_ended(alice) else 1.0)
+        return alice, carol
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await network.stop()
+
+
+async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path) -> None:
+    for agent in await play(tmp_path):
+        assert has_ended(agent)
+        assert agent.advert().equivocator == TRAINER.node_id[:16]
+        assert not agent.reputation.is_allowed(TRAINER.node_id)
+
+
+async def test_mutation_without_witnesses_both_versions_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EquivocationWitness, "observe", lambda *_: None)
+    for agent in await play(tmp_path):
+        assert not has_ended(agent) and not agent.advert().equivocator
