@@ -7,7 +7,7 @@ Shape letters: N rollouts, L longest response in tokens, M groups.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients
-from swarm.objectives.mass_clip import scope_of
+from swarm.objectives.mass_clip import group_masses, scope_of
 from swarm.objectives.part import Probe, Scope
 from swarm.objectives.recipe import Recipe
 
@@ -144,7 +144,7 @@ class Gradient:
             batch: with advantages; its totals are those of the update.
             plan: micro-batches with every trained token of the batch once.
         """
-        parts = parts_of(batch, plan, scope_of(self.recipe, batch))
+        parts = parts_of(batch, plan, scope_of(self.recipe, batch, self.ranks.count))
         source: CoefficientSource
         if parts is None:
             start = self.clock.monotonic_s()
@@ -153,7 +153,7 @@ class Gradient:
             measured.add_seconds("score", self.clock.monotonic_s() - start)
         else:
             measured = Measured.empty(batch, self.network, self.recipe.probes)
-            source = PerMicroBatch(self.recipe, batch, measured)
+            source = PerMicroBatch(self.recipe, batch, measured, self.ranks.count)
         for index, counts in self.ranks.assign(len(plan)):
             members = () if parts is None else parts[index]
             with self.noise.perturb(index) if self.noise else nullcontext():
@@ -242,10 +242,11 @@ class WholeBatch(CoefficientSource):
 class PerMicroBatch(CoefficientSource):
     """Coefficients of a few rollouts or groups at a time, as soon as they are scored."""
 
-    def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
+    def __init__(self, recipe: Recipe, batch: Batch, measured: Measured, num_ranks: int = 1) -> None:
         self.recipe, self.batch, self.measured = recipe, batch, measured
         self.probes = recipe.probes
-        self.scope = scope_of(recipe, batch)
+        self.scope = scope_of(recipe, batch, num_ranks)
+        self._used = group_masses(batch, torch.zeros_like(measured.masses))  # of each group's bound, so far
 
     def segments(self, packed: PackedRows) -> Sequence[int]:
         size = packed.targets.shape[0]
@@ -260,9 +261,11 @@ class PerMicroBatch(CoefficientSource):
         self.measured.write(*tokens, scores)
         rollouts = self._complete(packed.rollouts[run], members)
         index = torch.tensor(rollouts, device=self.batch.mask.device)
+        clip = self.batch.mass_clip
+        batch = self.batch.select(rollouts)
         part = coefficients(
             self.recipe,
-            self.batch.select(rollouts),
+            batch if clip is None else replace(batch, mass_clip=replace(clip, used=self._used)),
             self.measured.logprobs[index],
             self.measured.entropy[index],
             {name: values[index] for name, values in self.measured.probes.items()},
@@ -271,6 +274,7 @@ class PerMicroBatch(CoefficientSource):
         self.measured.bounded[index] = part.bounded
         self.measured.factor[index] = part.factor
         self.measured.masses[index] = part.masses
+        self._used = self._used + group_masses(batch, part.kept)
         whole = part.spread(index, self.batch.num_rollouts)
         return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
 

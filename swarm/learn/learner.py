@@ -349,7 +349,7 @@ class PolicyLearner:
             clip = self._masses.clip(main, self._nominal_groups, masses)
             # An update before this one may have changed the memory.
             each = replace(each, batch=replace(self._with_memory(each), mass_clip=clip))
-            micro_batches = self._pack(each.batch, scope_of(each.recipe, each.batch))
+            micro_batches = self._pack(each.batch, scope_of(each.recipe, each.batch, self._ranks.count))
             if micro_batches:
                 part_loss, part = self._gradient(each.recipe).of(each.batch, micro_batches)
                 loss += part_loss

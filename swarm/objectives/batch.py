@@ -37,6 +37,7 @@ class MassClip:
 
     num_groups: float  # I + J, of one update
     reference: Masses | None  # of a usual own group; None: that of the batch, which then is a whole update
+    used: Tensor | None = None  # float64 [M, 2], what micro-batches before this one took of each group's bound
 
 
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]

@@ -31,6 +31,7 @@ class Coefficients:
     bounded: Tensor  # bool [N, L], trained tokens with an advantage that the weight rule clipped or capped
     factor: Tensor  # [N, L], product of the corrections; 0 where one or the ceiling dropped a token
     masses: Tensor  # [N, 2], see `mass_clip.rollout_masses`, before the clip
+    kept: Tensor  # [N, 2], after it
 
     def spread(self, members: Tensor, num_rollouts: int) -> "Coefficients":
         """The same at the places of `members` (int64 [N]) among `num_rollouts`, 0 elsewhere."""
@@ -48,6 +49,7 @@ class Coefficients:
             bounded=place(self.bounded),
             factor=place(self.factor),
             masses=place(self.masses),
+            kept=place(self.kept),
         )
 
 
@@ -206,6 +208,7 @@ def coefficients(
         bounded=tokens.bounded & batch.mask & (seen.advantages != 0),
         factor=on_mask(factor, batch.mask),
         masses=masses,
+        kept=masses if clip is None else _scaled(masses, clip),
     )
 
 
@@ -219,7 +222,8 @@ def _nothing(batch: Batch, logprobs: Tensor) -> Coefficients:
         log_ratio=zeros,
         bounded=torch.zeros_like(batch.mask),
         factor=zeros,
-        masses=zeros.new_zeros((batch.num_rollouts, 2)),
+        masses=(none := zeros.new_zeros((batch.num_rollouts, 2))),
+        kept=none,
     )
 
 

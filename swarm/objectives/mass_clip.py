@@ -42,7 +42,7 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     """Factor [N] in (0, 1] of each rollout's coefficients; None where every group is within its bound.
 
     Args:
-        batch: whole groups.
+        batch: what of a group is in no batch before it, says `mass_clip.used`.
         masses: [N, 2], of its rollouts.
     """
     clip = batch.mass_clip
@@ -52,12 +52,12 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     if reference is None:
         return None
     bounds = [MASS_FACTOR * each / clip.num_groups for each in (reference.coefficients, reference.pull)]
-    of_group = group_masses(batch, masses)[batch.group_index]
-    bound = of_group.new_tensor(bounds)
-    is_beyond = (of_group > bound) & batch.claimed[:, None]
+    of_group = group_masses(batch, masses)
+    left = of_group.new_tensor(bounds) - (0 if clip.used is None else clip.used)
+    is_beyond = (of_group > left)[batch.group_index] & batch.claimed[:, None]
     if not bool(is_beyond.any()):
         return None
-    factors = torch.where(is_beyond, bound / of_group, torch.ones_like(of_group))
+    factors = torch.where(is_beyond, (left.clamp(min=0) / of_group)[batch.group_index], 1.0)
     return factors.min(dim=1).values
 
 
@@ -85,12 +85,17 @@ def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
     return num_clipped, others / (own + others) if own + others > 0 else 0.0
 
 
-def scope_of(recipe: Recipe, batch: Batch) -> Scope:
-    """How far a coefficient reaches with the clip: a clipped group's to the whole group, or step."""
+def scope_of(recipe: Recipe, batch: Batch, num_ranks: int = 1) -> Scope:
+    """How far a coefficient reaches with the clip: to the step while there is no reference but the step itself.
+
+    Micro-batches one after the other take what is left of a group's bound; those of several processes cannot tell each
+    other, and hold whole groups.
+    """
     if batch.mass_clip is None or not bool(batch.claimed.any()):
         return recipe.scope
-    least = Scope.GROUP if batch.mass_clip.reference else Scope.STEP
-    return max(recipe.scope, least, key=lambda scope: scope.reach)
+    if batch.mass_clip.reference is None:
+        return Scope.STEP
+    return recipe.scope if num_ranks == 1 else max(recipe.scope, Scope.GROUP, key=lambda scope: scope.reach)
 
 
 def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:

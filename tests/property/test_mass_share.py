@@ -19,6 +19,7 @@ from swarm.objectives.coefficients import Coefficients, coefficients, with_advan
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.mass_clip import MASS_FACTOR, group_masses, reference_masses, rollout_masses
 from swarm.objectives.methods import list_recipes, load_recipe
+from swarm.objectives.part import Scope
 from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
 
@@ -187,11 +188,15 @@ def cases(as_who: Callable[[Step], Step]) -> Iterator[tuple[Recipe, Step, list[S
         yield load_recipe(name), step, attacks
 
 
-def within_share(recipe: Recipe, step: Step, clip: MassClip) -> bool:
+def bounds_of(clip: MassClip) -> Tensor:
+    """[2], of both masses of a group."""
     assert clip.reference is not None
-    bounds = torch.tensor([clip.reference.coefficients, clip.reference.pull], dtype=DTYPE) * MASS_FACTOR / NOMINAL
+    return torch.tensor([clip.reference.coefficients, clip.reference.pull], dtype=DTYPE) * MASS_FACTOR / NOMINAL
+
+
+def within_share(recipe: Recipe, step: Step, clip: MassClip) -> bool:
     found = update(recipe, step, clip).masses(step)[list(HOSTILE)]
-    return bool(found.isfinite().all()) and bool((found <= bounds * (1 + 1e-9)).all())
+    return bool(found.isfinite().all()) and bool((found <= bounds_of(clip) * (1 + 1e-9)).all())
 
 
 @pytest.mark.timeout(120)
@@ -201,6 +206,28 @@ def test_whatever_a_source_sends_its_groups_weigh_no_more_than_their_share(as_wh
         clip = usual(recipe, step)
         for seed, hostile in enumerate(attacks):
             assert within_share(recipe, hostile, clip), f"{recipe.name}: attack {seed}"
+
+
+@pytest.mark.timeout(120)
+def test_a_group_in_several_micro_batches_has_one_bound_and_what_is_within_it_keeps_its_bits() -> None:
+    for recipe, step, attacks in cases(lambda step: step):
+        if recipe.scope.reach > Scope.ROLLOUT.reach:
+            continue
+        clip = usual(recipe, step)
+        for seed, hostile in enumerate([step, *attacks]):
+            ready = with_advantages(recipe, replace(hostile.batch, mass_clip=clip), "all")
+            probes = dict.fromkeys(recipe.probes, torch.ones_like(hostile.logprobs))
+            whole = coefficients(recipe, ready, hostile.logprobs, hostile.entropy, probes)
+            used = group_masses(ready, torch.zeros_like(whole.masses))
+            for row in range(ready.num_rollouts):
+                part = replace(ready.select([row]), mass_clip=replace(clip, used=used))
+                some = {name: values[[row]] for name, values in probes.items()}
+                found = coefficients(recipe, part, hostile.logprobs[[row]], hostile.entropy[[row]], some)
+                if torch.equal(whole.kept, whole.masses):
+                    assert torch.allclose(found.logprobs, whole.logprobs[[row]], rtol=1e-12, atol=0), recipe.name
+                used = used + group_masses(part, found.kept)
+            others = [not is_ours for is_ours in OURS]
+            assert bool((used[others] <= bounds_of(clip) * (1 + 1e-9)).all()), f"{recipe.name}: attack {seed}"
 
 
 def test_without_the_clip_most_recipes_give_a_source_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

