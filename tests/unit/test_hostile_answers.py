@@ -47,7 +47,7 @@ def test_no_dataset_pays_a_wrong_or_extended_answer_and_all_pay_the_right_one() 
         num_datasets += 1
         outcome = attack(environment, num_answers=25 if name in SLOW else 60, num_tasks=1 if name in SLOW else 3)
         assert (outcome.paid, outcome.unpaid) == ([], []), name
-    assert num_datasets >= 94
+    assert num_datasets >= 96
 
 
 Attack = Callable[[str], str]  # the right answer -> a wrong one
