@@ -232,8 +232,8 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
         is_ok=not missing,
         detail=f"in force: {', '.join(sorted(n for n, h in limits.items() if h))}"
         + (f"; not: {', '.join(missing)}" if missing else ""),
-        fix="no_network: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on with landlock among its "
-        "lsm=; else run the node as a user or in a container that holds nothing to read",
+        fix="no_network, other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on "
+        "with landlock among its lsm=; else run the node as a user or in a container that holds nothing to read",
     )
 
 

@@ -87,3 +87,37 @@ def test_only_the_named_places_can_be_read_and_nothing_can_be_written(tmp_path: 
     assert allowed == {"read beneath", "read the file", "list beneath"}
     assert {outcome for name, outcome in found.items() if name not in allowed} == {"PermissionError"}
     assert (tmp_path / "open" / "deep" / "x").exists()
+
+
+PROBE_CALLS = """
+import ctypes, json, os, platform, sys
+from pathlib import Path
+from swarm.environments.sandbox import confine
+libc = ctypes.CDLL(None)
+holds = confine.limit_process(2**31)["no_network"]
+if sys.argv[2] == "mutated":
+    confine._ARCHITECTURES = {key: (*rest, "") for key, (*rest, _) in confine._ARCHITECTURES.items()}
+else:
+    holds = confine.hide_files([*confine.python_places(), Path(sys.argv[1])]) and holds
+holds = confine.forbid_system_calls() and holds
+print(json.dumps({
+    "holds": holds,
+    "shared memory": libc.shmget(0, 4096, 0o1600) >= 0,
+    "semaphore": libc.semget(0, 1, 0o1600) >= 0,
+    "messages": libc.msgget(0, 0o1600) >= 0,
+    "watch": libc.inotify_init1(0) >= 0,
+    "stat": os.path.exists("/etc/passwd"),
+    "stat of what is allowed": Path(sys.argv[1], "x").exists(),
+}))
+"""
+
+
+@pytest.mark.parametrize("mutation", ["", "mutated"])  # the filter without its numbers, and the files as they are
+def test_objects_that_outlive_a_process_and_other_files_are_out_of_reach(tmp_path: Path, mutation: str) -> None:
+    (tmp_path / "x").write_text("x")
+    arguments = [sys.executable, "-c", PROBE_CALLS, str(tmp_path), mutation]
+    found = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+    if not found.pop("holds"):
+        pytest.skip("no seccomp filter or no mounts in a namespace on this machine")
+    assert found.pop("stat of what is allowed")
+    assert set(found.values()) == {bool(mutation)}

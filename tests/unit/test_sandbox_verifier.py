@@ -53,6 +53,11 @@ class Slow(NumberedEnvironment):
         burn(float(answer))
         return 1.0
 """
+# C calls that make an object which outlives the process, or that watch files
+OUTLIVING = (
+    *("shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)", "mq_open(b'/x', 0o102, 0o600, None)"),
+    *("inotify_init()", "inotify_init1(0)", "fanotify_init(0x200, 0)"),
+)
 ASLEEP = "import time; time.sleep(60)"
 STRANGER, FRIEND = Producer(node_id=NodeId("a" * 32), is_known=False), Producer(node_id=NodeId("b" * 32), is_known=True)
 
@@ -128,6 +133,7 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
         assert set(limits) == {
             *("cpu", "memory", "open_files", "file_size", "core_dumps", "processes"),
             *("dies_with_parent", "no_new_privileges", "no_network", "system_calls", "file_reads"),
+            "other_files_hidden",
         }
         assert limits["cpu"] and limits["memory"] and limits["file_size"] and limits["no_new_privileges"]
     finally:
@@ -237,6 +243,36 @@ async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, co
     num_started = obedient.num_started
     with pytest.raises(RolloutFailed):
         await obedient.score("run", 0, [code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))])
+    assert await works(obedient) and obedient.num_started == num_started
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(f"import ctypes\nassert ctypes.CDLL(None).{call} >= 0" for call in OUTLIVING),
+        "import os; os.stat('{dir}/secret')",
+        "import os; os.lstat('/etc/passwd')",
+        "import os; assert os.access('{dir}/secret', 0)",
+        "import os; os.readlink('/proc/self/exe')",
+        "import os; os.statvfs('/var')",
+        "import os; os.chdir('/var')",
+        "import os; os.getxattr('{dir}/secret', 'user.x')",
+        "import ctypes as c; assert c.CDLL(None).statx(-100, b'/etc/passwd', 0, 7, c.create_string_buffer(999)) == 0",
+        "import ctypes; assert ctypes.CDLL(None).name_to_handle_at(-100, b'/', None, None, 0) == 0",
+        "import ctypes; assert ctypes.CDLL(None).mount(b'x', b'/usr', b'tmpfs', 0, None) == 0",
+        "import os; assert os.uname().nodename != 'sandbox'",
+    ],
+)
+async def test_an_answer_leaves_nothing_behind_and_finds_out_nothing(
+    obedient: SandboxVerifier, code: str, folder: Path
+) -> None:
+    limits = await obedient.limits_in_force()
+    if not (limits["system_calls"] and limits["other_files_hidden"]):
+        pytest.skip("no seccomp filter or no mounts in a namespace on this machine")
+    (folder / "secret").write_text("key")
+    num_started = obedient.num_started
+    with pytest.raises(RolloutFailed):
+        await obedient.score("run", 0, [code.replace("{dir}", str(folder))])
     assert await works(obedient) and obedient.num_started == num_started
 
 

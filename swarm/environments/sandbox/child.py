@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 from swarm.environments.sandbox.confine import (
     forbid_system_calls,
+    hide_files,
     leave_readable,
     limit_process,
     limit_scoring,
@@ -43,6 +44,7 @@ def main() -> None:
     control = _take_standard_streams()
     hello, environments, data_paths = _build(_read(control.fileno()))
     places = [*python_places(), *data_paths]
+    in_force["other_files_hidden"] = hide_files(places)
     gc.collect()
     gc.freeze()  # the pages of what is imported stay shared
     _write(control.fileno(), json.dumps(hello).encode())

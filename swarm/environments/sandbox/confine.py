@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,27 +21,36 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUTS = 0x04000000
+_CLONE_NEWIPC = 0x08000000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 1 << 12, 1 << 14, 1 << 18, 2
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_MOUNT_POINTS = ("/mnt", "/tmp", "/var", "/home")  # any folder does: what is below it is hidden from this process only
+_HOST_NAME = b"sandbox"
 _MAX_OPEN_FILES = 64
 
 # Audit architecture, then system call numbers that are refused (asm/unistd_64.h, asm-generic/unistd.h):
-# starting processes and threads, networking, signalling or tracing others, changing files, and the ways
-# around those. Opening a file for reading stays possible, opening one in any other mode is refused.
+# starting processes and threads, networking, signalling or tracing others, changing files, objects that outlive a
+# process (System V, message queues, keys), watching files, mounting, and the ways around those. Opening a file for
+# reading stays possible, opening one in any other mode is refused.
 _ARCHITECTURES: dict[str, tuple[int, dict[int, int], str]] = {
     "x86_64": (
         0xC000003E,
         {2: 24, 257: 32},  # open, openat: byte offset of their flags in seccomp_data
-        "41 42 53 56 57 58 59 62 76 77 82 83 84 85 86 87 88 90 91 92 93 94 101 109 "
-        "112 129 132 133 141 160 165 166 188 189 190 200 234 235 248 250 258 259 260 263 264 265 266 268 "
-        "272 280 297 298 302 308 310 311 316 319 321 322 323 424 425 434 435 437 438 452",
+        "29 30 31 41 42 53 56 57 58 59 62 64 65 66 67 68 69 70 71 76 77 82 83 84 85 86 87 88 90 91 92 93 94 101 109 "
+        "112 129 132 133 141 155 160 165 166 188 189 190 200 220 234 235 240 241 242 243 244 245 248 249 250 253 254 "
+        "255 258 259 260 263 264 265 266 268 272 280 294 297 298 300 301 302 303 304 308 310 311 316 319 321 322 323 "
+        "424 425 428 429 430 431 432 433 434 435 437 438 442 452",
     ),
     "aarch64": (
         0xC00000B7,
         {56: 32},
-        "5 6 7 33 34 35 36 37 38 39 40 45 46 52 53 54 55 88 97 117 129 130 131 138 "
-        "140 154 157 164 198 199 203 217 219 220 221 240 241 261 268 270 271 276 279 280 281 282 424 425 "
-        "434 435 437 438 452",
+        "5 6 7 26 27 28 33 34 35 36 37 38 39 40 41 45 46 52 53 54 55 88 97 117 129 130 131 138 140 154 157 164 180 181 "
+        "182 183 184 185 186 187 188 189 190 191 192 193 194 195 196 197 198 199 203 217 218 219 220 221 240 241 261 "
+        "262 263 264 265 268 270 271 276 279 280 281 282 424 425 428 429 430 431 432 433 434 435 437 438 442 452",
     ),
 }
 _X32_BIT = 0x40000000
@@ -75,7 +85,12 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
     is_linux = sys.platform == "linux"
     in_force["dies_with_parent"] = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     in_force["no_new_privileges"] = is_linux and _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    user, group = os.geteuid(), os.getegid()
     in_force["no_network"] = is_linux and _libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    if in_force["no_network"]:
+        _keep_ids(user, group)
+    if is_linux and _libc().unshare(_CLONE_NEWIPC | _CLONE_NEWUTS) == 0:
+        _libc().sethostname(_HOST_NAME, len(_HOST_NAME))
     if is_linux:
         _prctl(_PR_SET_DUMPABLE, 0)
     return in_force
@@ -124,6 +139,37 @@ def python_places() -> list[Path]:
     own = Path(__file__).parents[2]
     libraries = (Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib")
     return [*map(Path, installed), own, *libraries, *map(Path, _SYSTEM_LIBRARIES)]
+
+
+def hide_files(places: Iterable[Path]) -> bool:
+    """From now on only `places` exist for this process and those it forks: nothing else can be opened, found, watched.
+
+    A root of its own, made of bind mounts. What is open stays open, and the working directory becomes the root.
+
+    Returns:
+        Whether that is so: False on another system, or where mounts are not allowed in a namespace.
+    """
+    number = _PIVOT_ROOT.get(platform.machine()) if sys.platform == "linux" else None
+    root = next((point for point in _MOUNT_POINTS if Path(point).is_dir()), None)
+    if number is None or root is None or _libc().unshare(_CLONE_NEWNS) != 0:
+        return False
+    # Opened first: the mount point may be above one of them.
+    opened = {place: os.open(place, os.O_PATH | os.O_CLOEXEC) for place in sorted(set(places)) if place.exists()}
+    try:
+        is_made = _mount(None, "/", None, _MS_REC | _MS_PRIVATE) and _mount("tmpfs", root, "tmpfs", 0)
+        if is_made and all(_bind(descriptor, Path(root + str(place))) for place, descriptor in opened.items()):
+            os.chdir(root)
+            if _call(number, b".", b".") == 0:
+                _libc().umount2(b".", _MNT_DETACH)  # the old root, which the new one was put on
+                os.chdir("/")
+                return not Path("/proc").exists()
+    except OSError:
+        pass
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+    _libc().umount2(root.encode(), _MNT_DETACH)
+    return False
 
 
 def leave_readable(places: Iterable[Path]) -> bool:
@@ -183,7 +229,37 @@ def _libc() -> ctypes.CDLL:
 
 
 def _num_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()  # hidden: threads of Python
+
+
+def _keep_ids(user: int, group: int) -> None:
+    """Gives the ids of before their names in the new namespace: without, this process could make no file at all."""
+    with suppress(OSError):
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int) -> bool:
+    words = [None if word is None else word.encode() for word in (source, target, kind)]
+    return _libc().mount(*words, ctypes.c_ulong(flags), None) == 0
+
+
+def _bind(descriptor: int, target: Path) -> bool:
+    """Mounts an open place below the new root; one that is inside of another is there already."""
+    if target.exists():
+        return True
+    source = f"/proc/self/fd/{descriptor}"
+    if Path(source).is_dir():
+        target.mkdir(parents=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    return _mount(source, str(target), None, _MS_BIND | _MS_REC)
 
 
 def _allow(ruleset: int, place: Path) -> bool:
