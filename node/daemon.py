@@ -126,7 +126,7 @@ class Daemon(Service):
         logger.info("whose groups count in full", extra={"who": "everybody" if config.is_private else "members"})
         self.agent = await self._build_agent(identity)
         await self.agent.restore()
-        await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS)
+        await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.admits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         self.transport = GrpcTransport(
             identity,

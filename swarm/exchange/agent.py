@@ -109,6 +109,7 @@ class Agent:
         self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
         versions = self.versions = KnownVersions(self.node_id, self.clock)
         rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
+        self.entry_rule = rule
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
         reputation = self.reputation = Reputation(
             self.clock, config.exchange.groups_per_minute, is_denied=entry.is_denied if entry else lambda peer: False

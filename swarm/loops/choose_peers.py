@@ -61,12 +61,17 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     followers = agent.credit_ledger.followers
     no_forwarders = {a.node_id for a in allowed if relay and Role.TRAINER not in a.roles and Role.RELAY not in a.roles}
 
+    for advert in allowed:
+        if advert.node_id in book.known:
+            book.known[advert.node_id].credential = advert.credential
+
     # Peers that proved themselves take the places, also those that the directory does not name just now.
     known = sorted(
         (
             peer
             for node_id, peer in book.known.items()
-            if node_id not in followers and node_id not in no_forwarders and agent.reputation.is_allowed(node_id)
+            if node_id != own and node_id not in followers and node_id not in no_forwarders
+            if agent.reputation.is_allowed(node_id) and agent.entry_rule.is_admitted(node_id)
             if node_id in agent.peers.connected or book.may_dial(peer.address)
         ),
         key=lambda peer: (book.is_anchor(peer.address.node_id), peer.since_s),  # anchors have everybody to serve
@@ -94,8 +99,8 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
             for pool in (alive, strangers)
         )
     anchors = [a for a in book.anchors if not book.is_known(a)] if len(known) < max(1, limit // 2) else []
-    mixed = (a for a in chain.from_iterable(zip_longest(alive, anchors, strangers)) if a is not None)
-    trials = [*moved, *mixed][: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
+    mixed = [a for a in chain.from_iterable(zip_longest(moved, alive, anchors, strangers)) if a is not None]
+    trials = mixed[: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
     streams = {(address, relay) for address in places}
     return PeerChoice(
         streams=streams | {(_address_of(advert), False) for advert in choose_followers(agent, allowed)}, trials=trials

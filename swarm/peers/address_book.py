@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,8 +40,9 @@ STRANGERS_BURST: Final = 16.0
 RESERVE: Final = 4.0  # of them for those known to be alive, followers and newcomers that called us among them
 KNOWN_PER_S: Final = 0.25
 KNOWN_BURST: Final = 64.0
-SUBNET_PER_S: Final = 1 / 60  # strangers of one subnet
+SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
 SUBNET_BURST: Final = 3.0
+ALIVE_BURST: Final = 8.0
 _MAX_FILE_BYTES: Final = 64 * 1024
 
 
@@ -51,6 +52,7 @@ class KnownPeer:
 
     address: PeerAddress
     since_s: float  # wall clock of its first answer
+    credential: bytes = b""  # that its newest advert showed for entry
 
 
 @dataclass(slots=True)
@@ -83,7 +85,10 @@ class AddressBook:
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
         self._stranger_dials = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, now_s)
-        self._subnet_dials = RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS)
+        self._per_subnet = {  # of peers known to be alive, of all others
+            True: RateLimiter[str](SUBNET_PER_S, ALIVE_BURST, MAX_ENDPOINTS),
+            False: RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS),
+        }
         self.num_answered = self.num_failed = 0  # dials since the process started
 
     # --- whether to dial -------------------------------------------------------------------------
@@ -113,7 +118,7 @@ class AddressBook:
 
         Args:
             address: to be dialled.
-            is_alive: its author is known to be in the swarm: no bound per subnet.
+            is_alive: its author is known to be in the swarm: claims of strangers do not use up its subnet's budget.
         """
         now_s = self._clock.monotonic_s()
         if not self.may_dial(address):
@@ -122,7 +127,7 @@ class AddressBook:
             return self._known_dials.try_take(now_s)
         if not self._stranger_dials.try_take(now_s, keep=0.0 if is_alive else RESERVE):
             return False
-        if not is_alive and not self._subnet_dials.try_take(unit_of(address.endpoint), now_s):
+        if not self._per_subnet[is_alive].try_take(unit_of(address.endpoint), now_s):
             self._stranger_dials.put_back(now_s)
             return False
         return True
@@ -140,8 +145,7 @@ class AddressBook:
             self._known_dials.put_back(now_s)
         else:
             self._stranger_dials.put_back(now_s)
-            if not is_alive:
-                self._subnet_dials.put_back(unit_of(address.endpoint), now_s)
+            self._per_subnet[is_alive].put_back(unit_of(address.endpoint), now_s)
             self._failures.pop(address.endpoint, None)
         self._add(address, self._clock.now_s())
 
@@ -171,15 +175,15 @@ class AddressBook:
         self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())
 
     def _add(self, address: PeerAddress, since_s: float) -> None:
-        before = self.known.get(address.node_id)
+        before, credential = self.known.get(address.node_id), b""
         if before is not None:
-            since_s = before.since_s
+            since_s, credential = before.since_s, before.credential
             if before.address != address:
                 del self._owners[before.address.endpoint]
         owner = self._owners.get(address.endpoint, address.node_id)
         if owner != address.node_id:
             self._forget(owner)
-        self.known[address.node_id] = KnownPeer(address=address, since_s=since_s)
+        self.known[address.node_id] = KnownPeer(address=address, since_s=since_s, credential=credential)
         self._owners[address.endpoint] = address.node_id
         if len(self.known) > MAX_KNOWN:
             others = (peer for peer in self.known.values() if peer.address != address)
@@ -194,17 +198,30 @@ class AddressBook:
 
     # --- on the disk -----------------------------------------------------------------------------
 
-    def restore(self, path: Path) -> None:
-        """Takes the peers of an earlier run (blocking); what is no peer in the file is passed over."""
+    def restore(self, path: Path, admits: Callable[[NodeId, bytes], bool]) -> None:
+        """Takes the peers of an earlier run (blocking); what is no peer in the file is passed over.
+
+        Args:
+            path: of the file; it may be missing, or hold anything.
+            admits: whether a peer may take part with the credential that it showed.
+        """
         for peer in _read(path):
-            if peer.address.node_id not in self.known and peer.address.endpoint not in self._owners:
-                self._add(peer.address, min(peer.since_s, self._clock.now_s()))
+            node_id = peer.address.node_id
+            if node_id in self.known or peer.address.endpoint in self._owners or not admits(node_id, peer.credential):
+                continue
+            self._add(peer.address, min(peer.since_s, self._clock.now_s()))
+            self.known[node_id].credential = peer.credential
 
     def to_remember(self) -> list[dict[str, object]]:
         """The peers worth dialling after a restart: those that work, known longest first."""
         working = sorted((p for p in self.known.values() if not self._is_failing(p)), key=lambda p: p.since_s)
         return [
-            {"node_id": peer.address.node_id, "endpoint": peer.address.endpoint, "since_s": peer.since_s}
+            {
+                "node_id": peer.address.node_id,
+                "endpoint": peer.address.endpoint,
+                "since_s": peer.since_s,
+                "credential": peer.credential.hex(),
+            }
             for peer in working[:MAX_REMEMBERED]
         ]
 
@@ -260,7 +277,8 @@ def _read(path: Path) -> Iterable[KnownPeer]:
     for entry in entries:
         try:
             address, since_s = anchor_of(f"{entry['node_id']}@{entry['endpoint']}"), float(entry["since_s"])
+            credential = bytes.fromhex(entry["credential"])
         except (ValueError, KeyError, TypeError):
             continue
         if math.isfinite(since_s):
-            yield KnownPeer(address=address, since_s=since_s)
+            yield KnownPeer(address=address, since_s=since_s, credential=credential)

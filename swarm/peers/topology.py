@@ -34,7 +34,7 @@ def choose_neighbours(
         limit: neighbours wanted.
         kept: of `peers`, those that keep a place as long as they work, the best first.
     """
-    peers = [peer for peer in peers if peer.node_id != own]
+    peers, kept = ([peer for peer in some if peer.node_id != own] for some in (peers, kept))
     if limit <= 0 or not peers:
         return []
     successor = min([peer for peer in peers if peer.node_id > own] or peers, key=attrgetter("node_id"))

@@ -156,3 +156,10 @@ async def test_who_claims_an_address_of_another_node_gets_nothing_sent_there(vic
     async with looking(agent, transport, moved, num_lookups=60):
         assert agent.peers.connected == {owner.node_id} and victim.num_calls <= 3
     await server.stop()
+
+
+async def test_claims_to_a_nodes_own_address_do_not_make_it_its_own_neighbour() -> None:
+    agent, transport = real_node(make_identity(1))
+    (endpoint,) = await transport.serve(agent.streams)
+    async with looking(agent, transport, claims(100, lambda n: endpoint), num_lookups=40):
+        assert not agent.peers.connected and agent.address_book.num_failed <= 8

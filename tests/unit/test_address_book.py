@@ -10,6 +10,7 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.interfaces import PeerAddress
 from swarm.peers.address_book import (
+    ALIVE_BURST,
     FORGOTTEN_AFTER,
     LONGEST_PAUSE_KNOWN_S,
     LONGEST_PAUSE_S,
@@ -25,6 +26,11 @@ from swarm.peers.address_book import (
     save_known_peers,
     unit_of,
 )
+from swarm.types import NodeId
+
+
+def everybody(node_id: NodeId, credential: bytes) -> bool:
+    return True
 
 
 def book_at(clock: ManualClock, anchors: tuple[PeerAddress, ...] = ()) -> AddressBook:
@@ -79,6 +85,29 @@ def test_claims_of_any_kind_cost_a_dial_every_other_second_in_all() -> None:
     clock.advance(600.0)
     num_begun = sum(book.begin_dial(address, is_alive=True) for address in claims)
     assert num_begun <= STRANGERS_BURST
+
+
+def test_a_live_key_that_claims_address_after_address_of_one_subnet_gets_as_little() -> None:
+    clock = ManualClock()
+    book = book_at(clock)
+    for number in range(600):
+        address = peer(1, f"8.8.8.{number % 256}:{1 + number}")
+        if book.begin_dial(address, is_alive=True):
+            book.record_failure(address)
+        clock.advance(1.0)
+    assert book.num_failed <= ALIVE_BURST + 600 * SUBNET_PER_S + 1
+
+
+def test_claims_of_strangers_do_not_keep_a_live_newcomer_of_their_subnet_out() -> None:
+    clock = ManualClock()
+    book = book_at(clock)
+    dials(book, clock, [peer(number, f"8.8.8.{number % 256}:{1 + number}") for number in range(300)], seconds=50)
+    newcomer = peer(1000, "8.8.8.8:7700")
+    assert not book.begin_dial(newcomer) and book.begin_dial(newcomer, is_alive=True)
+    far = [peer(2000 + number, f"{11 + number}.0.0.1:22") for number in range(80)]
+    dials(book, clock, far, seconds=60)
+    follower = peer(3000, "9.9.9.9:7700")
+    assert book.begin_dial(follower, is_alive=True), "a reserve is left for those that called us"
 
 
 def test_dials_that_are_answered_cost_nothing() -> None:
@@ -177,12 +206,23 @@ def test_peers_that_work_are_known_after_a_restart_with_their_standing(tmp_path:
     save_known_peers(path, book.to_remember())
     clock.advance(1e6)
     after = book_at(clock)
-    after.restore(path)
+    after.restore(path, everybody)
     assert list(after.known) == [peer(number).node_id for number in range(1, 1 + MAX_REMEMBERED)]
     assert [p.since_s for p in after.known.values()] == [book.known[node_id].since_s for node_id in after.known]
 
 
-GOOD = {"node_id": "1" * 64, "endpoint": "127.0.0.1:7", "since_s": 5.0}
+def test_who_may_not_take_part_any_more_is_not_taken_from_the_disk(tmp_path: Path) -> None:
+    book, path = book_at(ManualClock()), tmp_path / "known-peers.json"
+    for number in range(3):
+        book.record_answer(peer(number))
+        book.known[peer(number).node_id].credential = b"%d" % number
+    save_known_peers(path, book.to_remember())
+    after = book_at(ManualClock())
+    after.restore(path, lambda node_id, credential: credential != b"1")
+    assert {p.credential for p in after.known.values()} == {b"0", b"2"}
+
+
+GOOD = {"node_id": "1" * 64, "endpoint": "127.0.0.1:7", "since_s": 5.0, "credential": ""}
 
 
 @pytest.mark.parametrize(
@@ -206,9 +246,9 @@ def test_rubbish_on_the_disk_is_passed_over(tmp_path: Path, content: bytes, num_
     path = tmp_path / "known-peers.json"
     path.write_bytes(content)
     book = book_at(ManualClock())
-    book.restore(path)
+    book.restore(path, everybody)
     assert len(book.known) == num_peers and all(p.since_s <= ManualClock().now_s() for p in book.known.values())
-    book.restore(tmp_path / "missing")
+    book.restore(tmp_path / "missing", everybody)
     save_known_peers(tmp_path / "no" / "such" / "folder.json", book.to_remember())  # says so in the log
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
+from swarm.config import EntryConfig, ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
 from swarm.errors import NotHeld, Unavailable
 from swarm.events import Event, GroupRefused, events_of
 from swarm.exchange.agent import Agent
@@ -499,5 +499,20 @@ def test_a_neighbour_is_asked_for_notices_of_others_before_its_old_stream_ends()
             assert bench.agent.peers.connected == {FIRST.node_id}
         assert asked == [False, True]
         assert bench.agent.peers._num_streams == {FIRST.node_id: 1}, "the old one has ended"
+
+    play(scene)
+
+
+def test_a_neighbour_that_the_run_denies_is_dropped_though_it_works() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.add(Honest(FIRST.node_id, []))
+        await asyncio.sleep(5.0)
+        assert bench.agent.peers.connected == {FIRST.node_id}
+        bench.adverts.clear()
+        await asyncio.sleep(5.0)
+        assert bench.agent.peers.connected == {FIRST.node_id}, "the directory does not decide"
+        bench.agent.entry_rule.update(EntryConfig(denied=(FIRST.node_id,)))
+        await asyncio.sleep(5.0)
+        assert not bench.agent.peers.connected
 
     play(scene)
