@@ -26,7 +26,14 @@ from swarm.interfaces import Discovery
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
-from swarm.process import Service, load_or_create_identity, lock_directory, run_until_signal, write_json
+from swarm.process import (
+    Service,
+    load_or_create_identity,
+    lock_directory,
+    make_private,
+    run_until_signal,
+    write_json,
+)
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink
@@ -78,7 +85,7 @@ class CoordinatorDaemon(Service):
 
     async def _start(self) -> None:
         config = self.config
-        config.dir.mkdir(parents=True, exist_ok=True)
+        make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
         before = _take_info(config.dir)
         key = config.dir / "identity.key"
@@ -156,6 +163,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             logger.info("status page: http://%s/", daemon.info["http_listen"])
             await daemon.run()
 
+    os.umask(0o077)  # whatever this process writes is for this user
     if await run_until_signal(run()):
         logger.info("coordinator stopped")
 

@@ -5,6 +5,9 @@ Invariant: every write is one transaction, carried through or undone as a whole,
 
 import asyncio
 import json
+import logging
+import sqlite3
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +26,13 @@ from coordinator.store import (
     StoredEvaluation,
 )
 from swarm.errors import ConfigError, StorageFull
+from swarm.process import move_aside
 from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
 
+logger = logging.getLogger(__name__)
+
 SCHEMA_VERSION: Final = 1
+_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, record TEXT NOT NULL);
@@ -54,18 +61,35 @@ Statements = list[tuple[str, list[tuple[Any, ...]]]]  # SQL, and the rows it is 
 class SqliteCoordinatorStore:
     """The database of one run. Example: `store = await SqliteCoordinatorStore.open(dir / "coordinator.sqlite3")`."""
 
-    def __init__(self, database: aiosqlite.Connection) -> None:
+    def __init__(self, database: aiosqlite.Connection, path: Path) -> None:
         self._database = database
+        self._path = path
         self._writing = asyncio.Lock()  # of two transactions on one connection the later waits
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteCoordinatorStore":
         """Opens or creates the database.
 
+        A damaged one is moved aside, and members report themselves and their versions again.
+
         Raises:
             StorageFull: the file cannot be opened or written.
             ConfigError: a newer program wrote it.
         """
+        try:
+            return await cls._open(path)
+        except _Damaged as damage:
+            moved_to = await asyncio.to_thread(move_aside, path, time.time())
+            extra = {"file": str(path), "moved_to": str(moved_to), "error": str(damage)}
+            logger.warning(
+                "the coordinator's database is damaged and was moved aside; it goes on with an empty one: the history "
+                "of versions is lost, members come back by themselves; check the disk, then delete the moved file",
+                extra=extra,
+            )
+            return await cls._open(path)
+
+    @classmethod
+    async def _open(cls, path: Path) -> "SqliteCoordinatorStore":
         try:
             database = await aiosqlite.connect(path, isolation_level=None)
         except aiosqlite.Error as error:
@@ -77,15 +101,29 @@ class SqliteCoordinatorStore:
             await _require_readable(database, path)
             await database.executescript(_SCHEMA)
             await database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            (row,) = await database.execute_fetchall("PRAGMA quick_check(1)")
+            if row[0] != "ok":
+                raise _Damaged(row[0])
         except aiosqlite.Error as error:
             await database.close()
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
+                raise _Damaged(str(error)) from None
             raise StorageFull(f"{path}: {error}") from error
-        except ConfigError:
+        except (ConfigError, _Damaged):
             await database.close()
             raise
-        return cls(database)
+        return cls(database, path)
 
     async def load(self) -> Remembered:
+        try:
+            return await self._read()
+        except (aiosqlite.Error, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._path}: damaged ({type(error).__name__}: {error}); check the disk and move it away: "
+                "members come back by themselves, the history of versions is lost"
+            ) from None
+
+    async def _read(self) -> Remembered:
         members = await self._database.execute_fetchall("SELECT record FROM members")
         versions = await self._database.execute_fetchall(
             "SELECT policy_id, step, digest, branch, parent, at_s, is_rewind FROM versions ORDER BY number"
@@ -173,6 +211,10 @@ class SqliteCoordinatorStore:
 def _plain(value: Any) -> Any:
     """A value type as JSON: `asdict` copies every field deeply, and took a third of a heartbeat's time."""
     return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
+
+
+class _Damaged(Exception):
+    """The file has to be moved aside."""
 
 
 async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:

@@ -129,6 +129,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
         tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
         encode=publish,
+        saves_when_stopped=True,
         close=closing.close,
         clock=SystemClock(),
         offload=asyncio.to_thread,

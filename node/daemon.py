@@ -22,8 +22,8 @@ from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.errors import ConfigError, SwarmError
-from swarm.events import Event, NodeFinished, NodeStarted, WorkerDied
+from swarm.errors import ConfigError, StorageFull, SwarmError
+from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged, WorkerDied
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -42,6 +42,7 @@ from swarm.process import (
     freeze_gc,
     load_or_create_identity,
     lock_directory,
+    make_private,
     run_until_signal,
     write_json,
 )
@@ -100,6 +101,9 @@ class Daemon(Service):
                     tasks.create_task(self._refresh.keep())
                 tasks.create_task(self._remember_loop())
                 await self._run_worker()
+        except asyncio.CancelledError:
+            await self.agent.journal.stop()
+            raise
         except BaseExceptionGroup as group:
             raise only_cause(group) from group
 
@@ -107,7 +111,7 @@ class Daemon(Service):
 
     async def _start(self) -> None:
         config = self.config
-        config.dir.mkdir(parents=True, exist_ok=True)
+        make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
@@ -166,6 +170,8 @@ class Daemon(Service):
         config = self.config
         store = await SqliteGroupStore.open(config.dir / "groups.sqlite", self.clock, config.exchange.store_bytes)
         self._exit.push_async_callback(store.close)
+        if store.moved_aside is not None:
+            self._emit(StoreDamaged(moved_to=store.moved_aside.name))
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self._verifier.close)
@@ -231,7 +237,7 @@ class Daemon(Service):
         server = LocalServer(self.agent, socket)
         await server.start()
         resolved = self.config.dir.resolve() / "worker.toml"
-        await asyncio.to_thread(write_config, self.config, resolved)
+        await _write_when_there_is_room(self.config, resolved)
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
         try:
             backoff = Backoff(random.Random(self.agent.node_id), first_s=1.0, longest_s=60.0)
@@ -267,12 +273,18 @@ class Daemon(Service):
         self.telemetry.record(event)
 
     async def _status_loop(self) -> None:
-        path = self.config.dir / STATUS
+        path, was_written = self.config.dir / STATUS, True
         while True:
             status = self.status()
             self.telemetry.snapshot(status)
             self.events.flush()
-            await asyncio.to_thread(write_json, path, status)
+            try:
+                await asyncio.to_thread(write_json, path, status)
+                was_written = True
+            except StorageFull as error:
+                if was_written:
+                    logger.error("the status is not written until there is room", extra={"error": str(error)})
+                was_written = False
             await asyncio.sleep(STATUS_EVERY_S)
 
     async def _remember_loop(self) -> None:
@@ -356,6 +368,19 @@ def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
     write_toml(config.model_dump(mode="json"), path)
 
 
+async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
+    is_logged = False
+    while True:
+        try:
+            return await asyncio.to_thread(write_config, config, path)
+        except OSError as error:
+            if not is_logged:
+                extra = {"file": str(path), "error": str(error)}
+                logger.error("the worker starts once there is room on the disk for its configuration", extra=extra)
+            is_logged = True
+        await asyncio.sleep(STATUS_EVERY_S)
+
+
 async def run_daemon(config: NodeConfig) -> None:
     """Runs a node until SIGTERM or Ctrl-C; a second Ctrl-C forces."""
 
@@ -364,6 +389,7 @@ async def run_daemon(config: NodeConfig) -> None:
             await daemon.run()
 
     defer_gc()
+    os.umask(0o077)  # whatever this process and its children write is for this user
     try:
         if await run_until_signal(run()):
             logger.info("node stopped")

@@ -33,6 +33,8 @@ def read_status(directory: Path) -> JsonDict:
         raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is a file; give the directory of a node") from None
+    except PermissionError:
+        raise ConfigError(f"{path}: only the user who runs the node may read it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
     missing = [key for key in _NEEDED if key not in status] if isinstance(status, dict) else list(_NEEDED)

@@ -19,7 +19,8 @@ What a peer sent and we will not use is no exception but a `swarm.types.Refused`
 import errno
 from typing import Final
 
-_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG})
+# A disk that fails is often remounted read-only.
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class SwarmError(Exception):

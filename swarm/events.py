@@ -110,6 +110,13 @@ class DiskFull(Event):
     error: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreDamaged(Event):
+    """The group store was damaged: it was moved aside, and the node goes on with an empty one."""
+
+    moved_to: str  # name of the file, in the node's directory
+
+
 # --- groups -----------------------------------------------------------------------------------------------
 
 
@@ -405,6 +412,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     "worker_died": WorkerDied,
     "failure": LoopFailed,
     "disk_full": DiskFull,
+    "store_damaged": StoreDamaged,
     "put": GroupPut,
     "admitted": GroupAdmitted,
     "refused": GroupRefused,

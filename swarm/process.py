@@ -10,17 +10,21 @@ import ctypes
 import fcntl
 import gc
 import json
+import logging
 import os
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Self
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, StorageFull
 from swarm.identity import Identity
 from swarm.types import JsonDict
+
+logger = logging.getLogger(__name__)
 
 LOCK = "lock"  # file locked by a daemon for as long as it lives
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -155,6 +159,31 @@ def load_or_create_identity(path: Path) -> Identity:
     return identity
 
 
+def make_private(directory: Path) -> None:
+    """Makes a directory that no other user of the machine can enter, whatever lies in it; an old one is closed."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_mode & 0o077:
+        try:
+            directory.chmod(0o700)
+        except PermissionError:
+            logger.warning("other users can read this directory, and it is not ours to close", extra={"dir": directory})
+
+
+def move_aside(database: Path, now_s: float) -> Path:
+    """Renames a damaged SQLite file, and what lies beside it, so that a new one can take its place.
+
+    Returns:
+        The new name: `<name>.damaged-<date>`.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    aside = database.with_name(f"{database.name}.damaged-{stamp}")
+    for suffix in ("-wal", "-shm", ""):  # the log first: it must never meet a new database
+        part = database.with_name(database.name + suffix)
+        if part.exists():
+            part.replace(aside.with_name(aside.name + suffix))
+    return aside
+
+
 def sync_path(path: Path) -> None:
     """Waits until a file, or the names in a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -165,7 +194,16 @@ def sync_path(path: Path) -> None:
 
 
 def write_json(path: Path, data: JsonDict) -> None:
-    """Replaces a JSON file atomically, so that a reader never sees half of it."""
+    """Replaces a JSON file atomically, so that a reader never sees half of it.
+
+    Raises:
+        StorageFull: the disk refuses; the file that was there stays.
+    """
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(data), encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(json.dumps(data), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StorageFull(error.errno, f"{path}: {error.strerror or error}; make room on the disk") from None

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -321,8 +322,13 @@ def _write(path: Path, chooser: str, states: Sequence[_State]) -> None:
     data = {"chooser": chooser, "states": [{"number": each.number, "memory": each.memory} for each in states]}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(data, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:  # the next batch writes all of it again
+        logger.error("what prompts were rewarded was not written", extra={"file": str(path), "error": str(error)})
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 Invariant: every function is all or nothing, and what cannot be written for lack of room raises StorageFull with
 everything before it intact. A digest stays known for longer than any group may be used, so a replay is never news. A
-row that the disk changed never becomes a group: the signature over its bytes is checked again. Not safe in two
-threads: `SqliteGroupStore` calls it on one of its own.
+row that the disk changed never becomes a group: the signature over its bytes is checked again. A damaged file is moved
+aside when it is opened. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull, is_disk_full
 from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.interfaces import BeforeWrite
+from swarm.process import move_aside
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group
 
@@ -30,7 +31,9 @@ logger = logging.getLogger(__name__)
 GIVEN_UP_USES: Final = 2**30  # what `uses` counts for a group that is never to be drawn again
 TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
 MAX_TOMBSTONES: Final = 1_000_000
-_FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
+# SQLITE_ERROR: a table or column is missing.
+_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
 _SCHEMA_VERSION: Final = 1
 _NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
@@ -95,7 +98,7 @@ class GroupDatabase:
         before_write: called with the bytes of each write before it is committed.
 
     Raises:
-        ConfigError: the file is no store, or one of another schema version.
+        ConfigError: the file cannot be opened, or is of another schema version.
         StorageFull: no room to create it.
     """
 
@@ -105,9 +108,18 @@ class GroupDatabase:
         self._max_bytes = max_bytes
         self._before_write = before_write
         self._connection: sqlite3.Connection
-        self._open()
-        self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
-        self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
+        self.moved_aside: Path | None = None  # where a damaged file is now, in place of which this one is new
+        try:
+            self._open()
+        except _Damaged as damage:
+            self.moved_aside = move_aside(path, clock.now_s())
+            extra = {"file": str(path), "moved_to": str(self.moved_aside), "error": str(damage)}
+            logger.warning(
+                "the group store is damaged and was moved aside; the node goes on with an empty one, and the learner "
+                "from its checkpoint alone; check the disk, then delete the moved file",
+                extra=extra,
+            )
+            self._open()
 
     def close(self) -> None:
         """Writes the log back into the file."""
@@ -225,7 +237,11 @@ class GroupDatabase:
                 logger.warning("journalled draw lost a group", extra={"step": step})
                 break
             digests = tuple(entry[0] for entry in entries if entry[4])
-            source_weights = json.loads(weights)
+            try:
+                source_weights = json.loads(weights)
+            except ValueError as error:
+                logger.warning("journalled draw is damaged", extra={"step": step, "error": str(error)})
+                break
             draws.append(
                 Draw(
                     step=step,
@@ -322,13 +338,31 @@ class GroupDatabase:
             self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
+                self._check()
             except BaseException:
                 self._connection.close()
                 raise
         except sqlite3.DatabaseError as error:
             if _is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
-            raise ConfigError(f"{self._path}: not a group store ({error}); move it away") from None
+            if is_damage(error):
+                raise _Damaged(str(error)) from None
+            raise ConfigError(f"{self._path}: cannot be opened ({error}); move it away") from None
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:  # a row is missing, or no number
+            raise _Damaged(f"{type(error).__name__}: {error}") from None
+
+    def _check(self) -> None:
+        """Finds now, and not in the middle of a step, what the disk damaged.
+
+        Every page is read once: .3 s for 105 MB from a cold disk, .03 s from memory.
+        """
+        problem = str(self._scalar("PRAGMA quick_check(1)"))
+        if problem != "ok":
+            raise _Damaged(problem.replace("\n", " "))
+        self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
+        self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
@@ -419,16 +453,32 @@ def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
     if isinstance(group, Refused):
         logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
         return None
-    is_made_here, rewards, correction, first_seen_s, size_bytes = row[7:]
+    is_made_here, blob, name, first_seen_s, size_bytes = row[7:]
+    try:
+        rewards, correction = np.frombuffer(blob, "<f4").astype(np.float32), Correction(name)
+    except (TypeError, ValueError) as error:
+        rewards, correction = np.zeros(0, np.float32), Correction.EXACT
+        logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})
+    if len(rewards) != len(group.rollouts) or not np.isfinite(rewards).all():
+        return None
     return ScoredGroup(
         digest=sealed.digest,
         group=clamp_logprobs(group),
-        rewards=np.frombuffer(rewards, "<f4").astype(np.float32),
-        correction=Correction(correction),
+        rewards=rewards,
+        correction=correction,
         is_made_here=bool(is_made_here),
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )
+
+
+class _Damaged(Exception):
+    """The file has to be moved aside."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error of SQLite means that the disk changed the file."""
+    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE_CODES
 
 
 def _is_full(error: BaseException) -> bool:

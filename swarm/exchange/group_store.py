@@ -7,6 +7,7 @@ to every commit for the power cut alone.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm.clock import Clock
-from swarm.errors import StorageFull
-from swarm.exchange.group_database import GroupDatabase
+from swarm.errors import ConfigError, StorageFull
+from swarm.exchange.group_database import GroupDatabase, is_damage
 from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
 
@@ -41,8 +42,9 @@ class SqliteGroupStore:
         await store.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         """Use `open`."""
+        self._path = path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="group-store")
         self._database: GroupDatabase
         self._pending: list[_Pending] = []
@@ -63,16 +65,21 @@ class SqliteGroupStore:
                 which a test raises OSError(ENOSPC).
 
         Raises:
-            ConfigError: the file is no store, or one of another schema version.
+            ConfigError: the file cannot be opened, or is of another schema version. A damaged one is moved aside.
             StorageFull: no room to create it.
         """
-        store = cls()
+        store = cls(path)
         try:
             store._database = await store._call(GroupDatabase, path, clock, max_bytes, before_write)
         except BaseException:
             store._thread.shutdown(wait=False)
             raise
         return store
+
+    @property
+    def moved_aside(self) -> Path | None:
+        """Where a damaged file is now, in place of which this store began empty."""
+        return self._database.moved_aside
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
         """Stores one group; writers that wait together share one transaction. Raises StorageFull."""
@@ -147,7 +154,15 @@ class SqliteGroupStore:
         return Cursor(epoch=self._database.epoch, sequence=sequence)
 
     async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            raise ConfigError(
+                f"{self._path}: damaged while the node ran ({error}); check the disk and start the node again: it "
+                "moves the file aside and goes on from its checkpoint"
+            ) from None
 
     async def _write_pending(self) -> None:
         """Writes all that wait as one transaction, whoever of them is cancelled meanwhile."""

@@ -6,9 +6,10 @@ Invariant: the learner waits only for groups to learn from, the generator only f
 import asyncio
 import logging
 import math
+from collections.abc import Coroutine
 from dataclasses import replace
 
-from swarm.errors import RolloutFailed, StorageFull
+from swarm.errors import RolloutFailed
 from swarm.interfaces import Learner
 from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
 from swarm.loops.update_weights import FollowWeightsLoop
@@ -41,8 +42,19 @@ async def run_worker(worker: Worker) -> None:
 async def learn_loop(worker: Worker, learner: Learner) -> None:
     """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal.
 
-    With `learner.deterministic` it also generates, strictly in turn, and no other loop does.
+    With `learner.deterministic` it also generates, strictly in turn, and no other loop does. Cancelled in order
+    (`worker.saves_when_stopped`) it ends the step that it is in, and saves what no checkpoint has yet.
     """
+    worker.saved_step = learner.version.step
+    try:
+        await _learn(worker, learner)
+    except asyncio.CancelledError:
+        if worker.saves_when_stopped and learner.version.step > worker.saved_step:
+            await _save(worker, learner)
+        raise
+
+
+async def _learn(worker: Worker, learner: Learner) -> None:
     journalled = await worker.exchange.redraw(learner.next_draw)  # before anybody hears of a version: it may refuse
     await _publish(worker, learner)
     if learner.version.step == 0:
@@ -114,7 +126,7 @@ async def _publish(worker: Worker, learner: Learner) -> None:
     if worker.encode is not None:
         try:
             manifests = await worker.offload(worker.encode, version, weights)
-        except StorageFull as error:
+        except OSError as error:  # StorageFull is one
             logger.error("a version could not be stored for those who follow", extra={"error": str(error)})
     await worker.exchange.publish(version, manifests)
 
@@ -123,7 +135,10 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
     """One step with what is due after it. The evaluation comes before the checkpoint: a step that a restart
     does not make again has been evaluated."""
     before = learner.version.step
-    await _step(worker, learner, draw, draw_seconds)
+    if worker.saves_when_stopped:
+        await _to_its_end(_step(worker, learner, draw, draw_seconds))
+    else:
+        await _step(worker, learner, draw, draw_seconds)
     step, every = learner.version.step, worker.config.evaluation.every_steps
     if step == before:
         return  # skipped
@@ -133,6 +148,18 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
     is_due = bool(checkpoint_every) and step % checkpoint_every == 0
     if _is_done(worker, learner) or is_due or worker.clock.monotonic_s() >= worker.save_again_at_s:
         await _save(worker, learner)
+
+
+async def _to_its_end(work: Coroutine[object, object, None]) -> None:
+    """Awaits work; where that is cancelled, once the work is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the last step failed", exc_info=task.exception())
+        raise
 
 
 async def _save(worker: Worker, learner: Learner) -> None:
@@ -145,6 +172,8 @@ async def _save(worker: Worker, learner: Learner) -> None:
         error = str(refused)
         message = "a checkpoint was not saved: make room on the disk; the node goes on, and the one before is kept"
         logger.error(message, extra={"step": learner.version.step, "error": error})
+    else:
+        worker.saved_step = learner.version.step
     worker.save_again_at_s = worker.clock.monotonic_s() + SAVE_RETRY_S if error else math.inf
     await worker.exchange.report_checkpoint(learner.next_draw, error)
 

@@ -40,6 +40,8 @@ class Worker:
     encode: Encode | None = None  # where versions are published for others to follow
     applier: Applier | None = None  # where another node's versions are followed
     close: Callable[[], None] = lambda: None  # ends what the engine started
+    saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
+    saved_step: int = 0  # of the newest checkpoint
     save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk did not take is written then
     overlap: Overlap = field(init=False)
 

@@ -8,7 +8,6 @@ trainer killed in the middle leaves behind are named by no manifest and deleted 
 import logging
 from collections.abc import Sequence
 
-from swarm.errors import StorageFull
 from swarm.events import VersionUnpublished
 from swarm.node_context import NodeContext
 from swarm.types import PolicyVersion, SealedManifest
@@ -93,7 +92,7 @@ class VersionPublisher:
             return f"{len(missing)} of {len(manifest.chunks)} chunks are not in the weight store"
         try:
             await self._offload(self._store.add_manifest, sealed)
-        except StorageFull as error:
+        except OSError as error:  # StorageFull is one
             return str(error)
         self._weight_server.offer(manifest, sealed)
         return ""

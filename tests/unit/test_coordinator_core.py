@@ -15,7 +15,7 @@ from coordinator.ledger import LedgerEntry
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import CoordinatorStore, MemoryCoordinatorStore
 from swarm.clock import ManualClock
-from swarm.errors import StorageFull, Unauthenticated
+from swarm.errors import ConfigError, StorageFull, Unauthenticated
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 
 ADA, BOB = "a" * 64, "b" * 64
@@ -172,11 +172,44 @@ async def test_the_rings_of_reports_are_cut_to_their_bounds(tmp_path: Path, monk
     await store.close()
 
 
-async def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) -> None:
+def taken(path: Path) -> bytes:
+    """Content of a file, which is gone then."""
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+async def test_a_damaged_file_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "c.sqlite"
-    path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(StorageFull, match=r"c\.sqlite"):
-        await SqliteCoordinatorStore.open(path)
+    for number in range(2):
+        store = await SqliteCoordinatorStore.open(path)
+        core = CoordinatorCore(ManualClock(), store)
+        await core.record_versions(ADA, [v(step) for step in range(400)])
+        await store.close()
+        data = path.read_bytes()
+        damaged = b"no database at all" * 100 if number else data[: len(data) // 2] + bytes(8192)
+        path.write_bytes(damaged)
+        caplog.clear()
+        store = await SqliteCoordinatorStore.open(path)
+        assert (await store.load()).versions == []
+        await store.close()
+        (record,) = caplog.records
+        assert taken(Path(vars(record)["moved_to"])) == damaged and "check the disk" in record.message
+        taken(path)
+
+
+async def test_a_row_that_makes_no_sense_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    store = await SqliteCoordinatorStore.open(path)
+    await CoordinatorCore(ManualClock(), store).heartbeat(ADA, report())
+    await store.close()
+    async with aiosqlite.connect(path) as database:
+        await database.execute("UPDATE members SET record = substr(record, 1, 40)")
+        await database.commit()
+    store = await SqliteCoordinatorStore.open(path)
+    with pytest.raises(ConfigError, match=r"c\.sqlite: damaged .*move it away"):
+        await store.load()
+    await store.close()
 
 
 async def test_an_error_of_the_disk_undoes_the_whole_heartbeat(tmp_path: Path) -> None:

@@ -3,19 +3,22 @@
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, StorageFull
 from swarm.process import (
     EXIT_FORCED,
     Service,
     is_running,
     load_or_create_identity,
     lock_directory,
+    make_private,
+    move_aside,
     run_until_signal,
     write_json,
 )
@@ -125,3 +128,36 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
         assert before.read() == '{"step": 1}'
     assert path.read_text() == '{"step": 2}'
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_status_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "status.json"
+    write_json(path, {"step": 1})
+
+    def half(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(text.encode()[:3])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        with pytest.raises(StorageFull, match=r"status\.json: No space left on device; make room"):
+            write_json(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}' and [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_private_directory_is_closed_also_where_it_was_open(tmp_path: Path) -> None:
+    for name, was_there in (("new", False), ("old", True)):
+        directory = tmp_path / name
+        if was_there:
+            directory.mkdir(mode=0o755)
+        make_private(directory)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_database_is_moved_aside_with_its_log(tmp_path: Path) -> None:
+    path = tmp_path / "some.sqlite"
+    for suffix in ("", "-wal", "-shm"):
+        (tmp_path / f"some.sqlite{suffix}").write_text(suffix)
+    aside = move_aside(path, 0.0)
+    assert aside.name == "some.sqlite.damaged-19700101-000000"
+    assert sorted(each.name.removeprefix(aside.name) for each in tmp_path.iterdir()) == ["", "-shm", "-wal"]
