@@ -69,6 +69,9 @@ class FakeLearner:
     def snapshot(self) -> tuple[PolicyVersion, object]:
         return self.version, None
 
+    def evaluated(self, evaluations: object) -> None:
+        """Not here."""
+
     def save(self) -> None:
         """Kills come before it."""
 
