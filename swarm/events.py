@@ -198,6 +198,7 @@ class GroupUse:
     in_flight_steps: int = 0  # the part of the age that passed during generation
     use: int = 1  # 1 for the first
     is_own_policy: bool
+    is_established: bool = True  # else it counted among those of all newcomers
 
     @property
     def origin(self) -> str:
@@ -218,6 +219,7 @@ class GroupUse:
             in_flight_steps=drawn.in_flight_steps,
             use=drawn.use,
             is_own_policy=scored.is_own_policy(policy_id),
+            is_established=drawn.is_established,
         )
 
 
@@ -231,6 +233,7 @@ class GroupsDrawn(Event):
     num_zero_variance: int = 0
     max_age_steps: int
     max_reuse: int
+    num_places: int = 0  # for groups that others made, filled or not, since the draw before; 0 in a private run
 
     @classmethod
     def of(cls, draw: Draw, bounds: "ReplayConfig", policy_id: str) -> Self:
@@ -242,6 +245,7 @@ class GroupsDrawn(Event):
             num_zero_variance=draw.num_zero_variance,
             max_age_steps=bounds.max_age_steps,
             max_reuse=bounds.max_reuse,
+            num_places=len(draw.places),
         )
 
 

@@ -4,7 +4,7 @@ Invariant: the checks know only events, so that the same ones judge a virtual sw
 recorded event file.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from swarm.events import (
     VersionPublished,
     WorkerDied,
 )
+from swarm.exchange.draw_shares import SHARE, WINDOW
 from swarm.types import NodeId
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
@@ -45,6 +46,7 @@ class Invariants:
     _admitted: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
     _drawn: dict[NodeId, dict[int, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
     _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    members: frozenset[NodeId] = frozenset()  # of an open run: whoever else made a group is a newcomer
     repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
     _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     _made: dict[NodeId, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # draw, digest
@@ -53,7 +55,9 @@ class Invariants:
     _num_steps_before: Counter[NodeId] | None = None
     _num_repeated: int = 0
     _num_draws: int = 0
+    _places: dict[NodeId, deque[tuple[int, int]]] = field(default_factory=lambda: defaultdict(deque))
     _num_consumed: int = 0
+    _num_of_newcomers: int = 0
     _max_age: int = 0
     _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
@@ -146,6 +150,23 @@ class Invariants:
         for group in draw.groups:
             self._num_consumed += 1
             self._check_group(node, draw, group)
+        if self.members:
+            self._check_shares(node, draw)
+
+    def _check_shares(self, node: NodeId, draw: GroupsDrawn) -> None:
+        """Of the places of others' groups in this draw and in those before it newcomers have one in eight."""
+        places = self._places[node]  # of each draw: how many, and how many of them are newcomers'
+        num_newcomers = sum(group.producer != node and group.producer not in self.members for group in draw.groups)
+        self._num_of_newcomers += num_newcomers
+        places.append((draw.num_places, num_newcomers))
+        while sum(count for count, _ in places) > WINDOW + draw.num_places:
+            places.popleft()
+        total = taken = 0
+        for count, of_newcomers in reversed(places):
+            total, taken = total + count, taken + of_newcomers
+            if taken > -(-total // SHARE):
+                self._violate(SHARES, f"{node[:8]}: draw {draw.draw_step}: {taken} of {total} places are newcomers'")
+                break
 
     def _check_group(self, node: NodeId, draw: GroupsDrawn, group: GroupUse) -> None:
         digest, age, producer = group.digest, group.age_steps, group.producer
@@ -194,9 +215,11 @@ class Invariants:
     def verdicts(self) -> list[InvariantVerdict]:
         """Every invariant, whether it held, and the first violations."""
         num_abandoned = sum(map(len, self._abandoned.values()))
+        shares = [SHARES] if self.members else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
+            SHARES: f"{self._num_of_newcomers} groups of newcomers consumed",
             EXISTED: f"{self._num_named} versions named, by producer",
             REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and announced"
             if num_abandoned
@@ -208,7 +231,7 @@ class Invariants:
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
-            for name in (REUSE, AGE, ADMITTED, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
+            for name in (REUSE, AGE, *shares, ADMITTED, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
         ]
 
     @property
@@ -219,6 +242,7 @@ class Invariants:
 
 REUSE = "no group consumed more often than max_reuse"
 AGE = "no group older than max_age at consumption"
+SHARES = "newcomers had at most an eighth of the places of others' groups"
 ADMITTED = "every consumed group of another node was admitted (signature, re-checked reward)"
 EXISTED = "every rollout's spans name versions that existed"
 ONCE = "no group counted twice"

@@ -22,6 +22,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.seam_faults import SeamFaults
 from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
@@ -183,6 +184,7 @@ class Parts:
     replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
+    hostile: type[HostileNode] = HostileNode
 
 
 @dataclass

@@ -29,7 +29,6 @@ from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.node import Disk, Parts, scripted_worker
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
@@ -112,7 +111,7 @@ class VirtualSwarm:
         self.environments = kept_environments()
         self._verifier = KeptVerifier(self.environments)
         self.tokenizer = ToyTokenizer()
-        self.invariants = Invariants(repeats_exactly=True)
+        self.invariants = Invariants(repeats_exactly=True, members=frozenset(self._entry.members))
         self.agents: dict[int, Agent] = {}
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
@@ -196,7 +195,7 @@ class VirtualSwarm:
     async def _hostile(self, number: int) -> None:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
-        node = HostileNode(
+        node = self.parts.hostile(
             identity,
             config,
             self.tokenizer,
