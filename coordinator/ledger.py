@@ -27,9 +27,9 @@ class LedgerEntry:
 
     version: PolicyVersion
     branch: int  # 0 until the first rewind that led to other weights
-    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: the former head
+    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: where the owner was
     at_s: float  # wall clock of the coordinator
-    is_rewind: bool = False
+    is_rewind: bool = False  # the owner goes on from this version of the branch, which is older, or made again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +66,12 @@ class LedgerLineage:
             return _refuse(f"step {version.step} is negative")
         parent = self.resumed_at
         if self.versions.status(version) is VersionStatus.CURRENT:
-            if version.step >= parent:  # a retry, or a step made again with the same result
+            if version.step == parent:  # a retry
                 return LedgerAnswer(accepted=True, reason="already recorded")
+            is_made_again = version.step > parent  # with the same result, after a rewind
+            reason = "already recorded" if is_made_again else f"rewind from step {parent} to {version.step}"
             entry = LedgerEntry(version=version, branch=self.branch, parent=parent, at_s=now_s, is_rewind=True)
-            return LedgerAnswer(accepted=True, reason=f"rewind from step {parent} to {version.step}", entry=entry)
+            return LedgerAnswer(accepted=True, reason=reason, entry=entry)
         if version.step > parent:
             branch = self.branch + (self.head_step > parent)
             return LedgerAnswer(
@@ -83,18 +85,12 @@ class LedgerLineage:
             "after a restart record the version resumed from first"
         )
 
-    def apply(self, version: PolicyVersion, answer: LedgerAnswer) -> None:
-        """Takes a judged version."""
-        if answer.entry is not None:
-            self.add(answer.entry)
-        elif answer.accepted:
-            self.resumed_at = version.step
-
     def add(self, entry: LedgerEntry) -> None:
         """Takes a line of the history."""
+        num_undone = self.resumed_at - entry.version.step
         self.resumed_at = entry.version.step
         if entry.is_rewind:
-            self.num_rewinds += 1
+            self.num_rewinds += num_undone > 0
             return
         self.versions.rewind(entry.parent)
         self.versions.record(entry.version)
@@ -147,7 +143,8 @@ class Ledger:
         answers: list[LedgerAnswer] = []
         for version in versions:  # each as if those before it were already in
             answers.append(lineage.judge(owner, version, now_s))
-            lineage.apply(version, answers[-1])
+            if answers[-1].entry is not None:
+                lineage.add(answers[-1].entry)
         return Judgement(answers=answers, lineage=lineage)
 
     def apply(self, owner: NodeId, judgement: Judgement) -> None:

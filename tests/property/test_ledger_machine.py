@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.ledger import Ledger, LedgerAnswer, LedgerEntry
@@ -54,6 +54,7 @@ def test_the_history_alone_rebuilds_the_present_branch(calls: list[tuple[int, in
 
 
 @given(CALLS, CALLS)
+@example([(0, 1), (1, 1), (0, 1), (1, 1)], [(2, 1), (1, 1)])  # step 1 was made again after a rewind, with its result
 def test_what_was_accepted_is_accepted_again_by_a_restored_ledger(
     calls: list[tuple[int, int]], later: list[tuple[int, int]]
 ) -> None:
