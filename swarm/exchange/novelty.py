@@ -1,16 +1,17 @@
 """Novelty of answers: whether the content of a group is its producer's own, and new (deduplication of content).
 
-Invariant: an honest group is refused with a probability of at most 2 ** -MIN_BITS times the answers known of its task,
-and own groups never. What counts is the *text* of each answer to a task, neither the group nor the cut into tokens:
-copying 7 of 8 answers, in another order, cut otherwise or without log-probs, is copying.
+Invariant: an honest group is refused with a probability of at most 2 ** -CHANCE_BITS, and own groups never. What counts
+is the *text* of each answer to a task, neither the group nor the cut into tokens: copying 7 of 8 answers, in another
+order, cut otherwise or without log-probs, is copying.
 
 Equal answers prove nothing by themselves: honest ones of a small or well-trained model coincide all the time (29 % of
 the tiny model's). So an answer counts with its *bits*, and who says how many decides what the rule is worth:
 
 - The bits that the *copier* claims cannot count: it would claim none. Those that the *first producer* claims cannot be
   used against an honest later one: whoever draws an answer of b bits hits one that others drew independently with a
-  probability of at most 2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So each
-  answer counts with the first producer's bits less log2(n).
+  probability of at most 2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So k equal
+  answers exclude chance by the sum of their bits less k * log2(n), or, where all are of one group of G, less
+  k * log2(G) + log2(n).
 - A first producer that lies upwards could make honest groups look like copies where it can guess their answers. So
   no answer counts for more than its tokens times the mean bits of a token in this node's *own* groups of the
   environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
@@ -40,6 +41,7 @@ from swarm.flow import BoundedTable, RunningMean
 from swarm.types import Digest, NodeId, Rollout, RolloutGroup
 
 MIN_BITS: Final = 64.0  # of the answers of a group that others gave first
+CHANCE_BITS: Final = 32.0  # by which chance is excluded
 MAX_ANSWERS: Final = 2**16  # remembered, whenever they came; the oldest make room
 MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
 _MAX_NEIGHBOURS: Final = 256
@@ -79,6 +81,11 @@ def _bits(rollout: Rollout) -> float | None:
         return None
     bits = -float(np.add.reduce(logprobs)) / math.log(2)
     return bits if math.isfinite(bits) else None  # NaN: tokens that the model did not choose
+
+
+def _excluded(bits: Sequence[float], num_candidates: int) -> float:
+    """Bits by which it is excluded that each answer equals one of so many by chance."""
+    return sum(max(0.0, each - math.log2(max(1, num_candidates))) for each in bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +146,32 @@ class Novelty:
     # --- judging -------------------------------------------------------------------------------
 
     def copied_bits(self, group: RolloutGroup, digest: Digest, order: int) -> float:
-        """Bits of a group's answers that were given before its place `order`; each distinct answer counts once."""
-        copied = 0.0
+        """Bits of a group's answers that were given before its place `order`; 0 where that may be chance.
+
+        Each distinct answer counts once.
+        """
+        bits_of: dict[Digest, list[float]] = {}  # by the group that gave them first
         for key in set(answer_keys(group)):
             first = self._answers.get(key)
             if first is not None and first.order < order and first.group != digest:
-                copied += self._evidence(first, is_own_content=first.producer == group.producer)
-        return copied
+                bits = self._evidence(first, is_own_content=first.producer == group.producer)
+                bits_of.setdefault(first.group, []).append(bits)
+        if not bits_of:
+            return 0.0
+        copied = [bits for each in bits_of.values() for bits in each]
+        known = self._num_of_task[group.env, group.task_id]
+        excluded = [_excluded(copied, known), *(self._excluded_by(each, group) for each in bits_of.values())]
+        return sum(copied) if max(excluded) >= CHANCE_BITS else 0.0
+
+    def _excluded_by(self, bits: Sequence[float], group: RolloutGroup) -> float:
+        """Bits by which chance is excluded for answers that are all of one group."""
+        known = self._num_of_task[group.env, group.task_id]
+        return _excluded(bits, len(group.rollouts)) - math.log2(max(1, known))
 
     def record(self, group: RolloutGroup, digest: Digest, order: int) -> None:
         """Remembers a group that was admitted or made here. Copies of it that were admitted before are dropped."""
         task = (group.env, group.task_id)
-        overtaken: dict[Digest, float] = {}
+        overtaken: dict[Digest, list[float]] = {}
         for key, rollout, bits in zip(answer_keys(group), group.rollouts, claimed_bits(group), strict=True):
             known = self._answers.get(key)
             if known is not None and known.group == digest:
@@ -166,11 +187,11 @@ class Novelty:
                 later = ((known.producer, known.group), *known.later)[-_MAX_LATER:]
                 self._answers[key] = replace(answer, later=later)
                 for copy in {copy for producer, copy in later if producer != group.producer}:
-                    overtaken[copy] = overtaken.get(copy, 0.0) + self._evidence(answer, is_own_content=False)
+                    overtaken.setdefault(copy, []).append(self._evidence(answer, is_own_content=False))
         while len(self._answers) > MAX_ANSWERS:
             self._forget(next(iter(self._answers)))
-        for copy, bits_overtaken in overtaken.items():
-            if bits_overtaken >= MIN_BITS:
+        for copy, copied in overtaken.items():
+            if sum(copied) >= MIN_BITS and self._excluded_by(copied, group) >= CHANCE_BITS:
                 self._drop_copy(copy)
 
     def release(self, group: RolloutGroup, digest: Digest) -> None:
@@ -201,7 +222,7 @@ class Novelty:
             bits = expected * _UNCLAIMED_SHARE
         else:
             bits = min(first.bits, expected)
-        return max(0.0, bits - math.log2(max(1, self._num_of_task[first.task])))
+        return max(0.0, bits)
 
     def _forget(self, key: AnswerKey) -> None:
         known = self._answers.pop(key, None)

@@ -199,7 +199,12 @@ class WeightFollower:
         if self.state is FollowerState.ENDED:
             return News.CONFLICT
         if known is None and manifest.branch < self._newest_branch:
-            return News.TOO_OLD  # so that nobody is led along a branch that its trainer hides from others
+            # so that nobody is led along a branch that its trainer hides from others
+            extra = {"step": manifest.version.step, "branch": manifest.branch, "newest": self._newest_branch}
+            logger.debug("a manifest of an older branch is not followed", extra=extra)
+            if peer == self.policy_id and manifest.version.step > self.known_head_step:
+                self.last_error = "the trainer goes on with an older branch than it showed others; it is not followed"
+            return News.TOO_OLD
         self._newest_branch = max(self._newest_branch, manifest.branch)
         self.sources.add_held(peer, manifest.chunks)
         planner.mark_obtainable(manifest.chunks)

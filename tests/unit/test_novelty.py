@@ -114,6 +114,7 @@ def displaced(rng: random.Random, node: Node) -> bool:
     return first not in node.used or any(digest in node.used for digest in groups if digest != first)
 
 
+@pytest.mark.timeout(120)
 def test_a_copy_never_displaces_an_original_whose_commitment_came_first() -> None:
     rng, node = random.Random(1), Node()
     for _ in range(50):  # so that what answers are worth is known here
@@ -176,6 +177,7 @@ def num_refused(node: Node, count: int = NUM_TRIES) -> int:
     return len(node.refused)
 
 
+@pytest.mark.timeout(120)
 def test_no_honest_group_of_equal_tasks_is_refused() -> None:
     node = Node()
     assert num_refused(node) == 0
@@ -183,6 +185,7 @@ def test_no_honest_group_of_equal_tasks_is_refused() -> None:
     assert len(keys) > 3 * len(set(keys)), "honest answers that never coincide show nothing"
 
 
+@pytest.mark.timeout(120)
 def test_mutation_counting_answers_instead_of_bits_refuses_honest_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Novelty, "_evidence", lambda *_, **__: MIN_BITS)
     assert num_refused(Node(), 1000) > 100
@@ -210,6 +213,7 @@ def test_whoever_claims_too_few_bits_cannot_sell_its_old_content_again() -> None
     assert node.used == {b"1" * 32} and node.refused == {b"2" * 32}
 
 
+@pytest.mark.timeout(120)
 def test_the_tables_are_bounded() -> None:
     rng, novelty = random.Random(1), Novelty()
     for number in range(MAX_ANSWERS // GROUP_SIZE + 10):
