@@ -516,3 +516,24 @@ def test_a_neighbour_that_the_run_denies_is_dropped_though_it_works() -> None:
         assert not bench.agent.peers.connected
 
     play(scene)
+
+
+def test_a_peer_that_answers_and_serves_nothing_loses_its_place_to_one_that_does() -> None:
+    async def scene(bench: Bench) -> None:
+        class Refusing(Neighbour):
+            async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+                self.num_said += 1
+                raise Unavailable("all streams are taken")
+                yield
+
+        refusing = Refusing(min(FIRST.node_id, SECOND.node_id), [])
+        other = Honest(max(FIRST.node_id, SECOND.node_id), [])
+        bench.add(refusing)
+        bench.add(other)
+        linked = 0
+        for _ in range(300):
+            await asyncio.sleep(1.0)
+            linked += other.node_id in bench.agent.peers.connected
+        assert linked > 150 and refusing.num_said < 40, (linked, refusing.num_said)
+
+    play(scene, exchange=ExchangeConfig(max_neighbours=1))
