@@ -1,9 +1,9 @@
 """Bounded influence of other nodes: the coefficients of their groups are scaled down to a usual own group's, after the
 recipe and whatever it is.
 
-Invariant: no group that another node made has more than MASS_FACTOR times its share 1 / (I + J) of the mass of a usual
-step of own groups, so neither has a source with n groups more than n times that. Own groups keep every bit, and so do
-all others within the bound.
+Invariant: no group of a newcomer has more than its share 1 / (I + J) of the mass of a usual step of own groups, and no
+group of an established node more than MASS_FACTOR times that; so neither has a source with n groups more than n times
+as much. Own groups keep every bit, and so do all others within the bound.
 Shape letters: N rollouts, L longest response in tokens, M groups.
 """
 
@@ -20,7 +20,8 @@ from swarm.objectives.part import Scope, on_mask
 from swarm.objectives.recipe import Recipe
 
 MASS_FACTOR: Final = 3.0
-"""Of a group's bound to the mean of own groups: groups differ in length and in how many of their answers are right."""
+"""Of an established node's bound to the mean of own groups: groups differ in length and in how many answers are right.
+Newcomers have 1: half of their honest groups lose a little, a hostile one half of what it does to the weights."""
 WINDOW: Final = 64  # updates whose own groups are the reference
 
 
@@ -51,9 +52,10 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     reference = clip.reference or reference_masses([(batch, masses)])
     if reference is None:
         return None
-    bounds = [MASS_FACTOR * each / clip.num_groups for each in (reference.coefficients, reference.pull)]
+    share = [each / clip.num_groups for each in (reference.coefficients, reference.pull)]
     of_group = group_masses(batch, masses)
-    left = of_group.new_tensor(bounds) - (0 if clip.used is None else clip.used)
+    factor = torch.full_like(of_group, MASS_FACTOR).index_fill_(0, batch.group_index[batch.newcomers], 1.0)
+    left = factor * of_group.new_tensor(share) - (0 if clip.used is None else clip.used)
     is_beyond = (of_group > left)[batch.group_index] & batch.claimed[:, None]
     if not bool(is_beyond.any()):
         return None

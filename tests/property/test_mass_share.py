@@ -188,15 +188,16 @@ def cases(as_who: Callable[[Step], Step]) -> Iterator[tuple[Recipe, Step, list[S
         yield load_recipe(name), step, attacks
 
 
-def bounds_of(clip: MassClip) -> Tensor:
+def bounds_of(clip: MassClip, factor: float = MASS_FACTOR) -> Tensor:
     """[2], of both masses of a group."""
     assert clip.reference is not None
-    return torch.tensor([clip.reference.coefficients, clip.reference.pull], dtype=DTYPE) * MASS_FACTOR / NOMINAL
+    return torch.tensor([clip.reference.coefficients, clip.reference.pull], dtype=DTYPE) * factor / NOMINAL
 
 
 def within_share(recipe: Recipe, step: Step, clip: MassClip) -> bool:
+    factor = MASS_FACTOR if step.batch.is_newcomer is None else 1.0
     found = update(recipe, step, clip).masses(step)[list(HOSTILE)]
-    return bool(found.isfinite().all()) and bool((found <= bounds_of(clip) * (1 + 1e-9)).all())
+    return bool(found.isfinite().all()) and bool((found <= bounds_of(clip, factor) * (1 + 1e-9)).all())
 
 
 @pytest.mark.timeout(120)

@@ -62,6 +62,11 @@ def test_a_group_of_another_node_is_scaled_to_its_share_and_an_own_one_never() -
     assert clipped(batch, [1.0, 50.0, 1.2, 2.9], 4.0, num_groups=4) == [1.0, 50.0, 1.2, 2.9]
 
 
+def test_a_newcomer_has_its_share_and_no_more() -> None:
+    batch = batch_of("me", "friend", "stranger", "stranger", newcomers=("stranger",))
+    assert clipped(batch, [50.0, 50.0, 50.0, 0.9], 4.0, num_groups=4) == [50.0, MASS_FACTOR, 1.0, 0.9]
+
+
 def test_in_a_step_with_few_groups_the_share_is_that_of_the_usual_number() -> None:
     batch = batch_of("me", "friend")
     assert clipped(batch, [4.0, 4.0], 8.0, num_groups=8) == [4.0, MASS_FACTOR]
