@@ -150,10 +150,10 @@ class EntryRule:
             return ""
         if self.config.kind == "members":
             return f"run {self._run_id} admits listed nodes only; ask its operator to list {node_id}"
+        if self.config.kind == "open" and not data:
+            return ""
         known, mark = self._known(node_id), hashlib.sha256(node_id.encode() + data).digest()
         if known is not None and (known.voucher is not None or known.mark == mark):
-            return ""
-        if self.config.kind == "open" and not data:
             return ""
         reason = self._refused.get(mark)
         is_needed = known is None and self.config.kind != "open"

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,24 @@ from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.exchange.admission import Admission
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
-from swarm.peers.dht_records import RecordChecker
+from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.peers.entry import EntryRule
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
 from swarm.types import Advert, Correction, Cursor, NodeReport, PolicyVersion, RefusalReason, Refused, Role
-from swarm.wire.credentials import epoch_at, fits_work, invitation_from_text, invitation_to_text, seal_invitation
+from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
+from swarm.wire.credentials import (
+    Credential,
+    WorkProof,
+    credential_from_bytes,
+    epoch_at,
+    fits_work,
+    invitation_from_text,
+    invitation_to_text,
+    seal_invitation,
+)
 from swarm.wire.session import open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
@@ -175,6 +186,36 @@ async def test_addresses_are_told_to_members_only(
         await heartbeat(daemon, MEMBER, b"")
         assert await endpoints_told(STRANGER) == ([] if is_checked else ["127.0.0.1:4000"])
         assert await endpoints_told(MEMBER) == ["127.0.0.1:4000"]
+
+
+def test_the_longest_honest_advert_has_room_for_every_credential_and_an_equivocator() -> None:
+    work_and_invitation = Credential(
+        invitation=credential_of(invitation(STRANGER)).invitation, work=WorkProof(epoch=2**31, nonce=2**63)
+    ).to_bytes()
+    advert = replace(
+        advert_of(STRANGER, work_and_invitation),
+        run_id="r" * 40,
+        endpoints=("h" * 100 + ":65535",),
+        roles=tuple(Role),
+        head=PolicyVersion(policy_id=STRANGER.node_id, step=2**40, digest=b"d" * 32),
+        oldest_step=2**40,
+        num_groups=2**31,
+        reward_mean=0.5,
+        reward_std=0.5,
+        held_bytes=2**40,
+        cursor=Cursor(epoch="e" * 16, sequence=2**40),
+        equivocator="ab" * 8,
+    )
+    sealed = seal_advert(advert, STRANGER)
+    assert len(sealed) <= MAX_ADVERT_BYTES
+    assert open_advert(sealed, time.time()) == advert
+    assert 128 * (MAX_ADVERT_BYTES + 64) < MAX_REPLY_BYTES  # a full shard is still one answer
+
+
+def credential_of(data: bytes) -> Credential:
+    found = credential_from_bytes(data)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
