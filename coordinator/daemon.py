@@ -75,7 +75,7 @@ class CoordinatorDaemon(Service):
             try:
                 if self.config.manifest_days:  # a newer one when half its time is over
                     self._servicer.manifest = await asyncio.to_thread(self._sign)
-            except (OSError, SwarmError) as error:
+            except SwarmError as error:
                 logger.warning("manifest not signed anew", extra={"error": str(error)})
             try:
                 if self._directory is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import ConfigError, StorageFull, SwarmError
 from swarm.identity import node_id_of
 from swarm.process import write_json
 from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest
@@ -18,10 +18,13 @@ HELD: Final = "manifest.json"
 
 
 def save_held(directory: Path, signed: SignedManifest) -> None:
-    """Replaces the manifest that is held."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Replaces the manifest that is held. Raises StorageFull where it cannot be written."""
     texts = {"public_key": signed.public_key.hex(), "signature": signed.signature.hex()}
-    write_json(directory / HELD, {**texts, "manifest": signed.data.decode()})
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / HELD, {**texts, "manifest": signed.data.decode()})
+    except OSError as error:
+        raise StorageFull(f"{directory / HELD}: cannot be written: {error.strerror}; make room there") from None
 
 
 def load_held(directory: Path, run_id: str) -> SignedManifest | None:

@@ -3,6 +3,7 @@
 Each attack is carried out a second time with its check taken out, and then succeeds.
 """
 
+import errno
 import json
 import shutil
 from collections.abc import AsyncGenerator
@@ -30,8 +31,9 @@ from swarm.config import (
     NodeConfig,
     load_config,
 )
-from swarm.errors import ConfigError, Unauthenticated
+from swarm.errors import ConfigError, StorageFull, Unauthenticated
 from swarm.identity import DOMAIN_MANIFEST, Identity
+from swarm.wire import held_manifest
 from swarm.wire.credentials import DAY_S
 from swarm.wire.held_manifest import HELD, load_held, with_held
 from swarm.wire.join_link import JoinLink
@@ -241,6 +243,22 @@ def test_two_manifests_of_one_serial_are_never_both_taken(tmp_path: Path) -> Non
         check_succession(held, sign_manifest(manifest.model_copy(update={"serial": 8}), Identity.create()))
     uncounted = replace(held, manifest=manifest.model_copy(update={"serial": 0}))  # of a release that did not count
     check_succession(uncounted, sign_manifest(manifest.model_copy(update={"serial": 0, "created_at_s": 2}), identity))
+
+
+async def test_a_full_disk_leaves_the_manifest_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the loop that refreshes it sees an error that it counts with."""
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+
+    def full(path: Path, data: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with coordinator(config_in(tmp_path / "run", NEWCOMER)) as link:
+        node = Joined(tmp_path / "node", link)
+        monkeypatch.setattr(held_manifest, "write_json", full)
+        with pytest.raises(StorageFull, match="No space left on device; make room"):
+            await node.refresh.refresh()
+    assert node.members == {MEMBER.node_id} and not node.changes
 
 
 def test_a_manifest_of_a_release_that_counted_no_serials_opens_and_admits_everybody(tmp_path: Path) -> None:
