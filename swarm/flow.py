@@ -7,8 +7,7 @@ bounded.
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -220,26 +219,44 @@ class FairTurns(Generic[Key]):
         self._held_by = Counter[Key]()
         self._waiting: dict[bool, dict[Key, deque[asyncio.Future[None]]]] = {True: {}, False: {}}
 
-    @asynccontextmanager
-    async def turn(self, party: Key, *, is_known: bool) -> AsyncGenerator[None]:
-        """Waits for a place and holds it."""
+    def turn(self, party: Key, *, is_known: bool) -> "_Turn[Key]":
+        """A context that waits for a place and holds it."""
+        return _Turn(self, party, is_known)
+
+    async def enter(self, party: Key, is_known: bool) -> None:
+        """Waits for a place; every place that was given is left again by `leave`."""
+        has_room = is_known or self._num_held[False] < self._most[False]
+        has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
+        if has_room and sum(self._num_held.values()) < self._most[True] and not any(self._waiting.values()):
+            self._hold(party, is_known)  # nobody waits, and most come alone
+            return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[is_known].setdefault(party, deque()).append(place)
         self._grant()
         try:
             await place
-            yield
-        finally:
+        except asyncio.CancelledError:
             if place.cancelled():
                 self._forget(party, is_known, place)
             else:
-                self._num_held[is_known] -= 1
-                self._held_by[party] -= 1
-                if not self._held_by[party]:
-                    del self._held_by[party]
-            self._grant()
+                self.leave(party, is_known)
+            raise
+
+    def leave(self, party: Key, is_known: bool) -> None:
+        """Gives a place back, to who waits next."""
+        self._num_held[is_known] -= 1
+        self._held_by[party] -= 1
+        if not self._held_by[party]:
+            del self._held_by[party]
+        self._grant()
+
+    def _hold(self, party: Key, is_known: bool) -> None:
+        self._num_held[is_known] += 1
+        self._held_by[party] = self._held_by.get(party, 0) + 1
 
     def _grant(self) -> None:
+        if not (self._waiting[True] or self._waiting[False]):
+            return
         while sum(self._num_held.values()) < self._most[True]:
             known, unknown = self._first(is_known=True), self._first(is_known=False)
             if self._num_held[False] >= self._most[False]:
@@ -255,8 +272,7 @@ class FairTurns(Generic[Key]):
                 self._waiting[is_known][party] = waiting  # the last in line
             if place.done():
                 continue
-            self._num_held[is_known] += 1
-            self._held_by[party] += 1
+            self._hold(party, is_known)
             place.set_result(None)
 
     def _first(self, *, is_known: bool) -> Key | None:
@@ -270,6 +286,21 @@ class FairTurns(Generic[Key]):
         waiting.remove(place)
         if not waiting:
             del self._waiting[is_known][party]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn(Generic[Key]):
+    """A place for the time of a `with`: a generator for it would cost three times as much."""
+
+    turns: FairTurns[Key]
+    party: Key
+    is_known: bool
+
+    async def __aenter__(self) -> None:
+        await self.turns.enter(self.party, self.is_known)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.turns.leave(self.party, self.is_known)
 
 
 @dataclass(slots=True)

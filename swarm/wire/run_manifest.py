@@ -170,6 +170,8 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
             raise ConfigError(f"{where}.dataset: unknown_environment: expected a relative path to a .jsonl file, no ..")
     elif not _PLAIN_NAME.fullmatch(env.dataset):
         raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset[:200]!a} is no built-in name")
+    if env.kind == "reasoning_gym" and env.params.get("exact", True) is not True:
+        raise ConfigError(f"{where}.params.exact: partial credit pays wrong and extended answers; leave it out")
     for name in ("prompt", "prefill"):
         if len(getattr(env, name)) > MAX_TEXT_CHARS:
             raise ConfigError(f"{where}.{name}: {len(getattr(env, name))} characters exceed {MAX_TEXT_CHARS}")

@@ -80,6 +80,7 @@ def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None
         ({"environments": environment(digest="AB" * 32)}, "digest"),
         ({"environments": environment(kind="char", dataset="os:getcwd")}, "dataset: unknown_environment"),
         ({"environments": environment(kind="reasoning_gym", dataset="../x")}, "dataset: unknown_environment"),
+        ({"environments": environment(kind="reasoning_gym", dataset="gcd", params={"exact": False})}, "params.exact"),
         ({"learner": LearnerConfig(recipe="my_pkg.my_file:RECIPE")}, "learner.recipe"),
         ({"learner": LearnerConfig(recipe="./mine.py:RECIPE")}, "learner.recipe"),
         ({"learner": LearnerConfig(recipe_text_only="./mine.py:RECIPE")}, "learner.recipe_text_only"),
