@@ -116,6 +116,7 @@ class FaultPlan:
             seams=SeamRates(
                 full_disk=sometimes(0.03),
                 failing_verifier=sometimes(0.05),
+                unsaved_checkpoint=sometimes(0.5),
                 slow_thread=sometimes(0.1),
             ),
             settings=_random_settings(rng),
