@@ -102,6 +102,7 @@ class OffPolicyAdvisor:
         self._parties = parties or Parties()
         self._limits = limits or AdvisorLimits()
         self._edges: dict[NodeId, BoundedTable[NodeId, tuple[float, EdgeReport]]] = {}  # source -> reporter -> newest
+        self._sources_of: dict[NodeId, list[NodeId]] = {}  # of each reporter's newest report
         self._advised = _Advised()
 
     @property
@@ -127,10 +128,12 @@ class OffPolicyAdvisor:
                 continue
             reporters = self._edges.setdefault(edge.source, BoundedTable(MAX_REPORTERS_PER_SOURCE))
             reporters[reporter] = (now_s, edge)
+            self._sources_of.setdefault(reporter, []).append(edge.source)
 
     def forget(self, node_id: NodeId) -> None:
         """Drops what a node reported; it left."""
-        for source, reporters in list(self._edges.items()):
+        for source in self._sources_of.pop(node_id, ()):
+            reporters = self._edges.get(source, {})
             if reporters.pop(node_id, None) is not None and not reporters:
                 del self._edges[source]
 
@@ -260,6 +263,7 @@ class OffPolicyAdvisor:
         for source, reporters in list(self._edges.items()):
             for reporter in [r for r, (at_s, _) in reporters.items() if now_s - at_s > self._limits.window_s]:
                 del reporters[reporter]
+                self._sources_of.pop(reporter, None)  # all of a report is of one age
             if not reporters:
                 del self._edges[source]
 

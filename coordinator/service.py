@@ -31,6 +31,8 @@ MAX_LISTED = 1000  # versions or members in one answer
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
 assert MAX_RECORDED <= CALLS_BURST, "each version counts as a call: a full batch would never pass"
+HEARTBEATS_PER_S = 10.0  # of one node: it reports every 5 s, and each report is work and a write to the disk
+HEARTBEATS_BURST = 20.0
 MAX_CLIENTS = 20_000
 # Of all nodes of a subnet: 200 nodes behind one router that report every second. Beyond it a call is refused unread.
 SUBNET_CALLS_PER_S = 200.0
@@ -66,6 +68,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self._bootstrap_peers = bootstrap_peers
         self._calls = RateLimiter[str](CALLS_PER_S, CALLS_BURST, MAX_CLIENTS)
         self._subnet_calls = RateLimiter[str](SUBNET_CALLS_PER_S, SUBNET_CALLS_BURST, MAX_CLIENTS)
+        self._heartbeats = RateLimiter[NodeId](HEARTBEATS_PER_S, HEARTBEATS_BURST, MAX_CLIENTS)
         self._turns = SubnetTurns()
         self._stall_timeout_s = stall_timeout_s
 
@@ -77,10 +80,16 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
         """Who calls, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
-        if not self._subnet_calls.spend(peer_subnet(context.peer()), self._core.clock.monotonic_s()):
-            raise TooLarge(f"more than {SUBNET_CALLS_PER_S:.0f} calls a second from this network; slow down")
-        self._count_calls(node_id, num_calls)
+        now_s = self._core.clock.monotonic_s()
+        if not self._subnet_calls.spend(peer_subnet(context.peer()), now_s):
+            raise self._too_many(context, f"{SUBNET_CALLS_PER_S:.0f} calls a second from this network")
+        if not self._calls.spend(node_id, now_s, num_calls):
+            raise self._too_many(context, f"{CALLS_PER_S:.0f} calls a second")
         return node_id
+
+    def _too_many(self, context: Context, bound: str) -> TooLarge:
+        self._sessions.count_refusal(context.peer())
+        return TooLarge(f"more than {bound}; slow down")
 
     async def _in_turn(self, context: Context, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """Does a call's work when it is its subnet's turn, whole even when the caller hangs up. Raises Unavailable."""
@@ -89,16 +98,17 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
             async with self._turns.of(peer_subnet(context.peer())):
                 return await work()
 
-        return await asyncio.shield(asyncio.ensure_future(take_turn()))
-
-    def _count_calls(self, client: str, num_calls: int = 1) -> None:
-        if not self._calls.spend(client, self._core.clock.monotonic_s(), num_calls):
-            raise TooLarge(f"more than {CALLS_PER_S:.0f} calls a second; slow down")
+        try:
+            return await asyncio.shield(asyncio.ensure_future(take_turn()))
+        except Unavailable:
+            self._sessions.count_refusal(context.peer())
+            raise
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, for anybody who has the link."""
-        self._count_calls(context.peer().rpartition(":")[0])
+        if not self._calls.spend(peer_subnet(context.peer()), self._core.clock.monotonic_s()):
+            raise self._too_many(context, f"{CALLS_PER_S:.0f} calls a second")
         signed = self.manifest
         return pb.GetManifestResponse(
             public_key=signed.public_key,
@@ -111,10 +121,16 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
         """Renews the caller's lease."""
         node_id = self._caller(context)
-        report = heartbeat_to_report(request, node_id)
-        if report is None:
-            raise ConfigError("heartbeat out of bounds")
-        return advice_to_message(await self._in_turn(context, lambda: self._core.heartbeat(node_id, report)))
+        if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
+            raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")
+
+        async def beat() -> Any:
+            report = heartbeat_to_report(request, node_id)
+            if report is None:
+                raise ConfigError("heartbeat out of bounds")
+            return advice_to_message(await self._core.heartbeat(node_id, report))
+
+        return await self._in_turn(context, beat)
 
     @rpc
     async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:

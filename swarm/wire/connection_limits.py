@@ -87,7 +87,7 @@ class ConnectionLimiter:
         self._proofs: deque[tuple[PeerKey, NodeId]] = deque()  # from the event loop to the thread
         self._proven: dict[PeerKey, NodeId] = {}
         self._known = BoundedTable[str, None](MAX_KNOWN_SUBNETS)  # subnets that proved an identity, the last one last
-        self._open: frozenset[PeerKey] = frozenset()
+        self._open: dict[PeerKey, Connection] = {}  # at the last look; replaced, never changed
         self._cut: Counter[str] = Counter()  # by reason, since the last report
         self._reported_s = 0.0
         self._is_stopped = threading.Event()
@@ -115,6 +115,12 @@ class ConnectionLimiter:
     def is_open(self, peer: str) -> bool:
         """Whether the connection was there at the last look; True for all before the first one."""
         return self._thread is None or peer_key(peer) in self._open
+
+    def cut(self, peer: str) -> None:
+        """Ends a connection at once; one that no look saw yet goes on."""
+        connection = self._open.get(peer_key(peer))
+        if connection is not None:
+            _shut_down(connection)
 
     def _run(self) -> None:
         while not self._is_stopped.wait(_EVERY_S_OF_MANY if len(self._open) > _MANY else _EVERY_S):
@@ -148,7 +154,7 @@ class ConnectionLimiter:
                 sockets[key] = self._sockets[key] if key in self._sockets else self._accepted(*key, now_s)
         self._sockets = sockets
         connections = [connection for connection in sockets.values() if connection is not None]
-        self._open = frozenset((connection.host, connection.port) for connection in connections)
+        self._open = {(connection.host, connection.port): connection for connection in connections}
         return connections
 
     def _accepted(self, descriptor: int, inode: int, now_s: float) -> Connection | None:

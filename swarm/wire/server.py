@@ -37,6 +37,9 @@ from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 MAX_SUBNETS: Final = 4096
 _SEEN_AFTER_S: Final = 2.0  # by then a connection was looked at, or is gone
 _TIDY_EVERY_S: Final = 1.0
+REFUSALS_PER_S: Final = 1.0  # of one connection; an honest node waits longer after each
+REFUSALS_BURST: Final = 32.0
+_WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._of_subnet: dict[str, OrderedDict[str, bytes]] = {}  # subnet -> peer -> token, oldest first
         self._tidy_at_s = 0.0
         per_minute = self.limits.handshakes_per_minute
+        self._refusals = RateLimiter[str](REFUSALS_PER_S, REFUSALS_BURST, self.limits.connections)  # by peer
         self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
@@ -115,11 +119,18 @@ class Sessions(pb_grpc.SessionServiceServicer):
         token = next((value for key, value in metadata if key == SESSION_KEY), b"")
         session = self._sessions.get(token)
         if session is None or session.expires_s <= self._clock.monotonic_s():
+            self.count_refusal(context.peer(), _WITHOUT_SESSION)
             raise Unauthenticated("no session: call Hello on this connection first")
         if session.peer != context.peer():
+            self.count_refusal(context.peer(), _WITHOUT_SESSION)
             raise Unauthenticated("the session belongs to another connection")
         self._require_allowed(session.node_id)
         return session.node_id
+
+    def count_refusal(self, peer: str, num: int = 1) -> None:
+        """Counts a call that was refused; a connection that calls on and on is cut, since refusals are work too."""
+        if not self._refusals.spend(peer, self._clock.monotonic_s(), num):
+            self.connections.cut(peer)
 
     @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:

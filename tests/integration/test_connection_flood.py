@@ -207,3 +207,26 @@ async def test_healthz_answers_while_1000_connections_send_half_a_request(
         assert all(answer.endswith(b"ok\n") for answer in answers)
     else:
         assert not all(answers)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nothing is cut"])
+async def test_a_connection_that_calls_on_and_on_after_refusals_is_cut(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(ConnectionLimiter, "cut", lambda self, peer: None)  # type: ignore[arg-type]
+    async with serving(ServerLimits()) as server:
+        sessions = server.sessions
+        channel = await open_channel(server.endpoint, sessions.identity.node_id, Identity.create(), RUN, 5.0)
+        (peer,) = [session.peer for session in sessions._sessions.values()]
+        async with asyncio.timeout(10.0):
+            while not sessions.connections.is_open(peer):  # noqa: ASYNC110 - a thread looks
+                await asyncio.sleep(0.02)
+        for _ in range(100):
+            sessions.count_refusal(peer)
+        look = sessions.connections._open
+        async with asyncio.timeout(10.0):
+            while sessions.connections._open is look or (is_defended and sessions.connections.is_open(peer)):
+                await asyncio.sleep(0.02)
+        assert sessions.connections.is_open(peer) is not is_defended
+        await channel.close()

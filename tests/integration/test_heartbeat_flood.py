@@ -135,6 +135,7 @@ async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
     if not is_defended:
         monkeypatch.setattr(SubnetTurns, "of", no_turns)
     monkeypatch.setattr("coordinator.service.CALLS_PER_S", 1000.0)  # so few keys stand for many
+    monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 100_000.0)
     monkeypatch.setattr("coordinator.service.CALLS_BURST", 100_000.0)
     monkeypatch.setattr("coordinator.service.SUBNET_CALLS_BURST", 100_000.0)
     values = {"dir": tmp_path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": NODE}
