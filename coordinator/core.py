@@ -74,8 +74,13 @@ class CoordinatorCore:
         self.advice_log.extend(remembered.advice)
         logger.info("state restored", extra={"members": len(remembered.members), "versions": len(remembered.versions)})
 
-    async def heartbeat(self, node_id: NodeId, report: NodeReport) -> Advice:
+    async def heartbeat(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> Advice:
         """Renews a lease, takes the figures, returns advice.
+
+        Args:
+            node_id: who reports.
+            report: its figures.
+            subnet: where it calls from; empty where that is not known, and nothing is bounded by it.
 
         Raises:
             Unauthenticated: the report is in another node's name.
@@ -85,7 +90,7 @@ class CoordinatorCore:
         if report.node_id != node_id:
             raise Unauthenticated(f"node {short(node_id)} reported as {short(report.node_id)}")
         now_s = self.clock.now_s()
-        member, has_joined = self.membership.renew(report, now_s)
+        member, has_joined = self.membership.renew(report, now_s, subnet)
         if has_joined:
             logger.info("node joined", extra={"node": short(node_id), "node_name": report.name})
         self.num_heartbeats += 1
@@ -105,7 +110,7 @@ class CoordinatorCore:
             StorageFull: they could not be written, and none of them is in the ledger.
         """
         async with self._writing:
-            judgement = self.ledger.judge(node_id, versions, self.clock.now_s())
+            judgement = self.ledger.judge(node_id, versions, self.clock.now_s(), self.is_live_member)
             await self.store.add_versions(judgement.entries)  # durable before anybody can read them here
             self.ledger.apply(node_id, judgement)
             for entry in judgement.entries:
@@ -118,7 +123,9 @@ class CoordinatorCore:
                 logger.info("version refused", extra={"node": short(node_id), "reason": answer.reason})
         return judgement.answers
 
-    async def watch_versions(self, node_id: NodeId, policy_id: str) -> AsyncGenerator[PolicyVersion, None]:
+    async def watch_versions(
+        self, node_id: NodeId, policy_id: str, subnet: str = ""
+    ) -> AsyncGenerator[PolicyVersion, None]:
         """Head of a lineage, then each new one: only versions that are durable.
 
         A slow reader skips to the newest. After a rewind to step s the head stays, since nothing is undone by
@@ -128,11 +135,12 @@ class CoordinatorCore:
         Args:
             node_id: who watches.
             policy_id: any lineage; one that does not exist yet begins with its first version.
+            subnet: where it watches from; empty where that is not known: then each node stands for itself.
 
         Raises:
             Unavailable: too many watches are open, or the coordinator stops.
         """
-        with self.watches.open(node_id, policy_id) as watch:
+        with self.watches.open(node_id, policy_id, subnet or node_id) as watch:
             async with self._writing:  # a version that is being written is the first to be told, not the one before
                 head = self.ledger.head(policy_id)
                 if head is not None:

@@ -1,6 +1,7 @@
 """Watches of lineage heads: a bounded number, each with at most one version that was not read yet.
 
-Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. Single event loop, no threads.
+Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. Who comes to a full table takes
+the place of the newest watch of the subnet with most, unless it would have as many. Single event loop, no threads.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from swarm.errors import Unavailable
 from swarm.types import NodeId, PolicyVersion
 
 WATCHES_PER_NODE: Final = 4  # two lineages, and those of a connection that just broke
+WATCHES_PER_SUBNET: Final = 256
 WATCHES_TOTAL: Final = 1024
 
 
@@ -21,7 +23,7 @@ class HeadWatch:
 
     def __init__(self) -> None:
         self._pending: PolicyVersion | None = None
-        self._is_ended = False
+        self._end_reason = ""
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, head: PolicyVersion) -> None:
@@ -29,18 +31,18 @@ class HeadWatch:
         self._pending = head
         self._wake()
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """Ends the watch, also for a head that was not read yet."""
-        self._is_ended = True
+        self._end_reason = reason
         self._wake()
 
     async def next(self) -> PolicyVersion:
         """The newest head, as soon as there is one that was not read. One reader. Raises Unavailable at the end."""
-        while self._pending is None and not self._is_ended:
+        while self._pending is None and not self._end_reason:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._is_ended or self._pending is None:
-            raise Unavailable("the coordinator stops")
+        if self._end_reason or self._pending is None:
+            raise Unavailable(self._end_reason)
         head, self._pending = self._pending, None
         return head
 
@@ -53,13 +55,17 @@ class HeadWatches:
     """The watches of one coordinator.
 
     Example:
-        with watches.open(node_id, policy_id) as watch:
+        with watches.open(node_id, policy_id, "1.2.3.0/24") as watch:
             head = await watch.next()
     """
 
-    def __init__(self, per_node: int = WATCHES_PER_NODE, total: int = WATCHES_TOTAL) -> None:
+    def __init__(
+        self, per_node: int = WATCHES_PER_NODE, total: int = WATCHES_TOTAL, per_subnet: int = WATCHES_PER_SUBNET
+    ) -> None:
         self._per_node = per_node
+        self._per_subnet = per_subnet
         self._total = total
+        self._of_subnet: dict[str, dict[HeadWatch, tuple[NodeId, str]]] = {}  # oldest first
         self._of_node: Counter[NodeId] = Counter()
         self._of_lineage: dict[str, set[HeadWatch]] = {}
         self._is_ended = False
@@ -70,16 +76,17 @@ class HeadWatches:
         return self._of_node.total()
 
     @contextmanager
-    def open(self, node_id: NodeId, policy_id: str) -> Generator[HeadWatch]:
+    def open(self, node_id: NodeId, policy_id: str, subnet: str) -> Generator[HeadWatch]:
         """A watch of a lineage, which may not exist yet. Raises Unavailable at the bounds."""
-        self._require_room(node_id)
+        self._require_room(node_id, subnet)
         watch = HeadWatch()
+        self._of_subnet.setdefault(subnet, {})[watch] = (node_id, policy_id)
         self._of_node[node_id] += 1
         self._of_lineage.setdefault(policy_id, set()).add(watch)
         try:
             yield watch
         finally:
-            self._forget(node_id, policy_id, watch)
+            self._forget(subnet, watch)
 
     def offer(self, head: PolicyVersion) -> None:
         """Gives a new head to every watch of its lineage."""
@@ -91,17 +98,34 @@ class HeadWatches:
         self._is_ended = True
         for watches in self._of_lineage.values():
             for watch in watches:
-                watch.end()
+                watch.end("the coordinator stops")
 
-    def _require_room(self, node_id: NodeId) -> None:
+    def _require_room(self, node_id: NodeId, subnet: str) -> None:
         if self._is_ended:
             raise Unavailable("the coordinator stops")
         if self._of_node[node_id] >= self._per_node:
             raise Unavailable(f"{self._per_node} watches of this node are open; close one first")
+        num_own = len(self._of_subnet.get(subnet, ()))
+        if num_own >= self._per_subnet:
+            raise Unavailable(f"{num_own} watches of {subnet} are open; heads are in the directory too")
         if self.num_open >= self._total:
-            raise Unavailable(f"{self._total} watches are open; heads are in the directory too")
+            self._make_room(num_own + 1)
 
-    def _forget(self, node_id: NodeId, policy_id: str, watch: HeadWatch) -> None:
+    def _make_room(self, num_own: int) -> None:
+        most = max(self._of_subnet, key=lambda subnet: len(self._of_subnet[subnet]))
+        if len(self._of_subnet[most]) <= num_own:
+            raise Unavailable(f"{self._total} watches are open; heads are in the directory too")
+        newest = next(reversed(self._of_subnet[most]))
+        newest.end("others have fewer watches open; watch again later")
+        self._forget(most, newest)
+
+    def _forget(self, subnet: str, watch: HeadWatch) -> None:
+        own = self._of_subnet.get(subnet, {})
+        if watch not in own:  # it made room
+            return
+        node_id, policy_id = own.pop(watch)
+        if not own:
+            del self._of_subnet[subnet]
         self._of_node[node_id] -= 1
         if not self._of_node[node_id]:
             del self._of_node[node_id]

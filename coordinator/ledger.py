@@ -11,7 +11,7 @@ and what it replaces remains in the history under the old branch number. Another
 step without a rewind is a *fork* and is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -103,6 +103,7 @@ class Judgement:
 
     answers: list[LedgerAnswer]  # one for each, in their order
     lineage: LedgerLineage
+    evicted: str = ""  # policy id of the lineage that makes room
 
     @property
     def entries(self) -> list[LedgerEntry]:
@@ -127,17 +128,26 @@ class Ledger:
     max_versions: int = MAX_VERSIONS  # newest steps of a lineage to which a node may still rewind
     lineages: dict[str, LedgerLineage] = field(default_factory=dict[str, LedgerLineage])  # by policy id
 
-    def judge(self, owner: NodeId, versions: Sequence[PolicyVersion], now_s: float) -> Judgement:
+    def judge(
+        self,
+        owner: NodeId,
+        versions: Sequence[PolicyVersion],
+        now_s: float,
+        is_live: Callable[[NodeId], bool] = lambda owner: True,
+    ) -> Judgement:
         """What becomes of versions that are recorded in this order; changes nothing.
 
         Args:
             owner: the node that proved its identity.
             versions: what it says exists; the digests must be known.
             now_s: wall clock.
+            is_live: whether an owner is here; in a full ledger a new lineage takes the place of one that is not.
         """
         known = self.lineages.get(owner)
         lineage = self._new_lineage() if known is None else replace(known, versions=known.versions.copy())
-        if known is None and len(self.lineages) >= self.max_lineages:
+        is_full = known is None and len(self.lineages) >= self.max_lineages
+        evicted = self._least_of_the_gone(is_live) if is_full else ""
+        if is_full and not evicted:
             full = _refuse(f"the ledger holds {self.max_lineages} lineages; no room for another")
             return Judgement(answers=[full] * len(versions), lineage=lineage)
         answers: list[LedgerAnswer] = []
@@ -145,11 +155,12 @@ class Ledger:
             answers.append(lineage.judge(owner, version, now_s))
             if answers[-1].entry is not None:
                 lineage.add(answers[-1].entry)
-        return Judgement(answers=answers, lineage=lineage)
+        return Judgement(answers=answers, lineage=lineage, evicted=evicted)
 
     def apply(self, owner: NodeId, judgement: Judgement) -> None:
         """Takes what was judged and is durable; nothing else of this lineage was applied meanwhile."""
         if len(judgement.lineage.versions):  # what is refused must not begin a lineage
+            self.lineages.pop(judgement.evicted, None)
             self.lineages[owner] = judgement.lineage
 
     def restore(self, entries: list[LedgerEntry]) -> None:
@@ -169,6 +180,11 @@ class Ledger:
         """Up to `limit` remembered versions of the present branch with a step above `after_step`, oldest first."""
         lineage = self.lineages.get(policy_id)
         return [] if lineage is None else lineage.versions.after(after_step, limit)
+
+    def _least_of_the_gone(self, is_live: Callable[[NodeId], bool]) -> str:
+        """The lineage with the fewest versions of an owner that is gone, the first of equals; empty for none."""
+        gone = (owner for owner in self.lineages if not is_live(owner))
+        return min(gone, key=lambda owner: len(self.lineages[owner].versions), default="")
 
     def _new_lineage(self) -> LedgerLineage:
         # Abandoned branches are in the store, of as many lineages as there are: none are kept in memory.

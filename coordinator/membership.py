@@ -1,8 +1,10 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: the table is bounded, a live member is never evicted, and only its own node id renews a lease.
+Invariant: the table is bounded, per subnet too; a live member makes room only for one of a subnet that has fewer, and
+only its own node id renews a lease.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,6 +12,7 @@ from swarm.errors import Unavailable
 from swarm.types import NodeId, NodeReport
 
 MAX_MEMBERS: Final = 10_000
+MEMBERS_PER_SUBNET: Final = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +24,7 @@ class Member:
     last_seen_s: float  # wall clock of the last heartbeat
     expires_s: float  # wall clock; the lease ends here
     has_left: bool = False  # it ended the lease itself
+    subnet: str = ""  # from which it reported last
 
     @property
     def node_id(self) -> NodeId:
@@ -39,29 +43,33 @@ class Membership:
         membership.renew(report, now_s=clock.now_s())
     """
 
-    def __init__(self, lease_s: float, max_members: int = MAX_MEMBERS) -> None:
+    def __init__(self, lease_s: float, max_members: int = MAX_MEMBERS, per_subnet: int = MEMBERS_PER_SUBNET) -> None:
         self.lease_s = lease_s
         self._max_members = max_members
+        self._per_subnet = per_subnet
+        self._of_subnet: Counter[str] = Counter()
+        self._dropped: list[NodeId] = []  # made room; the store still has them
         self._members: dict[NodeId, Member] = {}  # the longest unseen first
 
-    def renew(self, report: NodeReport, now_s: float) -> tuple[Member, bool]:
+    def renew(self, report: NodeReport, now_s: float, subnet: str = "") -> tuple[Member, bool]:
         """Registers a node or renews its lease (heartbeat liveness).
 
         Returns:
             The member, and whether it joined (is new, or was gone) with this call.
 
         Raises:
-            Unavailable: the table is full of live members.
+            Unavailable: the table, or the subnet's part of it, is full of live members.
         """
         known = self._members.get(report.node_id)
         has_joined = known is None or not known.is_live(now_s)
         if known is None:
-            self._make_room(now_s)
+            self._make_room(now_s, subnet)
         member = Member(
             report=report,
             joined_s=now_s if known is None or has_joined else known.joined_s,
             last_seen_s=now_s,
             expires_s=now_s + self.lease_s,
+            subnet=subnet,
         )
         self._put(member)
         return member, has_joined
@@ -74,10 +82,12 @@ class Membership:
         return known
 
     def expire(self, now_s: float, keep_s: float) -> list[NodeId]:
-        """Forgets members that were gone for `keep_s` seconds; returns their ids."""
+        """Forgets members that were gone for `keep_s` seconds; returns the ids of all that went since the last time."""
         old = [m.node_id for m in self._members.values() if not m.is_live(now_s) and now_s - m.last_seen_s >= keep_s]
         for node_id in old:
-            del self._members[node_id]
+            self._drop(node_id)
+        old += [node_id for node_id in self._dropped if node_id not in self._members]
+        self._dropped.clear()
         return old
 
     def restore(self, members: list[Member]) -> None:
@@ -99,13 +109,32 @@ class Membership:
         return [member for member in self.all() if member.is_live(now_s)]
 
     def _put(self, member: Member) -> None:
-        self._members.pop(member.node_id, None)
+        self._drop(member.node_id)
         self._members[member.node_id] = member
+        self._of_subnet[member.subnet] += 1
 
-    def _make_room(self, now_s: float) -> None:
-        if len(self._members) < self._max_members:
+    def _drop(self, node_id: NodeId) -> None:
+        member = self._members.pop(node_id, None)
+        if member is not None:
+            self._of_subnet[member.subnet] -= 1
+            if not self._of_subnet[member.subnet]:
+                del self._of_subnet[member.subnet]
+
+    def _make_room(self, now_s: float, subnet: str) -> None:
+        """Drops the longest gone, of this subnet where that is full, or else the newest of the subnet with most."""
+        num_own = self._of_subnet[subnet]
+        is_own_full = bool(subnet) and num_own >= self._per_subnet
+        if not is_own_full and len(self._members) < self._max_members:
             return
-        gone = next((m for m in self._members.values() if not m.is_live(now_s)), None)
-        if gone is None:
-            raise Unavailable(f"the run has {self._max_members} live members; no room for another")
-        del self._members[gone.node_id]
+        gone = (m for m in self._members.values() if not m.is_live(now_s) and (not is_own_full or m.subnet == subnet))
+        dropped = next(gone, None)
+        if dropped is None and is_own_full:
+            raise Unavailable(f"{num_own} live members are of {subnet}; no room for another")
+        if dropped is None:
+            sizes = {name: size for name, size in self._of_subnet.items() if name}
+            most = max(sizes, key=lambda name: sizes[name], default="")
+            if sizes.get(most, 0) <= num_own + 1:
+                raise Unavailable(f"the run has {self._max_members} live members; no room for another")
+            dropped = max((m for m in self._members.values() if m.subnet == most), key=lambda m: m.joined_s)
+        self._drop(dropped.node_id)
+        self._dropped.append(dropped.node_id)

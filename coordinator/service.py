@@ -124,11 +124,13 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")
 
+        subnet = peer_subnet(context.peer())
+
         async def beat() -> Any:
             report = heartbeat_to_report(request, node_id)
             if report is None:
                 raise ConfigError("heartbeat out of bounds")
-            return advice_to_message(await self._core.heartbeat(node_id, report))
+            return advice_to_message(await self._core.heartbeat(node_id, report, subnet))
 
         return await self._in_turn(context, beat)
 
@@ -167,7 +169,9 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         node_id = self._caller(context)
         if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
             raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
-        async with aclosing(self._core.watch_versions(node_id, request.policy_id)) as heads:
+        async with aclosing(
+            self._core.watch_versions(node_id, request.policy_id, peer_subnet(context.peer()))
+        ) as heads:
             async for head in heads:
                 await self._write(context, pb.WatchVersionsResponse(version=version_to_message(head)))
 
