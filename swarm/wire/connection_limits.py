@@ -90,7 +90,9 @@ class ConnectionLimiter:
         self._open: dict[PeerKey, Connection] = {}  # at the last look; replaced, never changed
         self._cut: Counter[str] = Counter()  # by reason, since the last report
         self._reported_s = 0.0
-        self._is_stopped = threading.Event()
+        self._condemned: deque[PeerKey] = deque()  # from the event loop to the thread
+        self._is_called = threading.Event()
+        self._is_stopped = False
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> None:
@@ -103,7 +105,8 @@ class ConnectionLimiter:
 
     def stop(self) -> None:
         """Ends the thread (blocking)."""
-        self._is_stopped.set()
+        self._is_stopped = True
+        self._is_called.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -117,13 +120,14 @@ class ConnectionLimiter:
         return self._thread is None or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
-        """Ends a connection at once; one that no look saw yet goes on."""
-        connection = self._open.get(peer_key(peer))
-        if connection is not None:
-            _shut_down(connection)
+        """Ends a connection at once, or as soon as the thread has found it."""
+        self._condemned.append(peer_key(peer))
+        self._is_called.set()
 
     def _run(self) -> None:
-        while not self._is_stopped.wait(_EVERY_S_OF_MANY if len(self._open) > _MANY else _EVERY_S):
+        while not self._is_stopped:
+            self._is_called.wait(_EVERY_S_OF_MANY if len(self._open) > _MANY else _EVERY_S)
+            self._is_called.clear()
             self.look()
 
     def look(self) -> int:
@@ -132,6 +136,10 @@ class ConnectionLimiter:
         connections = self._find(now_s)
         self._take_proofs(connections)
         excess = find_excess(connections, self._bounds, self._known, now_s)
+        while self._condemned:
+            connection = self._open.get(self._condemned.popleft())
+            if connection is not None:
+                excess.append((connection, "called on after refusals"))
         for connection, reason in excess:
             _shut_down(connection)
             self._cut[reason] += 1
