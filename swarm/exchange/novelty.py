@@ -55,6 +55,19 @@ AnswerKey = bytes  # of a task and the text of one answer to it
 
 def answer_keys(group: RolloutGroup) -> list[AnswerKey]:
     """[G] keys of a group's answers: equal for equal texts that answer the same task."""
+    kept = _keys_of.get(id(group))
+    if kept is not None and kept[0] is group:
+        return kept[1]
+    keys = _hash_answers(group)
+    _keys_of[id(group)] = group, keys
+    return keys
+
+
+# Of the groups judged just now: admission asks four times for each, at 20 us.
+_keys_of: Final = BoundedTable[int, tuple[RolloutGroup, list[AnswerKey]]](64)
+
+
+def _hash_answers(group: RolloutGroup) -> list[AnswerKey]:
     task = hashlib.blake2b(struct.pack("<Q", group.task_id) + group.env.encode(), digest_size=_KEY_BYTES)
     keys: list[AnswerKey] = []
     for rollout in group.rollouts:
