@@ -30,7 +30,7 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.wire.adverts import open_advert, seal_advert
+from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
 from swarm.wire.envelopes import open_group, seal_group, sealed_from_bytes
 from swarm.wire.reports import advice_from_message, advice_to_message, heartbeat_to_report, report_to_heartbeat
 from swarm.wire.rollout_groups import group_to_body
@@ -215,9 +215,9 @@ def test_group_or_advert_of_another_cannot_be_sealed():
         seal_advert(ADVERT, Identity.create())
 
 
-def test_advert_over_512_bytes_is_an_error_of_ours():
-    with pytest.raises(TooLarge, match="exceeds 512"):
-        seal_advert(replace(ADVERT, endpoints=tuple(f"{'host' * 20}{i}:4001" for i in range(4))), IDENTITY)
+def test_advert_over_its_bound_is_an_error_of_ours():
+    with pytest.raises(TooLarge, match=f"exceeds {MAX_ADVERT_BYTES}"):
+        seal_advert(replace(ADVERT, endpoints=tuple(f"{'host' * 24}{i}:4001" for i in range(4))), IDENTITY)
 
 
 @pytest.mark.parametrize(("now_s", "is_valid"), [(789.0, False), (790.0, True), (1089.9, True), (1090.0, False)])
