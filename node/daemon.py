@@ -50,7 +50,7 @@ from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
 from swarm.wire.held_manifest import load_held, with_held
-from swarm.wire.run_manifest import SignedManifest, check_expiry, write_toml
+from swarm.wire.run_manifest import SignedManifest, write_toml
 
 if TYPE_CHECKING:
     from swarm.peers.coordinator_client import GrpcCoordinatorClient
@@ -119,8 +119,8 @@ class Daemon(Service):
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))
         if held is not None:
-            check_expiry(held.manifest, self.clock.now_s())
-            self._refresh = ManifestRefresh(config, identity, held, self.clock, self._on_manifest)
+            self._refresh = ManifestRefresh(config, identity, held, self.clock)
+            config = self.config = with_held(config, await self._refresh.begin())
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -145,6 +145,8 @@ class Daemon(Service):
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
+        if self._refresh is not None:
+            self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
 

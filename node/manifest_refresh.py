@@ -4,6 +4,7 @@ Invariant: only a manifest that may follow the newest one seen is kept; a coordi
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from swarm.wire.run_manifest import WARN_BEFORE_S, SignedManifest, check_expiry,
 logger = logging.getLogger(__name__)
 
 REFRESH_EVERY_S: Final = 300.0
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0  # of one address
+_BEGIN_TIMEOUT_S: Final = 20.0  # a coordinator that is away holds no start up for longer
 _FOLLOWED: Final = ("serial", "expires_at_s", "next_key", "entry")  # what a running node takes over
 
 
@@ -30,7 +32,9 @@ class ManifestRefresh:
     """Keeps a node's manifest the newest one.
 
     Example:
-        refresh = ManifestRefresh(config, identity, held, clock, on_change)
+        refresh = ManifestRefresh(config, identity, held, clock)
+        held = await refresh.begin()
+        refresh.on_change = follow
         tasks.create_task(refresh.keep())
     """
 
@@ -40,23 +44,39 @@ class ManifestRefresh:
         identity: Identity,
         held: SignedManifest,
         clock: Clock,
-        on_change: Callable[[SignedManifest], None],
+        on_change: Callable[[SignedManifest], None] = lambda signed: None,
     ) -> None:
         """`on_change`: called with each newer manifest."""
-        self._config, self._identity, self._clock, self._on_change = config, identity, clock, on_change
+        self._config, self._identity, self._clock, self.on_change = config, identity, clock, on_change
         self.held = held
+
+    async def begin(self) -> SignedManifest:
+        """The manifest to start with: a newer one where the coordinator serves it, since a node that was off, or was
+        refused for the list that it holds, would else never see the list of now.
+
+        Raises:
+            ConfigError: what is held has expired, and no newer one is there.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BEGIN_TIMEOUT_S):
+                await self._try_refresh()
+        check_expiry(self.held.manifest, self._clock.now_s())
+        return self.held
 
     async def keep(self) -> None:
         """Looks for a newer manifest at once, and every few minutes from then on."""
         while True:
-            try:
-                await self.refresh()
-            except Unauthenticated as error:
-                logger.warning("the coordinator's manifest was refused", extra={"error": str(error)})
-            except SwarmError as error:
-                logger.info("manifest not refreshed", extra={"error": str(error)})
+            await self._try_refresh()
             self._warn()
             await asyncio.sleep(REFRESH_EVERY_S * random.uniform(0.8, 1.2))
+
+    async def _try_refresh(self) -> None:
+        try:
+            await self.refresh()
+        except Unauthenticated as error:
+            logger.warning("the coordinator's manifest was refused", extra={"error": str(error)})
+        except SwarmError as error:
+            logger.info("manifest not refreshed", extra={"error": str(error)})
 
     async def refresh(self) -> bool:
         """Fetches the manifest; True where it is newer, and was kept.
@@ -78,7 +98,7 @@ class ManifestRefresh:
         ]
         await asyncio.to_thread(save_held, self._config.dir, new)
         self.held = new
-        self._on_change(new)
+        self.on_change(new)
         logger.info(
             "the run has a newer manifest",
             extra={"serial": new.manifest.serial, "key": short(new.key), "not_followed": changed},

@@ -19,6 +19,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.daemon import CoordinatorDaemon
 from coordinator.manifest_signing import rotate_key, sign_next
 from node import manifest_refresh
+from node.daemon import Daemon
 from node.join import join_swarm
 from node.manifest_refresh import ManifestRefresh
 from swarm.clock import ManualClock, SystemClock
@@ -33,6 +34,7 @@ from swarm.config import (
 )
 from swarm.errors import ConfigError, StorageFull, Unauthenticated
 from swarm.identity import DOMAIN_MANIFEST, Identity
+from swarm.process import load_or_create_identity
 from swarm.wire import held_manifest
 from swarm.wire.credentials import DAY_S
 from swarm.wire.held_manifest import HELD, load_held, with_held
@@ -278,3 +280,35 @@ def test_a_damaged_manifest_stops_with_a_sentence(tmp_path: Path, text: str) -> 
     (tmp_path / HELD).write_text(text)
     with pytest.raises(ConfigError, match=f"{HELD}: damaged"):
         load_held(tmp_path, RUN)
+
+
+# --- a start after a while -------------------------------------------------------------------------
+
+
+async def test_a_node_that_was_listed_meanwhile_starts_though_it_holds_the_list_of_before(tmp_path: Path) -> None:
+    """It was told to ask the operator to list it; the operator did, and the same command must work now."""
+    newcomer = load_or_create_identity(tmp_path / "node" / "identity.key")
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
+    with pytest.raises(ConfigError, match="ask its operator to list"):  # nobody answers: what is held counts
+        await Daemon(config).__aenter__()
+    async with coordinator(config_in(tmp_path / "run", newcomer)), Daemon(config) as node:
+        assert node.entry.is_member(newcomer.node_id)
+
+
+async def test_a_node_that_was_off_past_the_end_of_its_manifest_starts_with_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = load_or_create_identity(tmp_path / "node" / "identity.key")
+    config_of_run = config_in(tmp_path / "run", member, manifest_days=1.0)
+    async with coordinator(config_of_run) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
+    later = ManualClock(SystemClock().now_s() + 2 * DAY_S)
+    monkeypatch.setattr("coordinator.daemon.SystemClock", lambda: later)
+    monkeypatch.setattr("node.daemon.SystemClock", lambda: later)
+    with pytest.raises(ConfigError, match="days ago"):
+        await Daemon(config).__aenter__()
+    async with coordinator(config_of_run), Daemon(config) as node:
+        assert node.entry.is_member(member.node_id)
