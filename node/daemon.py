@@ -129,9 +129,9 @@ class Daemon(Service):
         self.config = config = config.model_copy(update={"exchange": exchange})
         logger.info("whose groups count in full", extra={"who": "everybody" if config.is_private else "members"})
         self.agent = await self._build_agent(identity)
-        await self.agent.restore()
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.admits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
+        await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
         self.transport = GrpcTransport(
             identity,
             config.run_id,

@@ -33,10 +33,12 @@ from swarm.config import (
     load_config,
 )
 from swarm.errors import ConfigError, StorageFull, Unauthenticated
+from swarm.exchange.agent import Agent
 from swarm.identity import DOMAIN_MANIFEST, Identity
+from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.process import load_or_create_identity
 from swarm.wire import held_manifest
-from swarm.wire.credentials import DAY_S
+from swarm.wire.credentials import DAY_S, Credential, seal_invitation
 from swarm.wire.held_manifest import HELD, load_held, with_held
 from swarm.wire.join_link import JoinLink
 from swarm.wire.run_manifest import (
@@ -312,3 +314,34 @@ async def test_a_node_that_was_off_past_the_end_of_its_manifest_starts_with_the_
         await Daemon(config).__aenter__()
     async with coordinator(config_of_run), Daemon(config) as node:
         assert node.entry.is_member(member.node_id)
+
+
+async def test_who_was_invited_is_known_before_the_groups_that_wait_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, after a restart, waiting groups of invited nodes would be a newcomer's."""
+    guest, directory = Identity.create(), tmp_path / "node"
+    given = seal_invitation(MEMBER, RUN, guest.node_id, SystemClock().now_s() + DAY_S)
+    member = load_or_create_identity(directory / "identity.key").node_id
+    changes: dict[str, Any] = {
+        "dir": directory,
+        "run_id": RUN,
+        "directory": DirectoryConfig(kind="none"),
+        "entry": EntryConfig(kind="invited", members=(MEMBER.node_id, member)),
+    }
+    credential = Credential(invitation=given).to_bytes().hex()
+    known: dict[str, object] = {
+        "node_id": guest.node_id,
+        "endpoint": "127.0.0.1:7",
+        "since_s": 5.0,
+        "credential": credential,
+    }
+    save_known_peers(directory / KNOWN_PEERS, [known])
+    is_known: list[bool] = []
+
+    async def restore(agent: Agent) -> None:
+        is_known.append(agent.parties.is_established(guest.node_id))
+
+    monkeypatch.setattr(Agent, "restore", restore)
+    async with Daemon(config_in(tmp_path / "run").node.model_copy(update=changes)):
+        assert is_known == [True]
