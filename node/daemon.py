@@ -154,6 +154,7 @@ class Daemon(Service):
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
         config = self.config = with_held(self.config, signed)
         self.entry.update(config.entry, signed.key)
+        self.agent.parties.entry = None if config.is_private else self.entry  # listing members ends a private run
         self._credential.look_again()
         if self.coordinator is not None:
             self.coordinator.follow_key(signed.key)

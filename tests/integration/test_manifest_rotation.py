@@ -345,3 +345,22 @@ async def test_who_was_invited_is_known_before_the_groups_that_wait_are_counted(
     monkeypatch.setattr(Agent, "restore", restore)
     async with Daemon(config_in(tmp_path / "run").node.model_copy(update=changes)):
         assert is_known == [True]
+
+
+async def test_a_run_that_lists_members_now_is_private_no_more(tmp_path: Path) -> None:
+    """Its nodes count strangers as newcomers from then on, without a restart."""
+    load_or_create_identity(tmp_path / "node" / "identity.key")
+    run = config_in(tmp_path / "run")
+    before, after = (
+        run.node.model_copy(update={"entry": entry})
+        for entry in (EntryConfig(), EntryConfig(members=(MEMBER.node_id,)))
+    )
+    async with coordinator(run.model_copy(update={"node": before})) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    async with Daemon(load_config(NodeConfig, tmp_path / "node" / "node.toml")) as node:
+        assert node.agent.parties.is_established(NEWCOMER.node_id)
+        async with coordinator(run.model_copy(update={"node": after})):
+            assert node._refresh is not None  # pyright: ignore[reportPrivateUsage]
+            assert await node._refresh.refresh()  # pyright: ignore[reportPrivateUsage]
+        assert not node.agent.parties.is_established(NEWCOMER.node_id)
+        assert node.agent.parties.is_established(MEMBER.node_id)
