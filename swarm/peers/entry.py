@@ -24,9 +24,15 @@ from swarm.wire.credentials import (
 
 MAX_REMEMBERED: Final = 16_384  # nodes whose credential was good
 MAX_GUESTS: Final = 256  # of one member, at a time; the coordinator may invite any number
-MAX_REFUSED: Final = 4_096  # credentials that were not, by digest
+MAX_REFUSED: Final = 4_096  # credentials that never will be, by digest
 WORK_CHECKS_PER_S: Final = 20.0  # 2 ms each: 4 % of one core at most
 INVITATION_CHECKS_PER_S: Final = 200.0  # 0.1 ms each
+
+
+@dataclass(frozen=True, slots=True)
+class _NotGood:
+    reason: str
+    is_final: bool = True  # False: at another time it may be good, or this clock be right
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,24 +170,28 @@ class EntryRule:
                 if is_needed:
                     raise
                 return ""  # it is looked at again the next time
-            if not isinstance(found, str):
+            if not isinstance(found, _NotGood):
                 self._admitted[node_id] = _Admitted(mark, *found)
                 return ""
-            reason = self._refused[mark] = found
+            reason = found.reason
+            if found.is_final:
+                self._refused[mark] = reason
         return reason if is_needed else ""
 
-    def _check(self, node_id: NodeId, shown: Credential | None, checks: _Checks) -> tuple[float, NodeId | None] | str:
+    def _check(
+        self, node_id: NodeId, shown: Credential | None, checks: _Checks
+    ) -> tuple[float, NodeId | None] | _NotGood:
         """Until when a credential is good, and who vouches; or why it is not."""
         now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         if shown is None:
-            return f"the credential is malformed; {_fix(node_id)}"
-        reason = f"run {self._run_id} admits invited nodes only; {_fix(node_id)}"
+            return _NotGood(f"the credential is malformed; {_fix(node_id)}")
+        is_final, reason = True, f"run {self._run_id} admits invited nodes only; {_fix(node_id)}"
         if shown.invitation is not None:
             given, voucher = shown.invitation, shown.invitation.voucher
             if not self._may_invite(voucher):
                 reason = f"{short(voucher)}, who signed the invitation, is no member; {_fix(node_id)}"
             elif given.expires_at_s <= now_s:
-                reason = f"the invitation has expired; {_fix(node_id)}"
+                is_final, reason = False, f"the invitation has expired; {_fix(node_id)}"
             elif not checks.invitations.try_take(monotonic_s):
                 raise Unavailable("too many strangers show invitations; try again later")
             elif not fits_invitation(given, self._run_id, node_id):
@@ -191,15 +201,18 @@ class EntryRule:
             elif shown.work is None:
                 raise Unavailable(f"{short(voucher)} answers for {MAX_GUESTS} nodes now, the most; {_fix(node_id)}")
         if self.config.kind != "work":
-            return reason
+            return _NotGood(reason, is_final)
         if shown.work is None:
-            return f"run {self._run_id} asks for a proof of work: join it again, the node makes one"
+            reason = f"run {self._run_id} asks for a proof of work: join it again, the node makes one"
+            return _NotGood(reason, is_final)
         if not is_current(shown.work, now_s):
-            return "the proof of work is of another month: start the node again, it makes a new one"
+            reason = "the proof of work is of another month: start the node again, it makes a new one"
+            return _NotGood(reason, is_final=False)
         if not checks.work.try_take(monotonic_s):
             raise Unavailable("too many strangers show proofs of work; try again later")
         if not fits_work(shown.work, self._run_id, node_id, self.config.work_bits):
-            return "the proof of work is not for this node and run: delete its work.json, and start it again"
+            reason = "the proof of work is not for this node and run: delete its work.json, and start it again"
+            return _NotGood(reason, is_final)
         return work_ends_s(shown.work), None
 
     def _has_place(self, voucher: NodeId, node_id: NodeId, until_s: float) -> bool:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
-from entry_credentials import MEMBER, OPERATOR, RUN, STRANGER, invitation, rule_of, work, wrong_work
+from entry_credentials import BITS, MEMBER, OPERATOR, RUN, STRANGER, invitation, rule_of, work, wrong_work
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import EntryConfig, ExchangeConfig
@@ -269,3 +269,15 @@ def test_a_flood_of_strangers_costs_a_bounded_number_of_checks(monkeypatch: pyte
     assert rule.admits(STRANGER.node_id, data)
     with pytest.raises(Unauthenticated, match="not for this node"):
         rule.require("f" * 64, data)
+
+
+@pytest.mark.parametrize(("credential", "wrong_by_s"), [("invitation", 2 * DAY_S), ("work", -60 * DAY_S)])
+def test_a_clock_that_was_wrong_shuts_nobody_out_for_good(credential: str, wrong_by_s: float) -> None:
+    """What was refused for its date only is looked at again once the clock is right."""
+    shown = invitation(STRANGER) if credential == "invitation" else work(STRANGER)
+    clock = ManualClock(SystemClock().now_s() + wrong_by_s)
+    config = EntryConfig(kind="work", members=(MEMBER.node_id,), work_bits=BITS)
+    rule = EntryRule(config, RUN, clock, OPERATOR.node_id)
+    assert not rule.admits(STRANGER.node_id, shown)
+    clock._start_s -= wrong_by_s  # pyright: ignore[reportPrivateUsage]
+    assert rule.admits(STRANGER.node_id, shown)
