@@ -47,7 +47,7 @@ class GenerationCapacity:
         too old, less a share for the own generator.
         """
         if self._config.replay.barrier:
-            waiting = self._replay.num_for_draws + self._num_running
+            waiting = self._replay.num_for_draws + self._replay.num_turned_away + self._num_running
             return 0 if self._journal.comes_first else max(0, self._config.replay.local_groups - waiting)
         capacity = self._replay.capacity(self._peers.own_head.step, running=self._num_running)
         if Role.GENERATOR not in self._config.roles:

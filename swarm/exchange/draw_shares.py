@@ -16,8 +16,9 @@ What follows, and is meant so:
 - A trainer without a generator of its own, whose followers are all newcomers, waits: a step of newcomers' groups alone
   would be theirs. Its log says which key of the configuration lists them. Newcomers beside members fill an eighth.
 - Followers that are established but slow do not stop a trainer. One that delivers is held to its share as long as
-  others may still bring theirs; once so many groups wait that nobody gets credit any more, the step is made of what the
-  shares allow, and of one group at least. That one may exceed the share where a step has fewer than eight places.
+  others may still bring theirs; once so many groups came that nobody gets credit any more (those that found no place
+  here count, too), the step is made of what the shares allow, and of one group at least. That one may exceed the share
+  where a step has fewer than eight places.
 - n counts who takes part, not who is listed: with seven of eight members away the eighth fills its neighbour's step
   after at most a window of places.
 

@@ -45,6 +45,7 @@ class ReplayBuffer:
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
         self._zero_variance_digests: list[Digest] = []  # used up since the last draw
+        self._turned_away = Counter[NodeId]()  # groups of followers that found no place here, since there was new room
         self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
 
     # --- filling -------------------------------------------------------------------------------
@@ -101,8 +102,14 @@ class ReplayBuffer:
         return num_in(self._held.new_external)
 
     def num_waiting(self, follower: NodeId) -> int:
-        """Groups of the own lineage held that another node made."""
-        return self._held.num_of_follower(follower)
+        """Groups of the own lineage that another node made: those held, and those that took up its room in vain."""
+        return self._held.num_of_follower(follower) + self._turned_away[follower]
+
+    @property
+    def num_turned_away(self) -> int:
+        """Groups of followers that were not kept since the last draw. They count against capacity until the next one:
+        else a follower that nothing can be used of would be given credit for ever, and no draw would be made."""
+        return self._turned_away.total()
 
     @property
     def num_groups(self) -> int:
@@ -203,9 +210,17 @@ class ReplayBuffer:
 
     @property
     def _is_at_capacity(self) -> bool:
-        """Whether so many local groups wait that nobody gets credit for more."""
-        most = min(self._usable(self._config.max_age_steps), self._config.max_groups)
-        return len(self._held.local) >= most or self._held.num_bytes >= NEARLY_FULL * self._max_bytes
+        """Whether so many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
+        if self._held.num_bytes >= NEARLY_FULL * self._max_bytes:
+            return True
+        if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
+            return True
+        return len(self._held.local) + self.num_turned_away >= self._most_local
+
+    @property
+    def _most_local(self) -> int:
+        """Local groups that may wait by the age bound of this moment."""
+        return min(self._usable(self._max_age_steps), self._config.max_groups)
 
     def _choose_external(
         self, step: int, source_weights: Mapping[NodeId, float], places: DrawPlaces
@@ -238,6 +253,7 @@ class ReplayBuffer:
             groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses, is_established=is_established))
             if entry.uses >= self._config.max_reuse:
                 self._held.remove(entry)
+        self._turned_away.clear()
         zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
         places, self._places = tuple(self._places), []
         return Draw(
@@ -266,8 +282,7 @@ class ReplayBuffer:
         waiting = sum(
             entry.oldest_step >= oldest_step and entry.first_seen_s >= oldest_s for entry in self._held.local.values()
         )
-        usable = min(self._usable(self._max_age_steps), self._config.max_groups)
-        return max(0, usable - waiting - running)
+        return max(0, self._most_local - waiting - self.num_turned_away - running)
 
     def _usable(self, max_age_steps: int) -> int:
         """Local groups that the draws within that age can use up."""
@@ -333,10 +348,12 @@ class ReplayBuffer:
             return False
         if self._shares.are_bounded and self._held.has_enough_of_task(entry):
             self.num_dropped["same_task"] += 1
+            self._turn_away(entry)
             return False
         self._held.hold(entry)
         if self._is_main_source(entry):
             self._drop(next(iter(self._held.followers[entry.source].values())), "surplus")
+            self._turn_away(entry)
         most = self._usable(self._config.max_age_steps)
         while num_in(self._held.followers) > most:
             self._drop(oldest_of_fullest(self._held.followers), "surplus")
@@ -352,9 +369,16 @@ class ReplayBuffer:
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)
 
+    def _turn_away(self, entry: ReplayEntry) -> None:
+        """Counts a group that took up a follower's room in vain; newcomers' groups make no draw possible anyway."""
+        if self._shares.are_bounded and entry.is_own_policy and not entry.is_newcomer:
+            self._turned_away[entry.source] += 1
+
     def _drop(self, entry: ReplayEntry, reason: str) -> None:
         self._held.remove(entry)
         self.num_dropped[reason] += 1
+        if reason != "surplus":
+            self._turned_away.clear()  # there is room again, also of its task
 
     @property
     def fill(self) -> float:

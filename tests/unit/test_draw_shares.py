@@ -154,3 +154,63 @@ def test_the_local_ones_of_an_own_generator_are_no_places_of_others() -> None:
     draw = bench.draw()
     assert draw is not None and [place.producer for place in draw.places] == [ADA, ADA]
     assert len(draw.groups) == 6
+
+
+# --- a trainer without a generator stands still only where nobody may bring more ----------------
+
+
+def num_draws(bench: Bench, *, turns: int = 300, until_alone: int = 20, num_tasks: int = 0) -> int:
+    """Draws of so many turns: two members bring what they have credit for, and then only the first of them."""
+    config, buffer, count = bench.config, bench.buffer, 0
+    for turn in range(turns):
+        capacity = buffer.capacity(0, running=0)
+        if config.barrier:
+            capacity = max(0, config.local_groups - buffer.num_for_draws - buffer.num_turned_away)
+        for number in range(capacity):
+            producer = BELL if number % 2 and turn < until_alone else ADA
+            task_id = 1 + (7 * turn + number // 2) % num_tasks if num_tasks else 0
+            bench.add(producer, follows=True, task_id=task_id)
+        count += bench.draw() is not None
+    return count
+
+
+@pytest.mark.parametrize("tightened", [None, 0, 1, 2])
+def test_a_tightened_age_bound_stops_no_trainer_whose_member_left(tightened: int | None) -> None:
+    bench = Bench(local_groups=4, external_groups=4)
+    bench.buffer.limit_age(tightened)
+    assert num_draws(bench) > 290
+
+
+@pytest.mark.parametrize("max_age_steps", [0, 4])
+def test_rounds_go_on_when_a_member_leaves(max_age_steps: int) -> None:
+    bench = Bench(local_groups=4, external_groups=0, barrier=True, max_age_steps=max_age_steps)
+    assert num_draws(bench) > 290
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("until_alone", [20, 300])
+@pytest.mark.parametrize("num_tasks", [1, 3, 5])
+def test_a_run_of_few_tasks_goes_on(num_tasks: int, until_alone: int, barrier: bool) -> None:
+    bench = Bench(local_groups=4, external_groups=4, barrier=barrier)
+    assert num_draws(bench, num_tasks=num_tasks, until_alone=until_alone) > 140
+
+
+def test_what_finds_no_place_takes_up_its_followers_room_until_the_next_draw() -> None:
+    bench = Bench(local_groups=4, external_groups=0, max_age_steps=3)
+    before = bench.buffer.capacity(0, running=0)
+    bench.add(ADA, 8, follows=True, task_id=7)
+    assert bench.buffer.num_waiting(ADA) == 8 and bench.buffer.num_local == 2
+    assert bench.buffer.capacity(0, running=0) == before - 8
+    bench.add(BELL, 7, follows=True)
+    assert bench.draw() is None, "Bell may bring one more"
+    bench.add(BELL, 1, follows=True)
+    assert bench.draw() is not None
+    assert bench.buffer.num_turned_away == 0
+
+
+def test_a_follower_that_sends_more_than_its_half_stops_nobody() -> None:
+    bench = Bench(local_groups=4, external_groups=0, max_age_steps=3)
+    bench.add(BELL, 1, follows=True)
+    bench.add(ADA, 15, follows=True)
+    assert bench.buffer.num_local == 9 and bench.buffer.capacity(0, running=0) == 0
+    assert bench.draw() is not None
