@@ -138,7 +138,7 @@ class Agent:
         streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server)
 
         # what comes in: our own groups, and those of peers
-        novelty = self.novelty = Novelty(replay.discard)
+        novelty = self.novelty = Novelty(lambda digest: replay.discard(digest, "copied"))
         self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower, novelty)
         if environments is None:
             environments = frozenset(env.name for env in config.environments)

@@ -126,11 +126,12 @@ class ReplayBuffer:
         """Groups of other lineages held."""
         return len(self._held.all) - len(self._held.local)
 
-    def discard(self, digest: Digest) -> None:
-        """Drops a group that turned out to be a copy, or a killer; nothing where it is not held."""
+    def discard(self, digest: Digest, reason: str) -> None:
+        """Drops a group that turned out to be a copy, or a killer, as `num_dropped` counts it; nothing where it is not
+        held."""
         entry = self._held.all.get(digest)
         if entry is not None:
-            self._drop(entry, "copied")
+            self._drop(entry, reason)
 
     # --- drawing -------------------------------------------------------------------------------
 

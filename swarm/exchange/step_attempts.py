@@ -135,7 +135,7 @@ class StepAttempts:
         sealed = await self._store.get(digest)
         producer = "" if sealed is None else sealed.producer
         await write(lambda: self._store.give_up(step, digest))
-        self._replay.discard(digest)
+        self._replay.discard(digest, "given_up")
         if producer and producer != self._context.node_id:
             self._reputation.record_given_up(producer)
         extra = {"draw": step, "digest": short(digest), "producer": short(producer)}

@@ -236,7 +236,7 @@ class Attacked:
     def __init__(self) -> None:
         context = make_context(identity=OURS)
         self.replay = ReplayBuffer(context.config.replay, OURS.node_id, 0, context.clock)
-        self.novelty = Novelty(self.replay.discard)
+        self.novelty = Novelty(lambda digest: self.replay.discard(digest, "copied"))
         self.admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), novelty=self.novelty)
 
     async def offer(self, group: RolloutGroup) -> ScoredGroup | Refused:
@@ -321,6 +321,7 @@ async def test_a_copy_that_was_faster_leaves_the_buffer_when_the_committed_origi
     assert isinstance(copy, ScoredGroup) and node.replay.digests == {copy.digest}
     genuine = await node.offer(original)
     assert isinstance(genuine, ScoredGroup) and node.replay.digests == {genuine.digest}
+    assert node.replay.num_dropped == {"copied": 1}
 
 
 async def test_nobody_can_sign_the_bytes_of_another() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig
+from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.events import DrawsAbandoned, Event, GroupGivenUp, events_of
 from swarm.exchange import step_attempts
 from swarm.exchange.agent import Agent
@@ -89,6 +89,7 @@ class Node:
             dir=path,
             learner=LearnerConfig(num_steps=num_steps),
             evaluation=EvaluationConfig(every_steps=0),
+            replay=ReplayConfig(max_reuse=2),  # so that a restart finds them in the buffer
         )
 
     async def open(self) -> SqliteGroupStore:
@@ -153,6 +154,7 @@ async def test_only_the_group_that_kills_is_given_up_and_its_producer_charged(
     assert await node.live()
     assert node.learner.learned == [frozenset(node.digests) - {*killer}]
     assert node.given_up == [(node.digests[2].hex(), PEER.node_id)]
+    assert node.agent.replay.num_dropped == {"given_up": 1}
     assert node.agent.reputation.score(PEER.node_id) < 0 == node.agent.reputation.score(OTHER.node_id)
     assert "a group ended the process alone and is given up" in caplog.text
     assert not events_of(DrawsAbandoned, node.events)
