@@ -158,7 +158,7 @@ class Agent:
         )
         learns = follower is None
         self.ingest = GroupIngest(
-            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, learns
+            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, learns
         )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
@@ -189,6 +189,8 @@ class Agent:
         for scored in groups:
             if scored.is_made_here:
                 self.novelty.measure_own(scored.group)
+            elif scored.is_own_policy(self.node_id) and self.parties.is_established(scored.group.producer):
+                self.novelty.measure_follower(scored.group, self.parties.party_of(scored.group.producer))
             self.novelty.record(scored.group, scored.digest, self.novelty.order(scored.group))
             if not scored.is_made_here:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart

@@ -13,6 +13,7 @@ from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
 from swarm.exchange.draw_shares import SHARE
 from swarm.exchange.group_stream import GroupStreams
+from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
@@ -94,6 +95,7 @@ class GroupIngest:
     _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
     _streams: GroupStreams  # hands them on to peers
+    _novelty: Novelty  # learns from them what answers of our own policy are worth
     _learns: bool  # False on a node that follows the versions of another one: nothing here uses up groups
 
     def __post_init__(self) -> None:
@@ -159,6 +161,8 @@ class GroupIngest:
         if scored.is_own_policy(self._context.node_id):
             # after it was added: room that it takes up is not given away
             self._arrived(scored.group.producer, is_admitted=True)
+            if self._parties.is_established(scored.group.producer):
+                self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))
         elif via in self._credit_ledger.followers:
             self._strayed_s[via] = self._context.clock.monotonic_s()
         self._context.emit(GroupAdmitted.of(scored, via, self._context.clock.now_s()))

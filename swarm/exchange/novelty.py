@@ -15,6 +15,8 @@ the tiny model's). So an answer counts with its *bits*, and who says how many de
 - A first producer that lies upwards could make honest groups look like copies where it can guess their answers. So
   no answer counts for more than its tokens times the mean bits of a token in this node's *own* groups of the
   environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
+  A trainer that generates nothing has the lower middle of the means of established nodes that follow its versions;
+  without those either, no answer is evidence against anybody but who gave it first.
 - A first producer that lies downwards gives up its own protection. That would allow it to sell its own old content as
   new, so the own content of a producer, like that of one without log-probs, counts with an eighth of what this node's
   own mean says, whatever is claimed: groups of one producer that are equal by chance have few bits.
@@ -33,6 +35,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -46,6 +49,7 @@ MAX_ANSWERS: Final = 2**16  # remembered, whenever they came; the oldest make ro
 MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
 _MAX_NEIGHBOURS: Final = 256
 _UNCLAIMED_SHARE: Final = 1 / 8  # of the bits expected of an answer whose producer's word does not count
+_MEMORY: Final = 0.98  # of the mean bits of a token
 _KEY_BYTES: Final = 16
 _MAX_LATER: Final = 8  # groups remembered that gave an answer after the first
 _DOMAIN: Final = b"swarm.v1.commitment\0"
@@ -96,6 +100,17 @@ def _bits(rollout: Rollout) -> float | None:
     return bits if math.isfinite(bits) else None  # NaN: tokens that the model did not choose
 
 
+def _bits_per_token(group: RolloutGroup) -> float | None:
+    """Mean of the tokens with log-probs; None where there are none."""
+    known = [
+        (bits, rollout.trace.token_ids.size)
+        for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
+        if bits is not None and rollout.trace is not None
+    ]
+    num_tokens = sum(count for _, count in known)
+    return sum(bits for bits, _ in known) / num_tokens if num_tokens else None
+
+
 def _excluded(bits: Sequence[float], num_candidates: int) -> float:
     """Bits by which it is excluded that each answer equals one of so many by chance."""
     return sum(max(0.0, each - math.log2(max(1, num_candidates))) for each in bits)
@@ -133,6 +148,7 @@ class Novelty:
         self._num_of_task: Counter[tuple[str, int]] = Counter()
         self._committed = BoundedTable[NodeId, BoundedTable[Digest, int]](_MAX_NEIGHBOURS)  # order, by neighbour
         self._bits_per_token: dict[str, RunningMean] = {}  # of our own groups, by environment
+        self._bits_of_followers: dict[str, BoundedTable[str, RunningMean]] = {}  # by environment, by party
         self._next = 0
 
     # --- commitments ---------------------------------------------------------------------------
@@ -150,7 +166,7 @@ class Novelty:
         """The place of a group among commitments and arrivals: that of its commitment, or the next one."""
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]
-        return min(orders, default=self._take_number())
+        return min(orders) if orders else self._take_number()
 
     def _take_number(self) -> int:
         self._next += 1
@@ -216,26 +232,35 @@ class Novelty:
 
     def measure_own(self, group: RolloutGroup) -> None:
         """Measures the bits of a token in a group of our own engine."""
-        known = [
-            (bits, rollout.trace.token_ids.size)
-            for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
-            if bits is not None and rollout.trace is not None
-        ]
-        num_tokens = sum(count for _, count in known)
-        if num_tokens:
-            mean = self._bits_per_token.setdefault(group.env, RunningMean(memory=0.98))
-            mean.add(sum(bits for bits, _ in known) / num_tokens)
+        bits = _bits_per_token(group)
+        if bits is not None:
+            self._bits_per_token.setdefault(group.env, RunningMean(memory=_MEMORY)).add(bits)
+
+    def measure_follower(self, group: RolloutGroup, party: str) -> None:
+        """The same of a group that a node of an established party made with our weights."""
+        bits = _bits_per_token(group)
+        if bits is not None:
+            means = self._bits_of_followers.setdefault(group.env, BoundedTable(_MAX_NEIGHBOURS))
+            means.setdefault(party, RunningMean(memory=_MEMORY)).add(bits)
+
+    def _expected_bits(self, env: str) -> float | None:
+        """Bits that a token of our own policy has; None where neither we nor established followers made any."""
+        own = self._bits_per_token.get(env)
+        if own is not None:
+            return own.value
+        means = self._bits_of_followers.get(env)
+        values = [] if means is None else [mean.value for mean in means.values() if mean.value is not None]
+        return median_low(values) if values else None
 
     def _evidence(self, first: _FirstAnswer, *, is_own_content: bool) -> float:
-        mean = self._bits_per_token.get(first.task[0])
-        expected = None if mean is None or mean.value is None else mean.value * first.num_tokens
-        if expected is None:  # nothing was made here: only what its producer says is known
-            bits = first.bits or 0.0
-        elif first.bits is None or is_own_content:
-            bits = expected * _UNCLAIMED_SHARE
-        else:
-            bits = min(first.bits, expected)
-        return max(0.0, bits)
+        bits_per_token = self._expected_bits(first.task[0])
+        if bits_per_token is None:
+            # Only what its producer says is known, which could be anything: nothing but its own counts against it.
+            return max(0.0, first.bits or 0.0) if is_own_content else 0.0
+        expected = bits_per_token * first.num_tokens
+        if first.bits is None or is_own_content:
+            return max(0.0, expected * _UNCLAIMED_SHARE)
+        return max(0.0, min(first.bits, expected))
 
     def _forget(self, key: AnswerKey) -> None:
         known = self._answers.pop(key, None)

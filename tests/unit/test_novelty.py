@@ -203,6 +203,52 @@ def test_whoever_claims_too_many_bits_cannot_make_a_short_answer_its_own() -> No
     assert not node.refused
 
 
+def guessed(rng: random.Random) -> tuple[RolloutGroup, RolloutGroup]:
+    """A stranger's group with one short answer that many give, by its claim of 87 bits, and an honest one with it."""
+    group = with_logprobs(make_group(EVE.node_id, texts=["42", *(rng.randbytes(4).hex() for _ in range(7))]), -30.0)
+    honest = with_logprobs(make_group(BOB.node_id, texts=["42", *(rng.randbytes(4).hex() for _ in range(7))]), -0.7)
+    return group, honest
+
+
+def taken_after_a_guess(node: Node) -> bool:
+    """Whether an honest group is used that contains an answer which a stranger claimed before."""
+    claimed, honest = guessed(random.Random(5))
+    node.take(claimed, b"e" * 32)
+    node.take(honest, b"h" * 32)
+    return b"h" * 32 in node.used
+
+
+@pytest.mark.parametrize("num_followers", [0, 1, 2, 3])
+def test_a_node_that_generates_nothing_takes_no_strangers_word(num_followers: int) -> None:
+    """The lower middle of what followers say: of two or three, one that lies moves nothing."""
+    node = Node()
+    for number in range(num_followers):
+        logprob = -30.0 if number == 2 else -0.7
+        group = with_logprobs(make_group(ALICE.node_id, texts=["7", "8"] * 4), logprob)
+        node.novelty.measure_follower(group, f"party {number}")
+    assert taken_after_a_guess(node)
+
+
+def test_mutation_a_claim_that_counts_in_full_refuses_an_honest_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Novelty, "_evidence", lambda self, first, **_: first.bits)
+    assert not taken_after_a_guess(Node())
+
+
+@pytest.mark.timeout(120)
+def test_with_what_established_followers_say_copies_are_refused() -> None:
+    rng, node = random.Random(1), Node()
+    assert displaced(rng, node), "nothing is known yet"
+    node.novelty.measure_follower(invented(rng), "party")
+    assert sum(displaced(rng, node) for _ in range(200)) == 0
+
+
+def test_an_order_is_a_number_only_where_no_commitment_came() -> None:
+    rng, novelty = random.Random(1), Novelty()
+    group = invented(rng)
+    novelty.commit([commitment_of(group)], ALICE.node_id)
+    assert [novelty.order(group), novelty.order(group), novelty.order(invented(rng))] == [1, 1, 2]
+
+
 def test_whoever_claims_too_few_bits_cannot_sell_its_old_content_again() -> None:
     rng, node = random.Random(3), Node()
     for _ in range(50):
@@ -233,10 +279,12 @@ def test_the_tables_are_bounded() -> None:
 class Attacked:
     """A node's admission, and the groups that its buffer holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, generates: bool = True) -> None:
         context = make_context(identity=OURS)
         self.replay = ReplayBuffer(context.config.replay, OURS.node_id, 0, context.clock)
         self.novelty = Novelty(lambda digest: self.replay.discard(digest, "copied"))
+        if generates:
+            self.novelty.measure_own(invented(random.Random(2)))
         self.admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), novelty=self.novelty)
 
     async def offer(self, group: RolloutGroup) -> ScoredGroup | Refused:
@@ -295,8 +343,8 @@ async def test_mutation_without_novelty_a_copy_counts_as_another_source(
 
 
 async def test_stale_as_fresh_is_refused() -> None:
-    """The same rollouts signed again with a new date and step."""
-    rng, node = random.Random(1), Attacked()
+    """The same rollouts signed again with a new date and step: what a producer claimed counts against itself."""
+    rng, node = random.Random(1), Attacked(generates=False)
     old = mixed(rng)
     assert isinstance(await node.offer(old), ScoredGroup)
     for step in range(1, 20):
@@ -342,6 +390,7 @@ async def test_a_restarted_node_still_knows_the_answers() -> None:
     assert isinstance(await first.admission.admit(seal_group(original, ALICE), ALICE.node_id), ScoredGroup)
     second = make_agent(context, store)
     await second.restore()
+    second.novelty.measure_own(invented(random.Random(2)))
     copy = seal_group(with_right_rewards(of_lineage(copied(original, shuffled, rng))), EVE)
     result = await second.admission.admit(copy, EVE.node_id)
     assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED
