@@ -32,6 +32,7 @@ from swarm.flow import Backoff
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
+from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.entry import EntryRule
@@ -96,10 +97,11 @@ class Daemon(Service):
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
                 tasks.create_task(self._status_loop())
                 tasks.create_task(self._progress_loop())
-                tasks.create_task(self._credential.keep())
+                kept = {"credential": self._credential.keep, "remember": self._remember_loop}
                 if self._refresh is not None:
-                    tasks.create_task(self._refresh.keep())
-                tasks.create_task(self._remember_loop())
+                    kept["manifest"] = self._refresh.keep
+                for name, loop in kept.items():
+                    tasks.create_task(supervise(name, loop, self.agent, rng))
                 await self._run_worker()
         except asyncio.CancelledError:
             await self.agent.journal.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
+from node.credential import OwnCredential
 from node.daemon import Daemon
 from node.status import problems
 from swarm.config import (
@@ -106,3 +107,25 @@ async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path
     async with Daemon(config) as daemon:
         assert daemon.agent.endpoints
         assert not (config.dir / "status.json").exists(), "what the process before said is not what this one does"
+
+
+@pytest.mark.parametrize("name", ["credential", "remember"])
+async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, counted and tried again, as that of any other loop."""
+    calls: list[str] = []
+
+    async def fails(self: object) -> None:
+        calls.append(name)
+        raise RuntimeError("a fault that nobody thought of")
+
+    owner, method = {"credential": (OwnCredential, "keep"), "remember": (Daemon, "_remember_loop")}[name]
+    monkeypatch.setattr(owner, method, fails)
+    async with Daemon(node_config(tmp_path / "node")) as daemon:
+        running = asyncio.create_task(daemon.run())
+        try:
+            await until(lambda: running.done() or len(calls) > 1)
+            assert not running.done(), running
+            assert daemon.agent.num_failures >= 1
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
