@@ -193,8 +193,13 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, data: JsonDict) -> None:
+def write_json(path: Path, data: JsonDict, *, is_durable: bool = False) -> None:
     """Replaces a JSON file atomically, so that a reader never sees half of it.
+
+    Args:
+        path: of the file.
+        data: what it holds from now on.
+        is_durable: waits for the disk, so that a power cut leaves the one file or the other, whole.
 
     Raises:
         StorageFull: the disk refuses; the file that was there stays.
@@ -202,7 +207,11 @@ def write_json(path: Path, data: JsonDict) -> None:
     draft = path.with_suffix(".tmp")
     try:
         draft.write_text(json.dumps(data), encoding="utf-8")
+        if is_durable:
+            sync_path(draft)
         draft.replace(path)
+        if is_durable:
+            sync_path(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

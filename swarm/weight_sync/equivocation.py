@@ -106,7 +106,7 @@ def save_proof(directory: Path, proof: EquivocationProof) -> None:
         for each in proof.manifests
     ]
     try:
-        write_json(directory / FILE, {"policy": proof.policy_id, "manifests": manifests})
+        write_json(directory / FILE, {"policy": proof.policy_id, "manifests": manifests}, is_durable=True)
     except OSError as error:
         logger.error("the proof against a trainer could not be written", extra={"error": str(error)})
 

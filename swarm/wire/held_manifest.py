@@ -22,7 +22,7 @@ def save_held(directory: Path, signed: SignedManifest) -> None:
     texts = {"public_key": signed.public_key.hex(), "signature": signed.signature.hex()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / HELD, {**texts, "manifest": signed.data.decode()})
+        write_json(directory / HELD, {**texts, "manifest": signed.data.decode()}, is_durable=True)
     except OSError as error:
         raise StorageFull(f"{directory / HELD}: cannot be written: {error.strerror}; make room there") from None
 

@@ -254,7 +254,7 @@ async def test_a_full_disk_leaves_the_manifest_as_it_was(tmp_path: Path, monkeyp
     async with coordinator(config_in(tmp_path / "run")) as link:
         await join_swarm(link, tmp_path / "node", [], **QUIET)
 
-    def full(path: Path, data: object) -> None:
+    def full(path: Path, data: object, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with coordinator(config_in(tmp_path / "run", NEWCOMER)) as link:

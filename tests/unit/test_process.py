@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from swarm.config import NodeConfig
 from swarm.errors import ConfigError, StorageFull
+from swarm.identity import Identity
 from swarm.process import (
     EXIT_FORCED,
     Service,
@@ -22,6 +24,10 @@ from swarm.process import (
     run_until_signal,
     write_json,
 )
+from swarm.types import SealedManifest
+from swarm.weight_sync.equivocation import EquivocationProof, save_proof
+from swarm.wire.held_manifest import save_held
+from swarm.wire.run_manifest import manifest_of, sign_manifest
 
 STUBBORN = """
 import asyncio, sys
@@ -161,3 +167,33 @@ def test_a_database_is_moved_aside_with_its_log(tmp_path: Path) -> None:
     aside = move_aside(path, 0.0)
     assert aside.name == "some.sqlite.damaged-19700101-000000"
     assert sorted(each.name.removeprefix(aside.name) for each in tmp_path.iterdir()) == ["", "-shm", "-wal"]
+
+
+@pytest.mark.parametrize("what", ["manifest", "proof", "status"])
+def test_what_must_outlive_a_power_cut_is_on_the_disk_before_it_takes_its_place(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file system may keep the new name and none of the bytes. The status waits for nothing."""
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        done.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    if what == "manifest":
+        signed = sign_manifest(manifest_of(NodeConfig(), "run", "", 1.0), Identity.create())
+        save_held(tmp_path, signed)
+    elif what == "proof":
+        one = SealedManifest(body=b"b", public_key=b"k", signature=b"s")
+        sealed = (one, one)
+        save_proof(tmp_path, EquivocationProof(policy_id="ab" * 32, branch=1, step=1, manifests=sealed))
+    else:
+        write_json(tmp_path / "status.json", {"step": 1})
+    assert done == (["replace"] if what == "status" else ["file", "replace", "folder"])
