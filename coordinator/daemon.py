@@ -104,7 +104,8 @@ class CoordinatorDaemon(Service):
         store = await SqliteCoordinatorStore.open(config.dir / "coordinator.sqlite")
         self._exit.push_async_callback(store.close)
         self.entry = EntryRule(config.node.entry, config.run_id, self.clock, coordinator=identity.node_id)
-        parties = Parties(None if _is_private(config) else self.entry)
+        dialled = await asyncio.to_thread(advertised, config.advertise, config.listen)  # its port may be known later
+        parties = Parties(None if _is_private(config, dialled) else self.entry)
         max_age_steps = config.node.replay.max_age_steps
         self.core = CoordinatorCore(self.clock, store, config.lease_s, max_age_steps, parties=parties)
         await self.core.restore()
@@ -116,7 +117,7 @@ class CoordinatorDaemon(Service):
         self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._start_directory(identity)
-        address = await asyncio.to_thread(advertised, config.advertise, listen)
+        address = config.advertise or f"{dialled.rpartition(':')[0]}:{port}"
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
         dashboard = Dashboard(self.core, config.run_id, lambda: self.link, Telemetry("coordinator"))
         http = await dashboard.start(config.http_listen)
@@ -146,12 +147,17 @@ class CoordinatorDaemon(Service):
         self._bootstrap = directory.visible_maddrs
 
 
-def _is_private(config: CoordinatorConfig) -> bool:
-    """Whether the figures of every node that reaches us are advice for all, as `entry.established` says of groups."""
+def _is_private(config: CoordinatorConfig, address: str) -> bool:
+    """Whether the figures of every node that reaches us are advice for all, as `entry.established` says of groups.
+
+    Args:
+        config: of the coordinator.
+        address: host:port that nodes dial.
+    """
     if config.node.entry.established == "everybody":
         return True
-    host = (config.advertise or config.listen).rpartition(":")[0]
-    return config.node.is_private and is_private_host(host)
+    node = config.node.model_copy(update={"directory": config.directory})
+    return node.is_private and is_private_host(address.rpartition(":")[0])
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:

@@ -27,6 +27,8 @@ from swarm.config import (
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
 from swarm.telemetry.page_server import MAX_REQUEST_BYTES
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 from swarm.version_history import MAX_RECORDED
@@ -433,3 +435,30 @@ async def start_process(directory: Path, listen: str) -> asyncio.subprocess.Proc
             assert process.returncode is None, "the coordinator ended"
             await asyncio.sleep(0.05)
     return process
+
+
+@pytest.mark.parametrize(
+    ("own", "announce", "is_private"),
+    [("192.168.1.5", (), True), ("8.8.8.8", (), False), ("192.168.1.5", ("/dns4/example.org/tcp/7701",), False)],
+)
+async def test_a_coordinator_that_listens_everywhere_is_as_private_as_the_address_in_its_link(
+    tmp_path: Path, own: str, announce: tuple[str, ...], is_private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes judge by that address too: advice from everybody, and groups of everybody in full, belong together."""
+    monkeypatch.setattr("swarm.addresses.own_address", lambda: own)
+    directory = DirectoryConfig(kind="none", announce=announce)
+    judged: list[Parties] = []
+
+    def kept(entry: EntryRule | None) -> Parties:
+        judged.append(Parties(entry))
+        return judged[-1]
+
+    monkeypatch.setattr("coordinator.daemon.Parties", kept)
+    config = config_in(tmp_path, listen="0.0.0.0:0").model_copy(update={"directory": directory})
+    async with CoordinatorDaemon(config) as daemon:
+        address = JoinLink.parse(daemon.link).addresses[0]
+        assert address == f"{own}:{daemon.info['listen'].rpartition(':')[2]}" and not address.endswith(":0")
+    link = CoordinatorLink(address=address, fingerprint=daemon.info["fingerprint"])
+    node = NodeConfig(coordinator=link, directory=DirectoryConfig(bootstrap=announce))
+    assert node.is_private is is_private
+    assert judged[0].is_private is is_private
