@@ -6,36 +6,35 @@ of a connection. Invariant: shares are fair by subnet, then by address, so that 
 those who open many; subnets that proved an identity before have places of their own.
 """
 
+import contextlib
 import functools
 import ipaddress
 import logging
+import math
 import os
-import resource
 import socket
 import stat
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 from swarm.addresses import subnet_of
 from swarm.flow import BoundedTable
+from swarm.open_files import DescriptorPin, open_descriptors
 from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN_SUBNETS: Final = 4096
+MAX_WAITING: Final = 8192  # news from the event loop that the thread has not taken yet; the oldest goes
 _MANY: Final = 32  # connections from which on the sockets are looked at more often
 _EVERY_S: Final = 0.5
 _EVERY_S_OF_MANY: Final = 0.1
 _REPORT_EVERY_S: Final = 10.0
-_OTHER_FILES: Final = 1024  # that a process has open, beside its connections
-_DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 _WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")
 
 PeerKey = tuple[str, int]  # host and port of the other end
@@ -84,13 +83,16 @@ class ConnectionLimiter:
         self._monotonic_s = monotonic_s
         self._local: tuple[str, int] = ("", 0)
         self._sockets: dict[tuple[int, int], Connection | None] = {}  # by descriptor and inode; None: of others
-        self._proofs: deque[tuple[PeerKey, NodeId]] = deque()  # from the event loop to the thread
+        self._proofs: deque[tuple[PeerKey, NodeId]] = deque(maxlen=MAX_WAITING)  # from the event loop to the thread
         self._proven: dict[PeerKey, NodeId] = {}
         self._known = BoundedTable[str, None](MAX_KNOWN_SUBNETS)  # subnets that proved an identity, the last one last
         self._open: dict[PeerKey, Connection] = {}  # at the last look; replaced, never changed
         self._cut: Counter[str] = Counter()  # by reason, since the last report
         self._reported_s = 0.0
-        self._condemned: deque[PeerKey] = deque()  # from the event loop to the thread
+        self._warned_s = -math.inf
+        self._is_blind = True  # the last look failed, or there was none yet
+        self._pin: DescriptorPin | None = None
+        self._condemned: deque[PeerKey] = deque(maxlen=MAX_WAITING)  # from the event loop to the thread
         self._is_called = threading.Event()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -100,6 +102,7 @@ class ConnectionLimiter:
         # A name or a wildcard may stand for several addresses: then the port decides alone.
         plain = _plain_host(host)
         self._local = ("" if plain in _WILDCARD_HOSTS else plain, port)
+        self._pin = DescriptorPin()
         self._thread = threading.Thread(target=self._run, name=f"connections of {port}", daemon=True)
         self._thread.start()
 
@@ -110,14 +113,18 @@ class ConnectionLimiter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._is_blind = True
+        if self._pin is not None:
+            self._pin.close()
+            self._pin = None
 
     def prove(self, peer: str, node_id: NodeId) -> None:
         """Notes that a node proved its identity on this connection. `peer`: as gRPC writes it."""
         self._proofs.append((peer_key(peer), node_id))
 
     def is_open(self, peer: str) -> bool:
-        """Whether the connection was there at the last look; True for all before the first one."""
-        return self._thread is None or peer_key(peer) in self._open
+        """Whether the connection was there at the last look; True for all where that is not known."""
+        return self._is_blind or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
         """Ends a connection at once, or as soon as the thread has found it."""
@@ -128,7 +135,14 @@ class ConnectionLimiter:
         while not self._is_stopped:
             self._is_called.wait(_EVERY_S_OF_MANY if len(self._open) > _MANY else _EVERY_S)
             self._is_called.clear()
-            self.look()
+            try:
+                self.look()
+            except Exception:  # task boundary: without this thread nothing is cut any more
+                self._is_blind = True
+                now_s = self._monotonic_s()
+                if now_s - self._warned_s >= _REPORT_EVERY_S:
+                    self._warned_s = now_s
+                    logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
         """Looks at all sockets once and cuts what is over the bounds; returns how many that were."""
@@ -141,7 +155,7 @@ class ConnectionLimiter:
             if connection is not None:
                 excess.append((connection, "called on after refusals"))
         for connection, reason in excess:
-            _shut_down(connection)
+            self._shut_down(connection)
             self._cut[reason] += 1
         if self._cut and now_s - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = now_s
@@ -151,30 +165,32 @@ class ConnectionLimiter:
 
     def _find(self, now_s: float) -> list[Connection]:
         sockets: dict[tuple[int, int], Connection | None] = {}
-        for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - thousands of them, ten times a second
-            descriptor = int(name)
+        for descriptor in open_descriptors():
             try:
                 status = os.fstat(descriptor)
+                if stat.S_ISSOCK(status.st_mode):
+                    key = (descriptor, status.st_ino)
+                    sockets[key] = self._sockets[key] if key in self._sockets else self._accepted(*key, now_s)
             except OSError:  # closed meanwhile
                 continue
-            if stat.S_ISSOCK(status.st_mode):
-                key = (descriptor, status.st_ino)
-                sockets[key] = self._sockets[key] if key in self._sockets else self._accepted(*key, now_s)
         self._sockets = sockets
         connections = [connection for connection in sockets.values() if connection is not None]
         self._open = {(connection.host, connection.port): connection for connection in connections}
+        self._is_blind = False
         return connections
 
     def _accepted(self, descriptor: int, inode: int, now_s: float) -> Connection | None:
-        """The connection behind a socket that was not seen before, or None for one that our server did not accept."""
-        try:
-            with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-                if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                    return None
-                local, remote = duplicate.getsockname(), duplicate.getpeername()  # a listening socket has no peer
-                inode = os.fstat(duplicate.fileno()).st_ino
-        except OSError:
-            return None
+        """The connection behind a socket that was not seen before, or None for one that our server did not accept.
+        Raises OSError where that cannot be known now."""
+        assert self._pin is not None
+        with self._pin.held(descriptor) as held:
+            if held.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            try:
+                local, remote = held.getsockname(), held.getpeername()
+            except OSError:  # a listening socket has no peer
+                return None
+            inode = os.fstat(held.fileno()).st_ino
         host, port = self._local
         if local[1] != port or (host and _plain_host(local[0]) != host):
             return None
@@ -187,6 +203,13 @@ class ConnectionLimiter:
             descriptor=descriptor,
             inode=inode,
         )
+
+    def _shut_down(self, connection: Connection) -> None:
+        """Ends a connection for both sides. The descriptor may be another's by now: only the socket seen ends."""
+        assert self._pin is not None
+        with contextlib.suppress(OSError), self._pin.held(connection.descriptor) as held:  # or it ended by itself
+            if os.fstat(held.fileno()).st_ino == connection.inode:
+                held.shutdown(socket.SHUT_RDWR)
 
     def _take_proofs(self, connections: Sequence[Connection]) -> None:
         news: dict[PeerKey, NodeId] = {}
@@ -278,27 +301,6 @@ def peer_key(peer: str) -> PeerKey:
 def peer_subnet(peer: str) -> str:
     """The subnet of a peer as gRPC writes it."""
     return _subnet_of(peer_key(peer)[0])
-
-
-def allow_descriptors(num_connections: int) -> int:
-    """Raises the process's limit of open files where it may; returns how many connections the limit has room for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num_connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return num_connections
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return min(num_connections, max(soft - _OTHER_FILES, soft // 2))
-
-
-def _shut_down(connection: Connection) -> None:
-    """Ends a connection for both sides. The descriptor may be another's by now: only the socket that was seen ends."""
-    try:
-        with socket.socket(fileno=os.dup(connection.descriptor)) as duplicate:
-            if os.fstat(duplicate.fileno()).st_ino == connection.inode:
-                duplicate.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it ended by itself
 
 
 _subnet_of = functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)(subnet_of)

@@ -17,8 +17,9 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
+from swarm.open_files import allow_descriptors
 from swarm.types import NodeId
-from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter, allow_descriptors, peer_subnet
+from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter, peer_subnet
 from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.session import (
     MAX_MESSAGE_BYTES,

@@ -1,11 +1,26 @@
 """Which connections have to go: shares by subnet and address, and the places of those who proved themselves."""
 
+import contextlib
+import errno
+import os
+import resource
+import socket
+import stat
+import threading
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
+from swarm.open_files import open_descriptors
+from swarm.wire import connection_limits
 from swarm.wire.connection_limits import (
+    MAX_WAITING,
     Connection,
     ConnectionBounds,
+    ConnectionLimiter,
     fair_level,
     find_excess,
     over_fair_share,
@@ -119,3 +134,92 @@ def test_a_peer_is_the_same_however_it_is_written() -> None:
     assert peer_key("ipv6:[::ffff:1.2.3.4]:9") == ("1.2.3.4", 9)
     assert peer_subnet("ipv4:1.2.3.4:9") == "1.2.3.0/24"
     assert peer_key("unix:") == ("", 0)
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Generator[list[int]]:
+    """This process has as many files open as it may; the yielded ones may be closed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 64, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        yield taken
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_cut(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "a look takes a descriptor"])
+def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
+    looks = threading.Semaphore(0)
+
+    def listed() -> Iterable[int]:
+        looks.release()
+        return open_descriptors() if is_defended else (int(path.name) for path in Path("/dev/fd").iterdir())
+
+    monkeypatch.setattr(connection_limits, "open_descriptors", listed)
+    limiter = ConnectionLimiter(ConnectionBounds(unproven_s=0.0))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        limiter.start(*server.getsockname())
+        stack.callback(limiter.stop)
+        with no_free_descriptor() as taken:
+            for _ in range(2):
+                os.close(taken.pop())
+            client = stack.enter_context(socket.socket())
+            client.connect(server.getsockname())
+            stack.enter_context(server.accept()[0])
+            while looks.acquire(blocking=False):
+                pass
+            for _ in range(2):  # the first of these looks is over when the second begins
+                assert looks.acquire(timeout=30.0)
+            client.settimeout(30.0 if is_defended else 0.1)
+            assert is_cut(client) is is_defended
+            assert limiter.is_open("ipv4:127.0.0.1:1") is not is_defended  # unseen, nobody counts as gone
+        client.settimeout(30.0)
+        assert is_cut(client)  # with room again, whatever failed before
+
+
+def test_a_socket_that_could_not_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = ConnectionLimiter(ConnectionBounds(unproven_s=60.0))
+    monkeypatch.setattr(limiter, "_run", lambda: None)  # this test looks
+    duplicate = os.dup2
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        limiter.start(*server.getsockname())
+        stack.callback(limiter.stop)
+        client = stack.enter_context(socket.create_connection(server.getsockname()))
+        stack.enter_context(server.accept()[0])
+        peer = "ipv4:{}:{}".format(*client.getsockname())
+
+        def fail(source: int, target: int, inheritable: bool = True) -> int:
+            if stat.S_ISSOCK(os.fstat(source).st_mode):
+                raise OSError(errno.EBUSY, "busy")
+            return duplicate(source, target, inheritable)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup2", fail)
+            limiter.look()
+        assert not limiter.is_open(peer)
+        limiter.look()
+        assert limiter.is_open(peer)
+
+
+def test_news_for_a_thread_that_takes_none_are_bounded() -> None:
+    limiter = ConnectionLimiter(ConnectionBounds())
+    for port in range(MAX_WAITING + 1):
+        limiter.prove(f"ipv4:127.0.0.1:{port}", "ab" * 32)
+        limiter.cut(f"ipv4:127.0.0.1:{port}")
+    assert len(limiter._proofs) == len(limiter._condemned) == MAX_WAITING

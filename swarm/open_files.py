@@ -1,0 +1,68 @@
+"""Open files of this process: how many it may have, which they are, and a look at one when no descriptor is free."""
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+import sys
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Final
+
+_OTHER_FILES: Final = 1024  # that a process has open, beside its connections
+_DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
+
+
+def allow_descriptors(num_connections: int) -> int:
+    """Raises the process's limit of open files where it may; returns how many connections the limit has room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return num_connections
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(num_connections, max(soft - _OTHER_FILES, soft // 2))
+
+
+class DescriptorPin:
+    """A descriptor kept for looking at sockets of others: it needs no free one, since a flood leaves none.
+
+    Example:
+        pin = DescriptorPin()
+        with pin.held(descriptor) as held:
+            held.getpeername()
+        pin.close()
+    """
+
+    def __init__(self) -> None:
+        self._nothing = os.open(os.devnull, os.O_RDONLY)
+        self._pin = os.dup(self._nothing)
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        os.close(self._pin)
+        os.close(self._nothing)
+
+    @contextlib.contextmanager
+    def held(self, descriptor: int) -> Generator[socket.socket]:
+        """The socket behind a descriptor, which stays that one even if its owner closes it. Raises OSError."""
+        os.dup2(descriptor, self._pin, inheritable=False)
+        try:
+            held = socket.socket(fileno=self._pin)
+            try:
+                yield held
+            finally:
+                held.detach()
+        finally:
+            os.dup2(self._nothing, self._pin, inheritable=False)
+
+
+def open_descriptors() -> Iterable[int]:
+    """Those of this process, and perhaps some that are not open. Raises OSError."""
+    try:
+        return map(int, os.listdir(_DESCRIPTORS))  # noqa: PTH208 - thousands of them, ten times a second
+    except OSError as error:
+        if error.errno != errno.EMFILE:  # the listing takes a descriptor itself; without a free one all are open
+            raise
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
