@@ -17,18 +17,26 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.addresses import subnet_of
+from swarm.flow import BoundedTable
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the end of the answer
 MAX_CONNECTIONS: Final = 512
+MAX_PAGES: Final = 64  # that are remembered
 CONNECTIONS_PER_SUBNET: Final = 64
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64  # then those that are connected are read: fewer than have places
 _WAKE_EVERY_S: Final = 0.5
 _PAGE_S: Final = 1.0  # how long a page is shown again: who asks often makes nobody work
-_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS: Final = {
+    200: "OK",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +71,7 @@ class PageServer:
         """`page_of`: the page of a path, without its query, called in the server's thread; None where there is none."""
         self._page_of = page_of
         self._selector = selectors.DefaultSelector()
-        self._made: dict[str, tuple[float, Page]] = {}  # path -> when it was made, and the page
+        self._made = BoundedTable[str, tuple[float, Page]](MAX_PAGES)  # path -> when it was made, and the page
         self._clients: dict[_Client, None] = {}  # the oldest first
         self._of_subnet: Counter[str] = Counter()
         self._is_stopped = False
@@ -185,8 +193,12 @@ class PageServer:
         made = self._made.get(path)
         if made is not None and now_s - made[0] < _PAGE_S:
             return made[1]
-        page = self._page_of(path) or Page(body=b"there is no such page\n", status=404)
-        if page.status == 200:  # the paths that exist: few
+        try:
+            page = self._page_of(path) or Page(body=b"there is no such page\n", status=404)
+        except Exception:  # task boundary: one page that fails must not end the others
+            logger.exception("page failed", extra={"path": path})
+            page = Page(body=b"this page failed; the log says why\n", status=500)
+        if page.status in (200, 500):  # the paths that exist: few
             self._made[path] = (now_s, page)
         return page
 

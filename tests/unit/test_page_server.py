@@ -1,0 +1,36 @@
+"""Pages over plain HTTP: one that fails ends no other."""
+
+import logging
+import socket
+
+import pytest
+
+from swarm.telemetry.page_server import Page, PageServer
+
+
+def get(port: int, path: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=30.0) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_page_that_fails_is_logged_and_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[str] = []
+
+    def page_of(path: str) -> Page | None:
+        made.append(path)
+        if path == "/metrics":
+            raise ZeroDivisionError("a figure of nothing")
+        return Page(body=b"ok\n")
+
+    server = PageServer(page_of)
+    port = server.start("127.0.0.1", 0)
+    try:
+        with caplog.at_level(logging.ERROR):
+            failed = [get(port, "/metrics") for _ in range(3)]
+            assert get(port, "/healthz").endswith(b"ok\n")
+    finally:
+        server.stop()
+    assert all(answer.startswith(b"HTTP/1.1 500 ") and b"figure" not in answer for answer in failed)
+    assert caplog.records and all(record.exc_info for record in caplog.records)
+    assert len(caplog.records) == made.count("/metrics")
