@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -25,7 +26,6 @@ from swarm.wire.credentials import (
     find_work,
     fits_invitation,
     invitation_from_text,
-    is_current,
 )
 
 logger = logging.getLogger(__name__)
@@ -133,22 +133,12 @@ class WorkSearch:
 
     def _restore(self) -> WorkProof | None:
         """A proof that is still good; else the search begins where the last one of this epoch stopped."""
-        try:
-            data: JsonDict = json.loads(self._path.read_text(encoding="utf-8"))
-            kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
-            epoch, nonce, is_found = int(data["epoch"]), int(data["nonce"]), bool(data["is_found"])
-        except FileNotFoundError:
+        reached = _read_search(self._path, self._run_id, self._node_id, self._bits)
+        if reached is None or reached.work.epoch != self._epoch:
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            logger.warning("the proof of work is unreadable, and is made again", extra={"path": str(self._path)})
-            return None
-        if kept != {"run_id": self._run_id, "node_id": self._node_id, "bits": self._bits} or not 0 <= nonce < 2**63:
-            return None
-        work = WorkProof(epoch=epoch, nonce=nonce)
-        if is_found and is_current(work, self._clock.now_s()) and epoch == self._epoch:
-            return work
-        if not is_found and epoch == self._epoch:
-            self._first = nonce
+        if reached.is_found:
+            return reached.work
+        self._first = reached.work.nonce
         return None
 
     def _go_on(self, nonce: int) -> bool:
@@ -171,6 +161,40 @@ class WorkSearch:
             write_json(self._path, cast(JsonDict, {**data, "nonce": nonce, "is_found": is_found}))
         except OSError as error:  # a full disk costs the progress, not the proof
             logger.warning("the proof of work was not saved", extra={"error": str(error)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    work: WorkProof
+    is_found: bool  # False: the search goes on from its nonce
+
+
+def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reached | None:
+    """How far a search came; None where the file is missing, unreadable, or of another search."""
+    try:
+        data: JsonDict = json.loads(path.read_text(encoding="utf-8"))
+        kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
+        epoch, nonce, is_found = int(data["epoch"]), int(data["nonce"]), bool(data["is_found"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        logger.warning("the proof of work is unreadable, and is made again", extra={"path": str(path)})
+        return None
+    if kept != {"run_id": run_id, "node_id": node_id, "bits": bits} or not 0 <= nonce < 2**63:
+        return None
+    return _Reached(WorkProof(epoch=epoch, nonce=nonce), is_found)
+
+
+def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
+    """What a node's directory holds for it to show; nothing is made. Raises ConfigError for an invitation that is none.
+
+    Args:
+        config: as the newest manifest says.
+        node_id: of the node.
+    """
+    reached = _read_search(config.dir / WORK, config.run_id, node_id, config.entry.work_bits)
+    work = reached.work if reached is not None and reached.is_found else None
+    return Credential(invitation=read_invitation(config.dir), work=work)
 
 
 def keep_invitation(directory: Path, text: str, run_id: str, node_id: NodeId) -> None:

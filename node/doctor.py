@@ -194,8 +194,7 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
         Unavailable: the coordinator does not answer.
     """
     # gRPC is imported where a call is made, so that the commands start without it
-    from node.credential import read_invitation
-    from swarm.wire.credentials import Credential
+    from node.credential import read_credential
     from swarm.wire.grpc_errors import calling
     from swarm.wire.held_manifest import load_held, with_held
     from swarm.wire.session import open_channel
@@ -206,7 +205,7 @@ async def _last_seen_s(config: NodeConfig) -> float | None:
     address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
     key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
     identity = Identity.load(key) if key.exists() else Identity.create()
-    shown = Credential(invitation=read_invitation(config.dir)).to_bytes()
+    shown = read_credential(config, identity.node_id).to_bytes()
     channel = await open_channel(
         address, fingerprint, identity, config.run_id, DIAL_TIMEOUT_S, credential=lambda: shown
     )

@@ -13,20 +13,23 @@ import pytest
 
 from coordinator.daemon import CoordinatorDaemon
 from node import doctor
+from node.credential import OwnCredential
 from node.doctor import Finding, examine
 from node.join import listen_towards
-from swarm.clock import ManualClock
+from swarm.clock import ManualClock, SystemClock
 from swarm.config import (
     CoordinatorConfig,
     CoordinatorLink,
     DirectoryConfig,
+    EntryConfig,
     ModelConfig,
     NodeConfig,
     parse_config,
 )
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
-from swarm.process import lock_directory
+from swarm.peers.entry import EntryRule
+from swarm.process import load_or_create_identity, lock_directory
 from swarm.types import NodeReport, PolicyVersion, Role
 
 
@@ -205,3 +208,20 @@ def test_a_node_that_joins_on_the_coordinators_machine_stays_on_it() -> None:
     data: dict[str, Any] = {"exchange": {}, "directory": {}}
     assert "on this machine" in listen_towards(data, "127.0.0.1")
     assert data == {"exchange": {}, "directory": {}}
+
+
+async def test_a_node_of_a_run_that_asks_for_work_shows_the_proof_in_its_directory(tmp_path: Path) -> None:
+    entry = EntryConfig(kind="work", work_bits=3)
+    node = NodeConfig(dir=tmp_path / "node", run_id="demo", model=ModelConfig(source="tiny"), entry=entry)
+    run = CoordinatorConfig(dir=tmp_path / "run", run_id="demo", directory=DirectoryConfig(kind="none"), node=node)
+    node_id = load_or_create_identity(node.dir / "identity.key").node_id
+    async with CoordinatorDaemon(run) as daemon:
+        info = daemon.info
+        text = (
+            f'run_id = "demo"\n[coordinator]\naddress = "{info["listen"]}"\nfingerprint = "{info["fingerprint"]}"\n'
+            '[directory]\nkind = "none"\n[entry]\nkind = "work"\nwork_bits = 3\n'
+        )
+        assert "asks for a proof of work" in (await findings(tmp_path, text))["clock"].detail
+        rule = EntryRule(entry, "demo", SystemClock(), info["fingerprint"])
+        await OwnCredential(node, node_id, rule, SystemClock()).prepare()
+        assert "no node is there to compare with" in (await findings(tmp_path, text))["clock"].detail
