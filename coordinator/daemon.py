@@ -106,6 +106,12 @@ class CoordinatorDaemon(Service):
         self.entry = EntryRule(config.node.entry, config.run_id, self.clock, coordinator=identity.node_id)
         dialled = await asyncio.to_thread(advertised, config.advertise, config.listen)  # its port may be known later
         parties = Parties(None if _is_private(config, dialled) else self.entry)
+        if not parties.is_private and config.node.entry.kind == "open" and not config.node.entry.members:
+            logger.warning(
+                "nobody's groups count in full: a public run that lists no members takes groups of others for an "
+                "eighth of each step",
+                extra={"fix": "list node.entry.members, invite nodes, or set node.entry.established"},
+            )
         max_age_steps = config.node.replay.max_age_steps
         self.core = CoordinatorCore(self.clock, store, config.lease_s, max_age_steps, parties=parties)
         await self.core.restore()

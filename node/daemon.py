@@ -129,7 +129,7 @@ class Daemon(Service):
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.config = config = config.model_copy(update={"exchange": exchange})
-        logger.info("whose groups count in full", extra={"who": "everybody" if config.is_private else "members"})
+        logger.info("whose groups count in full", extra={"who": _who_counts(config)})
         self.agent = await self._build_agent(identity)
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.admits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
@@ -411,6 +411,13 @@ def _weights_status(agent: Agent) -> JsonDict:
     if agent.weight_follower is not None:
         status["following"] = agent.weight_follower.status()
     return status
+
+
+def _who_counts(config: NodeConfig) -> str:
+    """Whose groups count in full; those of all others together fill an eighth of a step."""
+    if config.is_private:
+        return "everybody"
+    return "members and whom they invited" if config.entry.members else "nobody but whom the coordinator invited"
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:

@@ -127,8 +127,15 @@ async def _write_new(
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
     """Who may take part in the run, and what this node still needs."""
     has_invitation = read_invitation(config.dir) is not None
-    if config.entry.kind == "open" or node_id in config.entry.members:
-        return "this run admits every node" if config.entry.kind == "open" else "this node is a member of the run"
+    if node_id in config.entry.members:
+        return "this node is a member of the run"
+    if config.entry.kind == "open" and (config.is_private or has_invitation):
+        return f"this run admits every node{'; this one shows its invitation' if has_invitation else ''}"
+    if config.entry.kind == "open":
+        return (
+            "this run admits every node; groups of others fill an eighth of each step; to count in full ask for an "
+            f"invitation (swarm-node invite {node_id}), or set entry.established"
+        )
     if config.entry.kind == "members":
         return f"this run admits listed nodes only; ask its operator to list {node_id}"
     if has_invitation:

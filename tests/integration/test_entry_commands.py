@@ -10,13 +10,22 @@ from coordinator.cli import app as coordinator_app
 from coordinator.daemon import CoordinatorDaemon
 from node.cli import app as node_app
 from node.credential import INVITATION, OwnCredential
-from node.join import join_swarm
+from node.join import _describe_entry, join_swarm  # pyright: ignore[reportPrivateUsage]
 from swarm.clock import SystemClock
-from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from swarm.config import (
+    CoordinatorConfig,
+    CoordinatorLink,
+    DirectoryConfig,
+    EntryConfig,
+    EnvironmentConfig,
+    ModelConfig,
+    NodeConfig,
+)
 from swarm.config import load_config as load
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.peers.entry import EntryRule
+from swarm.wire.credentials import invite
 from swarm.wire.run_manifest import write_toml
 
 RUN = "commands"
@@ -106,3 +115,47 @@ def test_an_entry_that_admits_nobody_or_names_no_key_is_refused(entry: dict[str,
     write_toml({"entry": entry}, path)
     with pytest.raises(ConfigError, match=r"entry"):
         load(NodeConfig, path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "address", "invited", "said"),
+    [
+        (EntryConfig(), "10.0.0.1:7800", False, "this run admits every node"),
+        (EntryConfig(), "8.8.8.8:7800", False, "an eighth of each step; to count in full ask for an invitation"),
+        (EntryConfig(), "8.8.8.8:7800", True, "this run admits every node; this one shows its invitation"),
+        (EntryConfig(established="everybody"), "8.8.8.8:7800", False, "this run admits every node"),
+        (EntryConfig(members=("ab" * 32,)), "8.8.8.8:7800", False, "this node is a member of the run"),
+    ],
+)
+def test_who_joins_a_public_run_learns_how_far_its_groups_count(
+    entry: EntryConfig, address: str, invited: bool, said: str, tmp_path: Path
+) -> None:
+    link = CoordinatorLink(address=address, fingerprint="cd" * 32)
+    if invited:
+        given = invite(Identity.create(), RUN, "ab" * 32, 1.0, SystemClock().now_s())
+        (tmp_path / INVITATION).write_text(given)
+    text = _describe_entry(NodeConfig(dir=tmp_path, run_id=RUN, entry=entry, coordinator=link), "ab" * 32)
+    assert text == said if "eighth" not in said else said in text and "swarm-node invite" in text
+
+
+@pytest.mark.parametrize(
+    ("own", "entry", "is_warned"),
+    [
+        ("8.8.8.8", EntryConfig(), True),
+        ("10.0.0.1", EntryConfig(), False),
+        ("8.8.8.8", EntryConfig(members=("ab" * 32,)), False),
+        ("8.8.8.8", EntryConfig(established="everybody"), False),
+    ],
+)
+async def test_a_public_run_without_members_is_warned_of(
+    own: str,
+    entry: EntryConfig,
+    is_warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("swarm.addresses.own_address", lambda: own)
+    config = config_in(tmp_path, entry).model_copy(update={"listen": "0.0.0.0:0"})
+    async with CoordinatorDaemon(config):
+        assert ("nobody's groups count in full" in caplog.text) is is_warned
