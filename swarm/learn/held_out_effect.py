@@ -53,15 +53,16 @@ class Course:
     recent: tuple[Accuracy, ...] = ()  # at most POOLED
     num_held: int = 0  # evaluations since it fell; 0: it has not
     is_low: bool = False  # the newest was below FALL_SIGMAS
+    num_idle: int = 0  # draws in a row since it fell that nothing was learned from
 
     def after(self, now: Accuracy) -> "Course":
         """With one more evaluation."""
         sigmas = now.sigmas_below(self.best) if self.best.num_problems else 0.0
         if self.num_held:
             if sigmas < CALM_SIGMAS:
-                return replace(self, num_held=0, recent=(now,))
+                return replace(self, num_held=0, num_idle=0, recent=(now,))
             if self.num_held < MAX_HELD:
-                return replace(self, num_held=self.num_held + 1)
+                return replace(self, num_held=self.num_held + 1, num_idle=0)
             return Course(best=now, recent=(now,))
         if sigmas >= PLUNGE_SIGMAS or (sigmas >= FALL_SIGMAS and self.is_low):
             return replace(self, num_held=1, is_low=False)
@@ -74,6 +75,14 @@ class Course:
         is_best = pooled.share >= self.best.share and len(recent) == POOLED
         is_early = self.best.num_problems < pooled.num_problems  # no best of a whole window is known
         return Course(best=pooled if is_best or is_early else self.best, recent=recent)
+
+    def after_draw(self, *, is_idle: bool) -> "Course":
+        """With one more draw. One that makes no version is the last evaluation over again, which would come out equal;
+        after as many the course begins anew, as after evaluations."""
+        if not self.num_held:
+            return self
+        num_idle = self.num_idle + 1 if is_idle else 0
+        return Course() if num_idle >= MAX_HELD else replace(self, num_idle=num_idle)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +112,13 @@ class HeldOutEffect:
                 logger.warning("groups of other nodes are used again", extra=fields)
         return HeldOutEffect(courses=courses)
 
+    def after_draw(self, *, is_idle: bool) -> "HeldOutEffect":
+        """With one more draw; idle is one that all was left out of because accuracy fell."""
+        after = HeldOutEffect(courses={env: each.after_draw(is_idle=is_idle) for env, each in self.courses.items()})
+        if self.has_fallen and not after.has_fallen:
+            logger.warning("groups of other nodes are used again: nothing else came to learn from")
+        return after
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {env: asdict(course) for env, course in self.courses.items()}
@@ -117,6 +133,7 @@ class HeldOutEffect:
                     recent=tuple(Accuracy(**each) for each in course["recent"]),
                     num_held=int(course["num_held"]),
                     is_low=bool(course["is_low"]),
+                    num_idle=int(course.get("num_idle", 0)),
                 )
                 for env, course in data.items()
             }

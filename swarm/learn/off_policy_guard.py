@@ -154,6 +154,7 @@ class GuardedLearner:
         drawn they are measured only.
         """
         kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
+        was_any_usable = any(map(self._is_usable, draw.groups))
         level = self._state.level if kept else GuardLevel.FROZEN
         used = _part(draw, kept) if kept else draw
         report = self._learner.step(
@@ -170,10 +171,15 @@ class GuardedLearner:
             self._learner.likelihood_stats,
         )
         self._learner.notes[_NOTE] = asdict(self._state)
+        others_held = self._effect.has_fallen
+        if others_held:
+            # Without a version there is no evaluation either, so these draws alone can end it.
+            self._effect = self._effect.after_draw(is_idle=not kept and was_any_usable)
+            self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
         figures = {
             **self._state.figures(),
             "guard_groups_left_out": float(len(draw.groups) - len(kept)),
-            "guard_others_held": float(self._effect.has_fallen),
+            "guard_others_held": float(others_held),
         }
         return replace(report, diagnostics={**report.diagnostics, **figures})
 
@@ -188,13 +194,17 @@ class GuardedLearner:
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
 
     def _may_use(self, drawn: DrawnGroup) -> bool:
-        if drawn.age_steps > self._state.max_age_steps:
-            return False
         if self._effect.has_fallen and not drawn.scored.is_made_here:
             # Who generates nothing would stop for good; newcomers go first.
             is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
             if self._generates or not (is_ours and drawn.is_established):
                 return False
+        return self._is_usable(drawn)
+
+    def _is_usable(self, drawn: DrawnGroup) -> bool:
+        """Whatever accuracy does."""
+        if drawn.age_steps > self._state.max_age_steps:
+            return False
         return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:

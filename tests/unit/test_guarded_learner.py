@@ -9,6 +9,7 @@ import torch
 
 from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
+from swarm.learn.held_out_effect import MAX_HELD
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardedLearner, GuardLevel
 from swarm.model.network import load_model
@@ -175,6 +176,33 @@ def test_a_guard_that_does_not_look_at_evaluations_would_go_on_with_everybody(
     monkeypatch.setattr(GuardedLearner, "evaluated", lambda self, evaluations: None)
     with pytest.raises(AssertionError):
         test_after_a_fall_of_held_out_accuracy_only_own_groups_are_used_also_after_a_restart(tmp_path)
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_a_trainer_that_only_learns_from_others_does_not_stop_for_good(tmp_path: Path, generates: bool) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=10**6), generates=generates)
+    other = from_elsewhere(draw(1).groups[0], "b" * 64)
+    evaluated(learner, 0.7, 0.72, 0.71, 0.3)
+    reports = [learner.step(Draw(step=step, groups=(other,), num_zero_variance=0)) for step in range(1, MAX_HELD + 3)]
+    assert [report.was_skipped for report in reports] == [True] * MAX_HELD + [False] * 2
+    assert [report.diagnostics["guard_others_held"] for report in reports] == [1] * MAX_HELD + [0] * 2
+    evaluated(learner, 0.3)
+    assert not learner.effect.has_fallen, "it begins anew from there"
+
+
+def test_draws_that_leave_nothing_end_a_fall_only_in_a_row_also_after_a_restart(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=10**6))
+    own = draw(1).groups[0]
+    other = from_elsewhere(own, "b" * 64)
+    evaluated(learner, 0.7, 0.72, 0.71, 0.3)
+    for step in range(1, 3 * MAX_HELD):
+        learner.step(Draw(step=step, groups=(own if step % MAX_HELD == 0 else other,), num_zero_variance=0))
+    assert learner.effect.has_fallen
+    learner.save()
+    again = guarded(tmp_path, GuardConfig(min_tokens=10**6))
+    assert again.effect == learner.effect
+    again.step(Draw(step=99, groups=(other,), num_zero_variance=0))
+    assert not again.effect.has_fallen
 
 
 def test_a_trainer_that_generates_nothing_goes_on_with_established_followers_after_a_fall(tmp_path: Path) -> None:
