@@ -486,7 +486,7 @@ class Evaluation:
     env: str
     split: str  # "held_out" or "all"
     accuracy: float
-    num_problems: int
+    num_problems: int  # whose answers could be scored
     majority_baseline: float  # accuracy of always giving the commonest right answer
     at_s: float
 

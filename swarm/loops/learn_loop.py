@@ -207,8 +207,12 @@ async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
 
 
 async def _evaluate(worker: Worker, learner: Learner) -> None:
-    """Greedy accuracy on each environment and split, scored by the sandboxed verifier."""
-    evaluations: list[Evaluation] = []
+    """Greedy accuracy on each environment and split, scored by the sandboxed verifier.
+
+    What it fails on says nothing about the policy: accuracy is that of the scored answers, and where they are fewer
+    than half the learner's guard hears nothing of it.
+    """
+    evaluations, telling = list[Evaluation](), list[Evaluation]()
     for (env, split), tasks in worker.evaluation_tasks.items():
         answers = await worker.offload(worker.evaluate, tasks)
         num_right, references = 0.0, list[str]()
@@ -216,21 +220,25 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
             try:
                 verdict = await worker.exchange.score(env, task.task_id, [answer])
             except RolloutFailed as error:
-                logger.warning("an answer could not be scored and counts as wrong", extra={"error": str(error)})
+                logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
                 continue
             num_right += float(verdict.rewards[0] >= 1.0)
             references.append(verdict.reference)
         commonest = max((references.count(reference) for reference in set(references)), default=0)
-        evaluations.append(
-            Evaluation(
-                step=learner.version.step,
-                env=env,
-                split=split,
-                accuracy=num_right / max(len(tasks), 1),
-                num_problems=len(tasks),
-                majority_baseline=commonest / max(len(tasks), 1),
-                at_s=worker.clock.now_s(),
-            )
+        num_scored = len(references)
+        if not num_scored:
+            continue
+        evaluation = Evaluation(
+            step=learner.version.step,
+            env=env,
+            split=split,
+            accuracy=num_right / num_scored,
+            num_problems=num_scored,
+            majority_baseline=commonest / num_scored,
+            at_s=worker.clock.now_s(),
         )
-    learner.evaluated(evaluations)
+        evaluations.append(evaluation)
+        if 2 * num_scored >= len(tasks):
+            telling.append(evaluation)
+    learner.evaluated(telling)
     await worker.exchange.report_evaluations(evaluations)

@@ -1,0 +1,94 @@
+"""Held-out accuracy as the learn loop measures it: what could not be scored says nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig
+from swarm.errors import RolloutFailed
+from swarm.interfaces import Verdict
+from swarm.loops.learn_loop import learn_loop
+from swarm.loops.worker import Worker
+from swarm.testing.nodes import inline
+from swarm.types import Evaluation, PolicyVersion
+
+NUM_PROBLEMS = 50
+
+
+class BrokenSandbox:
+    """The agent of a node whose sandbox scores the first so many answers; the first 30 of them are right."""
+
+    def __init__(self, num_scored: int) -> None:
+        self._num_scored = num_scored
+        self.reported: list[Evaluation] = []
+
+    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        if task_id >= self._num_scored:
+            raise RolloutFailed("the sandbox did not start")
+        return cast(Verdict, SimpleNamespace(rewards=[float(task_id < 30)], reference="7"))
+
+    async def redraw(self, from_step: int) -> list[object]:
+        return []
+
+    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
+        """Nobody follows."""
+
+    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
+        self.reported += evaluations
+
+
+class DoneLearner:
+    """A learner that begins, is evaluated, and has nothing to do."""
+
+    def __init__(self) -> None:
+        self.version = PolicyVersion(policy_id="own", step=0)
+        self.next_draw = 1
+        self.taken_in: list[Evaluation] = []
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        return self.version, None
+
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        self.taken_in += evaluations
+        self.version = PolicyVersion(policy_id="own", step=1)
+
+
+@pytest.mark.parametrize(
+    ("num_scored", "reported", "taken_in"),
+    [
+        (50, [(50, 0.6)], 1),
+        (40, [(40, 0.75)], 1),
+        (25, [(25, 1.0)], 1),
+        (24, [(24, 1.0)], 0),
+        (0, [], 0),
+    ],
+)
+async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
+    tmp_path: Path, num_scored: int, reported: list[tuple[int, float]], taken_in: int
+) -> None:
+    config = NodeConfig(dir=tmp_path, learner=LearnerConfig(num_steps=1), evaluation=EvaluationConfig(every_steps=1))
+    exchange, learner = BrokenSandbox(num_scored), DoneLearner()
+    tasks = [SimpleNamespace(task_id=number) for number in range(NUM_PROBLEMS)]
+    parts: dict[str, Any] = {
+        "generator": None,
+        "tokenizer": None,
+        "evaluation_tasks": {("sort", "held_out"): tasks},
+        "exchange": exchange,
+        "learner": learner,
+    }
+    worker = Worker(
+        config=config,
+        produce=lambda first, count: [],
+        evaluate=lambda tasks: ["7"] * len(tasks),
+        clock=ManualClock(),
+        offload=inline,
+        **parts,
+    )
+    await learn_loop(worker, cast(Any, learner))
+    assert [(each.num_problems, each.accuracy) for each in exchange.reported] == reported
+    assert all(each.majority_baseline == 1.0 for each in exchange.reported)
+    assert len(learner.taken_in) == taken_in, "by less than half of the problems the guard decides nothing"
