@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_GONE_S: Final = 24 * 3600.0  # a gone member stays visible for a day
 MAX_SHOWN_ADVICE: Final = 200
-DECIDE_EVERY_S: Final = 0.5  # least time between two decisions: their cost grows with the number of edges
+DECIDE_EVERY_S: Final = 0.5  # least time between two decisions
+DECIDE_SHARE: Final = 0.1  # of the time at most is spent on decisions: their cost grows with the number of edges
 
 
 class CoordinatorCore:
@@ -58,6 +59,7 @@ class CoordinatorCore:
         self.num_versions = 0  # ever recorded, abandoned branches included
         self.num_refused_versions = 0
         self._decided_s = -math.inf
+        self._next_after_s = DECIDE_EVERY_S  # from that decision to the next one
         self._evaluated: dict[NodeId, dict[str, float]] = {}
         self._writing = asyncio.Lock()
 
@@ -95,7 +97,7 @@ class CoordinatorCore:
             logger.info("node joined", extra={"node": short(node_id), "node_name": report.name})
         self.num_heartbeats += 1
         self.advisor.report(node_id, report.edges, now_s)
-        changes = self._decide(now_s) if abs(now_s - self._decided_s) >= DECIDE_EVERY_S else []
+        changes = self._decide(now_s) if abs(now_s - self._decided_s) >= self._next_after_s else []
         evaluations = self._new_evaluations(report, now_s)
         async with self._writing:
             await self.store.put_member(member, report.edges, evaluations)
@@ -183,8 +185,10 @@ class CoordinatorCore:
         return sorted(self.membership.all(), key=lambda member: not member.is_live(now_s))[:limit]
 
     def _decide(self, now_s: float) -> list[AdviceChange]:
-        self._decided_s = now_s
+        begun_s = self.clock.monotonic_s()
         changes = self.advisor.decide(now_s)
+        self._decided_s = now_s
+        self._next_after_s = max(DECIDE_EVERY_S, (self.clock.monotonic_s() - begun_s) / DECIDE_SHARE)
         for change in changes:
             logger.info("advice changed", extra={"what": change.what, "after": change.after, "reason": change.reason})
         self.advice_log.extend(changes)

@@ -10,6 +10,7 @@ from typing import Any
 import aiosqlite
 import pytest
 
+from coordinator.advice import AdviceChange
 from coordinator.core import CoordinatorCore
 from coordinator.ledger import LedgerEntry
 from coordinator.sqlite_store import SqliteCoordinatorStore
@@ -86,6 +87,25 @@ async def test_a_restart_restores_members_ledger_advice_and_log(disk: Disk) -> N
     assert list(again.advice_log) == list(core.advice_log) != []
     assert again.advisor.figures(clock.now_s()) == core.advisor.figures(clock.now_s()) != []
     assert await again.heartbeat(ADA, report()) == advice
+
+
+@pytest.mark.parametrize(("cost_s", "num_decisions"), [(0.0, 16), (0.5, 2)], ids=["cheap", "dear"])
+async def test_decisions_take_a_bounded_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, cost_s: float, num_decisions: int
+) -> None:
+    clock, decided = ManualClock(), list[float]()
+    core = CoordinatorCore(clock)
+
+    def decide(now_s: float) -> list[AdviceChange]:
+        decided.append(now_s)
+        clock.advance(cost_s)
+        return []
+
+    monkeypatch.setattr(core.advisor, "decide", decide)
+    for _ in range(64):  # 8 s of heartbeats
+        await core.heartbeat(ADA, report())
+        clock.advance(0.125)
+    assert len(decided) == num_decisions
 
 
 async def test_a_report_in_another_name_is_refused(disk: Disk) -> None:
