@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Final
 
-_OTHER_FILES: Final = 1024  # that a process has open, beside its connections
+_OTHER_FILES: Final = 1024  # that a process has open beside the connections of its gRPC server: pages, and others
+_SHARE_OF_PAGES: Final = 8  # one of so many files may be a connection for a page, where few are allowed
 _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 
 
@@ -23,6 +24,12 @@ def allow_descriptors(num_connections: int) -> int:
     soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return min(num_connections, max(soft - _OTHER_FILES, soft // 2))
+
+
+def places_for_pages(most: int) -> int:
+    """How many connections for pages the limit of open files has room for now, at most `most`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_PAGES)
 
 
 class DescriptorPin:

@@ -18,12 +18,13 @@ from typing import Final
 
 from swarm.addresses import subnet_of
 from swarm.flow import BoundedTable
+from swarm.open_files import places_for_pages
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the end of the answer
-MAX_CONNECTIONS: Final = 512
+MAX_CONNECTIONS: Final = 512  # fewer where the limit of open files is low
 MAX_PAGES: Final = 64  # that are remembered
 CONNECTIONS_PER_SUBNET: Final = 64
 _BACKLOG: Final = 1024
@@ -129,7 +130,7 @@ class PageServer:
     def _take_place(self, client: _Client) -> None:
         if self._of_subnet[client.subnet] >= CONNECTIONS_PER_SUBNET:
             self._end_oldest(client.subnet)
-        elif len(self._clients) >= MAX_CONNECTIONS:
+        elif self._clients and len(self._clients) >= places_for_pages(MAX_CONNECTIONS):
             self._end_oldest(self._of_subnet.most_common(1)[0][0])
         self._clients[client] = None
         self._of_subnet[client.subnet] += 1
