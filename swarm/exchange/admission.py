@@ -146,13 +146,13 @@ class Admission:
                 or self._producer_is_not_us(group)
                 or self._producer_entry(group)
                 or self._producer_reputation(group)
-                or self._producer_quota(group, arrival.via)
                 or self._run(group)
                 or self._environment(group)
                 or self._own_policy_has_followers(group)
                 or self._freshness(group)
                 or self._versions.check(group)
                 or self._credit(group)
+                or self._producer_quota(group, arrival.via)  # after freshness: old groups of it are anybody's to replay
             )
             if finding is not None:
                 return finding

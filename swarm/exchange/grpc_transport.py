@@ -8,6 +8,7 @@ most of them makes room.
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, cast
@@ -23,6 +24,7 @@ from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamIte
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
+from swarm.wire.connection_limits import peer_subnet
 from swarm.wire.envelopes import (
     MAX_ENVELOPE_BYTES,
     sealed_from_bytes,
@@ -295,6 +297,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
         self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
+        self._subnets: dict[NodeId, str] = {}  # of those peers
         self._chunks = ChunkSlots(min(stall_timeout_s, CHUNK_STALL_S))
 
     @rpc
@@ -302,7 +305,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         """Own groups after the cursor, then live ones, for as long as the peer reads."""
         peer = self._sessions.require(context)
         cursor = cursor_from_message(request.cursor)
-        async with self._one_stream(peer):
+        async with self._one_stream(peer, context):
             wanted = StreamFilter(
                 relay=request.relay,
                 wants_zero_variance=request.zero_variance,
@@ -317,7 +320,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """One held group from an offset on."""
         peer = self._sessions.require(context)
-        async with self._one_stream(peer):
+        async with self._one_stream(peer, context):
             data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
             for offset in range(request.offset, len(data), FETCH_BYTES):
                 chunk = bytes(data[offset : offset + FETCH_BYTES])
@@ -328,7 +331,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         """What is held of a lineage, then what is new, for as long as the peer reads."""
         peer = self._sessions.require(context)
         policy_id, window = watch_from_message(request)
-        async with self._one_stream(peer):
+        async with self._one_stream(peer, context):
             items = cast(Any, self._handler.watch(peer, policy_id, window))
             async with aclosing(items):
                 async for item in items:
@@ -350,15 +353,17 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
 
     @asynccontextmanager
-    async def _one_stream(self, peer: NodeId) -> AsyncGenerator[None]:
+    async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
         """Counts a stream while it is open. Raises Unavailable at the bounds, or when it has to make room."""
+        subnet = peer_subnet(context.peer())
         num_own = len(self._streams.get(peer, ()))
         if num_own >= STREAMS_PER_PEER:
             raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
         if sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
-            self._make_room(num_own + 1)
+            self._make_room(subnet, num_own + 1)
         async with _ended_by_timeout() as ending:
             self._streams.setdefault(peer, []).append(ending)
+            self._subnets[peer] = subnet
             try:
                 yield
             finally:
@@ -367,13 +372,21 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     own.remove(ending)
                 if not own:
                     self._streams.pop(peer, None)
+                    self._subnets.pop(peer, None)
 
-    def _make_room(self, num_own: int) -> None:
-        """The peer with the most streams loses its newest one, where another peer would have fewer even so."""
-        most = max(self._streams.values(), key=len)
-        if len(most) <= num_own:
+    def _make_room(self, subnet: str, num_own: int) -> None:
+        """The subnet with the most streams loses one, where another would have fewer even so; else the peer with the
+        most. Keys are free: counted by them alone, 256 of one address would hold every stream."""
+        num_of = Counter({subnet: 0})
+        for peer, own in self._streams.items():
+            num_of[self._subnets[peer]] += len(own)
+        fullest, most = num_of.most_common(1)[0]
+        is_shared = most <= num_of[subnet] + 1  # by subnet there is nothing to take
+        of = [own for peer, own in self._streams.items() if own and (is_shared or self._subnets[peer] == fullest)]
+        longest = max(of, key=len)
+        if is_shared and len(longest) <= num_own:
             raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
-        most.pop().reschedule(asyncio.get_running_loop().time())
+        longest.pop().reschedule(asyncio.get_running_loop().time())
 
 
 @asynccontextmanager

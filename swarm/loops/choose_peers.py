@@ -90,6 +90,7 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     moved = [address for address in unproven if address.node_id in book.known]
     alive = [a for a in unproven if a.node_id not in book.known and agent.is_alive(a.node_id)]
     strangers = [a for a in unproven if a.node_id not in book.known and not agent.is_alive(a.node_id)]
+    alive.sort(key=lambda a: a.node_id not in agent.peers.delivered_steps)  # a call is free, an admitted group less so
     num_free = limit - len(places)
     if num_free:
         strangers = _one_of_each_subnet_first(strangers)

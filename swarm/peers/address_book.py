@@ -169,7 +169,14 @@ class AddressBook:
             self._forget(address.node_id)
 
     def record_other(self, address: PeerAddress, other: NodeId) -> None:
-        """Another node than the one expected proved its key there: the claims of all others to it are void."""
+        """Another node than the one expected proved its key there: the claims of all others to it are void.
+
+        A peer whose known address works keeps it: a liar's one may forward calls to it, and then cut them off.
+        """
+        known = self.known.get(other)
+        if known is not None and not self._is_failing(known):
+            self.record_failure(address)
+            return
         self.num_failed += 1
         self._failures.pop(address.endpoint, None)
         self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())

@@ -72,13 +72,16 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
     }
 )
 
-# Two honest nodes may disagree on these (a slow machine, other limits): no share for the relay.
+# Two honest nodes may disagree on these (a slow machine, other limits, another tokenizer): no share for the relay.
 _NOT_RELAYED: Final = frozenset(
     {
         RefusalReason.VERIFIER_FAILED,
         RefusalReason.WRONG_GROUP_SIZE,
         RefusalReason.BAD_SAMPLING,
         RefusalReason.BAD_VERSION,
+        RefusalReason.BAD_TOKENS,
+        RefusalReason.TEXT_MISMATCH,
+        RefusalReason.WRONG_PROMPT,
     }
 )
 

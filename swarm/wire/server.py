@@ -21,6 +21,7 @@ from swarm.open_files import allow_descriptors
 from swarm.types import NodeId
 from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter, peer_subnet
 from swarm.wire.grpc_errors import Context, rpc
+from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.session import (
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,
@@ -256,7 +257,11 @@ async def start_server(
         ConfigError: the address cannot be listened on.
     """
     limits = sessions.limits
-    server = grpc.aio.server(options=_server_options(limits), maximum_concurrent_rpcs=limits.concurrent_calls)
+    server = grpc.aio.server(
+        interceptors=[RequestDeadline()],
+        options=_server_options(limits),
+        maximum_concurrent_rpcs=limits.concurrent_calls,
+    )
     add_sessions: Any = pb_grpc.add_SessionServiceServicer_to_server
     add_sessions(sessions, server)
     for add in register:

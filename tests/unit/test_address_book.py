@@ -168,6 +168,19 @@ def test_an_endpoint_belongs_to_who_answered_there_whoever_claims_it() -> None:
     assert book.is_known(moved) and book.is_known(claim) and len(book.known) == 2
 
 
+def test_a_peer_whose_address_works_is_not_moved_to_one_that_forwards_to_it() -> None:
+    clock = ManualClock()
+    book, owner, proxy = book_at(clock), peer(1, "8.8.8.8:1"), peer(2, "9.9.9.9:1")
+    book.record_answer(owner)
+    assert book.begin_dial(proxy)
+    book.record_other(proxy, owner.node_id)
+    assert book.is_known(owner) and not book.may_dial(proxy)
+    for _ in range(QUICK_TRIES):  # its address works no longer: the other one may be its new one
+        book.record_failure(owner)
+    book.record_other(proxy, owner.node_id)
+    assert book.is_known(peer(1, proxy.endpoint)) and not book.is_known(owner)
+
+
 def test_dead_claims_to_a_live_endpoint_do_not_make_it_pause() -> None:
     clock = ManualClock()
     book, owner = book_at(clock), peer(1, "8.8.8.8:1")

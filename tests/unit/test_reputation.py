@@ -65,6 +65,13 @@ def test_a_relay_pays_a_share_of_provable_lies_and_none_of_what_honest_nodes_may
     assert reputation.score("relay") == -1.0 and reputation.score("liar") == -6.0
 
 
+@pytest.mark.parametrize("reason", [RefusalReason.TEXT_MISMATCH, RefusalReason.BAD_TOKENS, RefusalReason.WRONG_PROMPT])
+def test_a_relay_of_another_tokenizer_pays_nothing_for_tokens_that_it_cannot_read(reason: RefusalReason) -> None:
+    reputation, _ = make_reputation()
+    reputation.record_refused(reason, "relay", "liar")
+    assert reputation.score("relay") == 0.0 and reputation.score("liar") == -4.0
+
+
 def test_good_groups_earn_bounded_credit() -> None:
     reputation, _ = make_reputation()
     for _ in range(10_000):

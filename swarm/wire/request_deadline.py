@@ -1,0 +1,65 @@
+"""Deadline of requests: a call whose request does not come in time ends.
+
+gRPC counts a call from its headers on and waits for its request for ever, so calls of headers alone fill
+`maximum_concurrent_rpcs`: 40 connections without any key locked everybody out of a node. Invariant: calls that wait for
+their request are bounded in time, and in number for each subnet.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+
+from swarm.wire.connection_limits import peer_subnet
+
+REQUEST_TIMEOUT_S: Final = 5.0
+MAX_WAITING: Final = 256  # calls of one subnet whose request has not come
+
+
+class RequestDeadline(grpc.aio.ServerInterceptor):
+    """Interceptor of a server: reads the one request of each call itself, within the deadline."""
+
+    def __init__(self, timeout_s: float = REQUEST_TIMEOUT_S, max_waiting: int = MAX_WAITING) -> None:
+        self._timeout_s = timeout_s
+        self._max_waiting = max_waiting
+        self._waiting: dict[str, dict[asyncio.Timeout, None]] = {}  # by subnet, the longest first
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """The handler of a call with one request as one with a stream of requests, whose first it takes."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.response_streaming:
+
+            async def stream(requests: Any, context: Any) -> None:
+                await handler.unary_stream(await self._request_of(requests, context), context)
+
+            return grpc.stream_stream_rpc_method_handler(stream, **codec)
+
+        async def unary(requests: Any, context: Any) -> Any:
+            return await handler.unary_unary(await self._request_of(requests, context), context)
+
+        return grpc.stream_unary_rpc_method_handler(unary, **codec)
+
+    async def _request_of(self, requests: Any, context: Any) -> Any:
+        subnet = peer_subnet(context.peer())
+        waiting = self._waiting.setdefault(subnet, {})
+        try:
+            async with asyncio.timeout(self._timeout_s) as ending:
+                waiting[ending] = None
+                if len(waiting) > self._max_waiting:  # an honest request comes with its call: who waits longest goes
+                    oldest = next(iter(waiting))
+                    del waiting[oldest]
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                try:
+                    return await anext(aiter(requests))
+                finally:
+                    waiting.pop(ending, None)
+                    if not waiting and self._waiting.get(subnet) is waiting:
+                        del self._waiting[subnet]
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time; call again")
