@@ -36,7 +36,12 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
 
             async def stream(requests: Any, context: Any) -> None:
-                await handler.unary_stream(await self._request_of(requests, context), context)
+                answers = handler.unary_stream(await self._request_of(requests, context), context)
+                if not hasattr(answers, "__aiter__"):
+                    await answers  # it writes them itself
+                    return
+                async for answer in answers:
+                    await context.write(answer)
 
             return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
