@@ -44,4 +44,7 @@ async def test_a_stranger_with_a_configuration_of_its_own_reaches_nobody_in_a_vo
     assert num_external(stranger) == 0
     assert stranger.status()["peers"] == []
     assert stranger.status()["is_coordinator_reachable"] is False
-    assert ada.status()["peers"] == [guest.node_id] and bob.status()["peers"] == [member.node_id]
+    await swarm.until(
+        lambda: ada.status()["peers"] == [guest.node_id] and bob.status()["peers"] == [member.node_id],
+        "the statuses of ada and bob never named the other alone",
+    )

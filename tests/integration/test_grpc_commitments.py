@@ -124,6 +124,7 @@ async def race(monkeypatch: pytest.MonkeyPatch, *, is_noted: bool) -> tuple[set[
             streams[-1].start(tasks)
         await until(lambda: len(victim.peers.connected) == 2)
         group = original()
+        victim.novelty.measure_own(group)  # what a token of its own engine is worth
         await author.own_groups.put(group)
         await has_come.wait()
         thief.loot.put_nowait(stolen(group))
