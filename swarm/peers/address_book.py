@@ -174,7 +174,7 @@ class AddressBook:
         A peer whose known address works keeps it: a liar's one may forward calls to it, and then cut them off.
         """
         known = self.known.get(other)
-        if known is not None and not self._is_failing(known):
+        if known is not None and known.address.endpoint != address.endpoint and not self._is_failing(known):
             self.record_failure(address)
             return
         self.num_failed += 1
