@@ -109,10 +109,10 @@ class Agent:
         self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
         versions = self.versions = KnownVersions(self.node_id, self.clock)
         rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
-        self.entry_rule = rule
+        self.entry_rule = rule  # one for sessions, records, relayed groups and parties
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
         reputation = self.reputation = Reputation(
-            self.clock, config.exchange.groups_per_minute, is_denied=entry.is_denied if entry else lambda peer: False
+            self.clock, config.exchange.groups_per_minute, is_denied=rule.is_denied
         )
         self.coordinator_view = CoordinatorView(self.clock)
         quota = IntakeQuota(config.replay, self.clock)
@@ -153,7 +153,7 @@ class Agent:
             credit,
             environments,
             usable,
-            entry,
+            rule,
             novelty,
         )
         learns = follower is None

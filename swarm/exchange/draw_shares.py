@@ -29,11 +29,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
-from swarm.peers.parties import Parties
+from swarm.peers.parties import SHARE, Parties
 from swarm.types import DrawPlace, NodeId, TaskName
 
 WINDOW: Final = 64  # places
-SHARE: Final = 8  # newcomers have one place in so many, and so has each of many established parties
 LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
 
 

@@ -11,13 +11,12 @@ from typing import Final, Protocol
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
-from swarm.exchange.draw_shares import SHARE
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
-from swarm.peers.parties import Parties
+from swarm.peers.parties import SHARE, Parties
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN, Reputation

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
-from swarm.exchange.draw_shares import SHARE, DrawPlaces, DrawShares
+from swarm.exchange.draw_shares import DrawPlaces, DrawShares
 from swarm.exchange.external_sampler import choose
 from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, num_in, oldest_of_fullest
 from swarm.exchange.staleness import age_steps
-from swarm.peers.parties import Parties
+from swarm.peers.parties import SHARE, Parties
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]

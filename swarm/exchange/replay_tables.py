@@ -6,8 +6,8 @@ Invariant: a group is in `all` and in every table that its origin puts it in, or
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.exchange.draw_shares import SHARE
 from swarm.exchange.external_sampler import Candidate
+from swarm.peers.parties import SHARE
 from swarm.types import Digest, NodeId, ScoredGroup
 
 

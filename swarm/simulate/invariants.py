@@ -22,7 +22,8 @@ from swarm.events import (
     VersionPublished,
     WorkerDied,
 )
-from swarm.exchange.draw_shares import SHARE, WINDOW
+from swarm.exchange.draw_shares import WINDOW
+from swarm.peers.parties import SHARE
 from swarm.types import NodeId
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights

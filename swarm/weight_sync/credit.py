@@ -15,14 +15,13 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.flow import BoundedTable
-from swarm.peers.parties import Parties
+from swarm.peers.parties import SHARE, Parties
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.types import Credit, JsonDict, NodeId
 
 EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
 TRIAL_SHARE: Final = 0.05  # of a group's life: a trial lasts no longer while other generators wait for theirs
 GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial at least
-SHARE_OF_NEWCOMERS: Final = 8  # of capacity for each group of newcomers; one group at least
 
 
 @dataclass(eq=False, slots=True)
@@ -194,7 +193,7 @@ class CreditLedger:
         """Groups that newcomers may get now; negative where they have more than their share already."""
         if self._parties.is_private or capacity <= 0:
             return 0
-        return max(1, capacity // SHARE_OF_NEWCOMERS) - sum(map(self._load, self._newcomers()))
+        return max(1, capacity // SHARE) - sum(map(self._load, self._newcomers()))
 
     def _grant_newcomers(self, count: int, capacity: int) -> None:
         """In turn, those that deliver before those that are tried."""

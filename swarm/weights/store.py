@@ -97,7 +97,6 @@ class WeightStore:
         with self._exclusive():
             is_new = not path.exists()
             self._put_in_place(draft, path)
-        with self._lock:
             self._num_bytes += len(data) if is_new else 0
 
     def chunk(self, digest: Digest) -> bytes | None:
@@ -216,9 +215,8 @@ class WeightStore:
         return num_bytes
 
     def _count(self) -> None:
-        held = sum(size for _, size, _ in _files(self._chunks))
-        with self._lock:
-            self._num_bytes = held
+        with self._lock:  # a chunk is put in place and counted under the same lock, so it is counted once
+            self._num_bytes = held = sum(size for _, size, _ in _files(self._chunks))
         if held > self.max_bytes:
             bounds = {"bytes": held, "max_bytes": self.max_bytes}
             logger.warning("weights that must be kept exceed weights.store_bytes; raise it", extra=bounds)
