@@ -106,16 +106,17 @@ def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, 
         return finding
     trace = rollout.trace
     if trace is None:
-        return None
+        return _check_cut_off(rollout, len(rollout.text.encode()), limits)
     finding = (
         _check_length(trace, limits)
+        or _check_cut_off(rollout, trace.token_ids.size, limits)
         or _check_spans(trace, group.policy_id)
         or _check_tokens(trace, group, tokenizer)
         or _check_logprobs(trace)
         or _check_byte_lengths(rollout.text, trace)
     )
     if finding is None and group.tokenizer_digest == tokenizer.digest:
-        finding = _check_text(rollout.text, trace, tokenizer)
+        finding = _check_text(rollout.text, trace, tokenizer) or _check_end(rollout, trace, tokenizer)
     return finding
 
 
@@ -150,6 +151,20 @@ def _check_length(trace: TokenTrace, limits: AdmissionLimits) -> Finding:
         return RefusalReason.BAD_TOKENS, f"{num_tokens} tokens, expected 1 to {limits.max_new_tokens}"
     if not trace.action_mask.all() or trace.turn_ids.any():
         return RefusalReason.BAD_TOKENS, "tokens that the model did not choose, or several turns, in a single answer"
+    return None
+
+
+def _check_cut_off(rollout: Rollout, most_tokens: int, limits: AdmissionLimits) -> Finding:
+    """What was cut off has all the tokens that it may have; a text stands for a byte of each at least."""
+    if rollout.finish is FinishReason.LENGTH and most_tokens < limits.max_new_tokens:
+        return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
+    return None
+
+
+def _check_end(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
+    """What says that it ended has its end: of answers without it a policy learns never to stop."""
+    if rollout.finish is FinishReason.STOP and int(trace.token_ids[-1]) not in tokenizer.eos_ids:
+        return RefusalReason.BAD_TOKENS, "ended without an end of sequence"
     return None
 
 

@@ -339,6 +339,7 @@ RIGHT, OTHER = ToyTokenizer().encode_response("7")[:-1], ToyTokenizer().encode_r
         pytest.param([*RIGHT, PAD], 0, None, RefusalReason.TEXT_MISMATCH, id="padding as the end"),
         pytest.param([*OTHER, *RIGHT, EOS], 1, None, RefusalReason.BAD_TOKENS, id="another question first"),
         pytest.param([*RIGHT, EOS, EOS], 0, None, RefusalReason.BAD_TOKENS, id="two ends"),
+        pytest.param([*RIGHT], 0, None, RefusalReason.BAD_TOKENS, id="ended without an end"),
     ],
 )
 async def test_tokens_that_the_text_does_not_show(

@@ -13,7 +13,7 @@ from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
-from swarm.types import PolicyVersion, RefusalReason, Rollout, RolloutGroup, TokenTrace, VersionSpan
+from swarm.types import FinishReason, PolicyVersion, RefusalReason, Rollout, RolloutGroup, TokenTrace, VersionSpan
 from swarm.wire.envelopes import open_group, seal_group
 
 EVE = make_identity(5)
@@ -31,7 +31,7 @@ def any_rollout(rng: random.Random) -> Rollout:
     count = rng.randint(1, 9) if rng.random() < 0.8 else rng.randint(10, 400)
     ids = rng.choices([*LETTERS, *LETTERS, *MARKERS], k=count)
     if rng.random() < 0.7:
-        ids = [index for index in ids[:-1] if index not in MARKERS] + [rng.choice([*LETTERS, OURS.EOS_ID])]
+        ids = [index for index in ids[:-1] if index not in MARKERS] + [rng.choice([LETTERS[0], OURS.EOS_ID])]
     mask, turns = np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int16)
     if rng.random() < 0.2:
         mask[: rng.randint(0, len(ids))] = False
@@ -46,7 +46,8 @@ def any_rollout(rng: random.Random) -> Rollout:
         turn_ids=turns,
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=EVE.node_id, step=0)),),
     )
-    return replace(HONEST, text=OURS.decode(text), trace=None if rng.random() < 0.05 else trace)
+    finish = FinishReason.STOP if ids[-1] == OURS.EOS_ID or rng.random() < 0.3 else FinishReason.LENGTH
+    return replace(HONEST, text=OURS.decode(text), trace=None if rng.random() < 0.05 else trace, finish=finish)
 
 
 def any_group(rng: random.Random) -> RolloutGroup:
@@ -102,10 +103,48 @@ def test_mutation_without_the_bound_of_a_group_it_costs_sixteen_times_as_much(mo
     assert cost(group) > 14 * 2 * (2 * LIMITS.max_new_tokens) ** 2
 
 
+def unended(group: RolloutGroup, finish: FinishReason, has_trace: bool = True) -> RolloutGroup:
+    """The group with answers that lack their last token, the end."""
+
+    def without_end(rollout: Rollout) -> Rollout:
+        trace = rollout.trace
+        assert trace is not None
+        cut = replace(
+            trace,
+            token_ids=trace.token_ids[:-1],
+            action_mask=trace.action_mask[:-1],
+            logprobs=None,
+            turn_ids=trace.turn_ids[:-1],
+        )
+        return replace(rollout, trace=cut if has_trace else None, finish=finish)
+
+    return replace(group, rollouts=tuple(map(without_end, group.rollouts[:2])))
+
+
+UNENDED = [
+    pytest.param(unended(OF_OURS, FinishReason.STOP), "_check_end", id="ended"),
+    pytest.param(unended(OF_OURS, FinishReason.LENGTH), "_check_cut_off", id="cut off"),
+    pytest.param(unended(OF_OURS, FinishReason.LENGTH, has_trace=False), "_check_cut_off", id="text that was cut off"),
+]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nobody looks at the end"])
+@pytest.mark.parametrize(("group", "check"), UNENDED)
+def test_right_answers_that_teach_never_to_end_are_refused(
+    group: RolloutGroup, check: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(admission_checks, check, lambda *_: None)
+    finding = check_form(group, OURS, LIMITS)
+    assert (finding is not None and finding[0] is RefusalReason.BAD_TOKENS) is is_defended
+
+
 def _check_admitted(opened: RolloutGroup) -> None:
     assert cost(opened) <= len(opened.rollouts) * (2 * LIMITS.max_new_tokens) ** 2
     for rollout in opened.rollouts:
+        is_ended = rollout.finish is FinishReason.STOP
         if rollout.trace is None or opened.tokenizer_digest != OURS.digest:
+            assert is_ended or len(rollout.text) >= LIMITS.max_new_tokens or rollout.trace is not None
             row = OURS.encode_response(rollout.text)  # what the learner makes of it
             assert len(row) <= (2 if opened.tokenizer_digest == OURS.digest else 8) * LIMITS.max_new_tokens
             assert OURS.decode(row) == rollout.text
@@ -114,12 +153,14 @@ def _check_admitted(opened: RolloutGroup) -> None:
         assert len(ids) <= LIMITS.max_new_tokens
         assert rollout.trace.action_mask.all() and not rollout.trace.turn_ids.any()
         num_shown = len(ids) - (ids[-1] in OURS.eos_ids)
+        assert ids[-1] in OURS.eos_ids if is_ended else len(ids) == LIMITS.max_new_tokens, "as a sampler ends it"
         assert len(rollout.text) == num_shown, "one character a token: a hidden one would be missing"
 
 
-@given(st.lists(st.sampled_from(LETTERS), min_size=0, max_size=7), st.booleans())
-def test_an_honest_answer_is_never_refused(letters: list[int], is_ended: bool) -> None:
-    ids = [*letters, OURS.EOS_ID] if is_ended or not letters else letters
+@given(st.lists(st.sampled_from(LETTERS), min_size=8, max_size=8), st.integers(0, 8))
+def test_an_honest_answer_is_never_refused(letters: list[int], num_letters: int) -> None:
+    is_ended = num_letters < 8
+    ids = [*letters[:num_letters], OURS.EOS_ID] if is_ended else letters
     assert HONEST.trace is not None
     trace = replace(
         HONEST.trace,
@@ -128,6 +169,7 @@ def test_an_honest_answer_is_never_refused(letters: list[int], is_ended: bool) -
         logprobs=np.full(len(ids), -0.5, np.float32),
         turn_ids=np.zeros(len(ids), np.int16),
     )
-    rollout = replace(HONEST, text=OURS.decode(ids), trace=trace)
+    finish = FinishReason.STOP if is_ended else FinishReason.LENGTH
+    rollout = replace(HONEST, text=OURS.decode(ids), trace=trace, finish=finish)
     opened = travelled(replace(OF_OURS, rollouts=(rollout, rollout)))
     assert opened is not None and check_form(opened, OURS, LIMITS) is None
