@@ -1,0 +1,180 @@
+"""Free keys whose groups are right, fresh and many, over real sockets: they have an eighth of what a node learns from.
+
+The mutation, `every_key_counts_in_full`, takes away who is established and what a party may have. That such groups come
+from no policy is not found out: what is bounded is their share.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attacked_node import VICTIM, AttackedNode, Sender
+
+from swarm.config import ReplayConfig, WeightsConfig
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress
+from swarm.peers.parties import SHARE, Parties
+from swarm.testing.builders import make_group, make_identity
+from swarm.types import Credit, NodeId, PolicyVersion, Role, RolloutGroup, VersionSpan
+from swarm.weights.publish import Publisher
+from swarm.weights.store import WeightStore
+from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+
+pytestmark = pytest.mark.timeout(60)
+
+HONEST = [make_identity(number) for number in (2, 3)]
+HOSTILE = [make_identity(number) for number in range(10, 16)]
+REPLAY = ReplayConfig(local_groups=1, external_groups=4)
+NUM_DRAWS = 16
+
+
+def every_key_counts_in_full(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Parties, "is_established", lambda *_: True)
+    patch.setattr(Parties, "bounds_of", lambda *_: ())
+    patch.setattr(Parties, "party_of", lambda self, node_id: node_id)
+
+
+def every_kind_counts_in_full(patch: pytest.MonkeyPatch) -> None:
+    """A group without log-probs counts as its producer does."""
+    patch.setattr(ReplayBuffer, "_is_newcomers", lambda *_: False)
+
+
+def part_of(hostile: list[Identity], drawn: Counter[NodeId]) -> float:
+    return sum(drawn[each.node_id] for each in hostile) / (NUM_DRAWS * REPLAY.external_groups)
+
+
+def invented(identity: Identity, number: int) -> RolloutGroup:
+    """Four right and four wrong answers, as a script writes them."""
+    rng = random.Random(f"{identity.node_id} {number}")
+    return make_group(identity.node_id, task_id=rng.randrange(10**6), logprob=-rng.random())
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
+async def test_six_free_keys_beside_two_members_have_an_eighth_of_the_draws(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invented groups; the mutation is every_key_counts_in_full."""
+    if not is_defended:
+        every_key_counts_in_full(monkeypatch)
+    async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
+        num_sent = 0
+        for identity in (*HONEST, *HOSTILE):
+            sender = await node.follow(identity)
+            for number in range(32 if identity in HONEST else 12):
+                sender.send(invented(identity, number))
+                num_sent += 1
+        await node.judged(num_sent)
+        assert not node.refused
+        drawn = await node.drawn(NUM_DRAWS)
+        if is_defended:
+            assert 0 < part_of(HOSTILE, drawn) <= 1 / SHARE
+            assert part_of(HONEST, drawn) >= 0.8, "nothing of what members bring is lost"
+        else:
+            assert part_of(HOSTILE, drawn) > 0.5
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
+async def test_a_member_that_leaves_out_log_probs_has_what_a_stranger_has(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured of such a group, so it evades the guard; the mutation is every_kind_counts_in_full."""
+    if not is_defended:
+        every_kind_counts_in_full(monkeypatch)
+    async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
+        turned, honest = await node.follow(HONEST[0]), await node.follow(HONEST[1])
+        for number in range(32):
+            group = invented(turned.identity, number)
+            traces = [replace(each.trace, logprobs=None) for each in group.rollouts if each.trace is not None]
+            rollouts = tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+            turned.send(replace(group, rollouts=rollouts))
+            honest.send(invented(honest.identity, number))
+        await node.judged(64)
+        assert not node.refused
+        share = part_of([turned.identity], await node.drawn(NUM_DRAWS))
+        assert (0 < share <= 1 / SHARE) if is_defended else share >= 0.4
+
+
+# --- followers of a trainer ----------------------------------------------------------------------------------
+
+
+class AttackedTrainer(AttackedNode):
+    """Generates nothing: whoever follows its weights, and has credit for it, makes the groups of its lineage."""
+
+    def __init__(self, directory: Path, members: tuple[Identity, ...]) -> None:
+        replay = ReplayConfig(local_groups=4, external_groups=0)
+        weights = WeightsConfig(publish=True)
+        super().__init__(directory, members, roles=(Role.TRAINER,), replay=replay, weights=weights)
+        self._weights = {
+            "w": HostTensor(
+                spec=TensorSpec(name="w", dtype="bfloat16", shape=(64,)), bits=np.full(64, 0x3C00, np.dtype("<u2"))
+            )
+        }
+
+    def parts(self) -> dict[str, Any]:
+        self.weight_store = WeightStore(self.config.dir / "weights", self.config.weights.store_bytes)
+        return {"weights": self.weight_store}
+
+    @property
+    def version(self) -> PolicyVersion:
+        return PolicyVersion(policy_id=VICTIM.node_id, step=0, digest=published_digest(self._weights))
+
+    async def __aenter__(self) -> "AttackedTrainer":
+        await super().__aenter__()
+        (self.endpoint,) = await self.transport.serve(self.agent.streams)
+        manifests = Publisher(self.weight_store.put_chunk).publish(self.version, self._weights)
+        await self.agent.publish(self.version, manifests)
+        return self
+
+    async def is_followed_by(self, identity: Identity, seconds: float) -> "asyncio.Task[None]":
+        """A follower that delivers as much as it has credit for, so many seconds after it was granted."""
+        sender = await self.follow(identity)
+        client = await self._transport(identity).connect(
+            PeerAddress(node_id=VICTIM.node_id, endpoint=self.endpoint), 5.0
+        )
+        return asyncio.create_task(self._deliver(sender, client.watch(VICTIM.node_id, 8), seconds))
+
+    async def _deliver(self, sender: Sender, news: AsyncIterator[Any], seconds: float) -> None:
+        num_sent = 0
+        async for item in news:
+            if isinstance(item, Credit):
+                await asyncio.sleep(seconds)
+                for num_sent in range(num_sent + 1, item.granted + 1):  # noqa: B020
+                    sender.send(self._by_follower(sender.identity, num_sent))
+
+    def _by_follower(self, identity: Identity, number: int) -> RolloutGroup:
+        group = invented(identity, number)
+        span = (VersionSpan(start=0, version=self.version),)
+        traces = [replace(each.trace, spans=span) for each in group.rollouts if each.trace is not None]
+        rollouts = tuple(replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+        return replace(group, policy_id=VICTIM.node_id, rollouts=rollouts)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
+async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take credit, and deliver faster than the members; the mutation is every_key_counts_in_full."""
+    if not is_defended:
+        every_key_counts_in_full(monkeypatch)
+    async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
+        followers = [await node.is_followed_by(identity, 0.02) for identity in HONEST]
+        followers += [await node.is_followed_by(identity, 0.0) for identity in HOSTILE]
+        drawn = Counter[NodeId]()
+        for _ in range(12):
+            draw = await node.next_draw()
+            drawn.update(each.scored.group.producer for each in draw.groups)
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
+        if is_defended:
+            assert num_hostile <= drawn.total() / SHARE + 1
+        else:
+            assert num_hostile > drawn.total() / 2
