@@ -165,6 +165,28 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
         return self
 
 
+class DecayingSums(Generic[Key]):
+    """A sum for each key, which halves every half-life; the keys added to last are remembered.
+
+    Example:
+        used_s = DecayingSums[NodeId](half_life_s=30.0, max_keys=4096)
+        used_s.add(peer, 0.05, clock.monotonic_s())
+    """
+
+    def __init__(self, half_life_s: float, max_keys: int) -> None:
+        self._half_life_s = half_life_s
+        self._sums = BoundedTable[Key, tuple[float, float]](max_keys)  # at a time
+
+    def of(self, key: Key, now_s: float) -> float:
+        """The sum now; 0 for an unknown key."""
+        total, at_s = self._sums.get(key, (0.0, now_s))
+        return total * 0.5 ** ((now_s - at_s) / self._half_life_s)
+
+    def add(self, key: Key, amount: float, now_s: float) -> None:
+        """Adds to the sum of a key."""
+        self._sums[key] = (self.of(key, now_s) + amount, now_s)
+
+
 class RateLimiter(Generic[Key]):
     """A token bucket for each key; the keys seen last are remembered.
 
@@ -219,9 +241,9 @@ class FairTurns(Generic[Key]):
         self._held_by = Counter[Key]()
         self._waiting: dict[bool, dict[Key, deque[asyncio.Future[None]]]] = {True: {}, False: {}}
 
-    def turn(self, party: Key, *, is_known: bool) -> "_Turn[Key]":
+    def turn(self, party: Key, *, is_known: bool) -> "Turn[Key]":
         """A context that waits for a place and holds it."""
-        return _Turn(self, party, is_known)
+        return Turn(self, party, is_known)
 
     async def enter(self, party: Key, is_known: bool) -> None:
         """Waits for a place; every place that was given is left again by `leave`."""
@@ -289,18 +311,27 @@ class FairTurns(Generic[Key]):
 
 
 @dataclass(eq=False, slots=True)
-class _Turn(Generic[Key]):
+class Turn(Generic[Key]):
     """A place for the time of a `with`: a generator for it would cost three times as much."""
 
     turns: FairTurns[Key]
     party: Key
     is_known: bool
+    is_held: bool = False
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> "Turn[Key]":
         await self.turns.enter(self.party, self.is_known)
+        self.is_held = True
+        return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.turns.leave(self.party, self.is_known)
+        self.end()
+
+    def end(self) -> None:
+        """Gives the place back before the `with` ends."""
+        if self.is_held:
+            self.is_held = False
+            self.turns.leave(self.party, self.is_known)
 
 
 @dataclass(slots=True)

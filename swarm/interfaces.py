@@ -98,6 +98,7 @@ class Producer:
 
     node_id: NodeId
     is_known: bool  # groups of it were admitted before, more of them than were refused
+    origin: str = ""  # whom the time counts against while it is not: subnet or key of who sent them; empty: its key
 
 
 class Verifier(Protocol):

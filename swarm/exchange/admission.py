@@ -7,7 +7,7 @@ carries rewards computed on this node. Checks run from cheap to expensive, and c
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,7 +18,7 @@ from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
-from swarm.flow import FairTurns
+from swarm.flow import FairTurns, Turn
 from swarm.interfaces import GroupStore, Producer, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
@@ -41,7 +41,7 @@ from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
-MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the end of their admission
+MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the scoring of their answers
 _NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted before: a flood of new keys delays no other
 _MAX_OF_ONE_SENDER: Final = 4
 
@@ -54,6 +54,7 @@ class Arrival:
     via: NodeId  # the authenticated peer that sent it
     group: RolloutGroup | None = None  # once digest, signature and structure hold
     order: int = 0  # among commitments and arrivals, once it is opened
+    turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
     rewards: FloatArray = field(init=False)  # [G], from the sandbox
     scored: ScoredGroup = field(init=False)  # once it is stored
 
@@ -74,6 +75,7 @@ class Admission:
     _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
     _entry: EntryRule | None = None  # who may take part in the run; None: everybody
     _novelty: Novelty = field(default_factory=Novelty)  # the answers seen so far
+    _origin_of: Callable[[NodeId], str] = str  # whom the time counts against that a newcomer's answers take
 
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
@@ -94,7 +96,7 @@ class Admission:
         arrival = Arrival(sealed=sealed, via=via)
         finding = self._check_unread(arrival)
         if finding is None:
-            async with self._slots.turn(via, is_known=self._reputation.score(via) > 0):
+            async with self._slots.turn(via, is_known=self._reputation.score(via) > 0) as arrival.turn:
                 finding = await self._check_sealed(arrival) or await self._check_opened(arrival)
         if finding is not None:
             reason, detail = finding
@@ -280,7 +282,12 @@ class Admission:
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
-        producer = Producer(node_id=group.producer, is_known=self._reputation.score(group.producer) > 0)
+        origin = self._origin_of(arrival.via)
+        if arrival.via != group.producer:  # a relay's own groups do not wait for what it passed on
+            origin = f"relayed by {origin}"
+        is_known = self._reputation.score(group.producer) > 0
+        producer = Producer(node_id=group.producer, is_known=is_known, origin=origin)
+        arrival.turn.end()
         try:
             verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts], producer)
         except LookupError:

@@ -155,6 +155,7 @@ class Agent:
             usable,
             rule,
             novelty,
+            parties.origin_of,
         )
         learns = follower is None
         self.ingest = GroupIngest(

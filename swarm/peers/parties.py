@@ -71,6 +71,10 @@ class Parties:
         party, subnet = self.party_of(node_id), self._subnet_of(node_id)
         return (party,) if subnet is None or subnet == party else (party, subnet)
 
+    def origin_of(self, node_id: NodeId) -> str:
+        """Whom work counts against that a newcomer causes: the subnet of its public address, else its key."""
+        return self._subnet_of(node_id) or node_id
+
     def _subnet_of(self, node_id: NodeId) -> str | None:
         """The subnet of a public address; None for any other, and for a name."""
         endpoint = self._endpoint_of(node_id)

@@ -19,7 +19,7 @@ from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import TOY_ENV, ScriptedVerifier, ToyTokenizer, make_identity
-from swarm.types import Correction
+from swarm.types import Correction, NodeId
 
 
 async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
@@ -68,6 +68,7 @@ def make_admission(
     usable: frozenset[Correction] = frozenset(Correction),
     entry: EntryRule | None = None,
     novelty: Novelty | None = None,
+    origin_of: Callable[[NodeId], str] = str,
 ) -> Admission:
     """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
@@ -89,4 +90,5 @@ def make_admission(
         usable,
         entry,
         Novelty() if novelty is None else novelty,
+        origin_of,
     )

@@ -3,28 +3,39 @@
 import asyncio
 import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
+from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
-from swarm.types import RefusalReason, Refused, ScoredGroup, SealedGroup
+from swarm.types import NodeId, RefusalReason, Refused, ScoredGroup, SealedGroup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
 
-RULE = (
-    "def score(question, answer, reference):\n    while answer == '77':\n        pass\n    return answer == reference\n"
-)
-NUM_KEYS = 16
+RULE = """
+import time
+
+def score(question, answer, reference):
+    while answer == "77":
+        pass
+    if answer == "88":
+        ends_s = time.process_time() + 0.03
+        while time.process_time() < ends_s:
+            pass
+    return answer == reference
+"""
+LONG = "88"
+NUM_KEYS = 8
 
 
 class Node:
@@ -41,7 +52,14 @@ class Node:
         self.verifier = SandboxVerifier((config,), SandboxConfig())
         context = make_context(NodeConfig(), make_identity(3), clock=SystemClock(), offload=asyncio.to_thread)
         store = MemoryGroupStore(context.clock, 10**8)
-        self.admission = make_admission(context, store, verifier=self.verifier, environments=frozenset({"digits"}))
+        self.admission = make_admission(
+            context, store, verifier=self.verifier, environments=frozenset({"digits"}), origin_of=self.origin_of
+        )
+        self.subnets: dict[str, str] = {}
+        self.is_by_subnet = True
+
+    def origin_of(self, node_id: NodeId) -> str:
+        return self.subnets.get(node_id, node_id) if self.is_by_subnet else node_id
 
     def sealed(self, identity: Identity, wrong: str) -> SealedGroup:
         """Half of the answers right, half `wrong`."""
@@ -65,27 +83,70 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 GOOD, ENDLESS = "??", "77"
 
 
-async def flood(node: Node) -> list[asyncio.Task[ScoredGroup | Refused]]:
-    tasks = [asyncio.create_task(node.admit(make_identity(100 + i), ENDLESS)) for i in range(NUM_KEYS)]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return tasks
+async def attack(node: Node, num_subnets: int) -> list[asyncio.Task[ScoredGroup | Refused]]:
+    """Answers of fresh keys that never end, when those of other keys of the same subnets were judged."""
+    waves = list[list[asyncio.Task[ScoredGroup | Refused]]]()
+    for _ in range(2):
+        keys = [Identity.create() for _ in range(NUM_KEYS)]
+        for number, key in enumerate(keys):
+            node.subnets[key.node_id] = f"10.{number % num_subnets}.0.0/24"
+        waves.append([asyncio.create_task(node.admit(key, ENDLESS)) for key in keys])
+        await asyncio.wait(waves[-1], return_when=asyncio.ALL_COMPLETED if len(waves) < 2 else asyncio.FIRST_COMPLETED)
+    return waves[-1]
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("is_reserved", [True, False])  # the second is the mutation: nobody is known
-async def test_an_honest_group_passes_a_flood_of_fresh_keys(
-    node: Node, is_reserved: bool, monkeypatch: pytest.MonkeyPatch
+async def number_before(node: Node, honest: Identity, flood: list[asyncio.Task[ScoredGroup | Refused]]) -> int:
+    """How many groups of the flood were judged before an honest one was admitted."""
+    assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
+    num_before = sum(task.done() for task in flood)
+    results = await asyncio.gather(*flood)
+    reasons = {result.reason for result in results if isinstance(result, Refused)}
+    assert reasons == {RefusalReason.VERIFIER_FAILED}
+    return num_before
+
+
+def first_come_first_served(self: ScoringTurns, lane: Lane) -> Any:
+    holding = self._holding[lane]
+    free = (each for each in self._waiting[lane] if each.account not in holding and not each.place.done())
+    return next(free, None)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("num_subnets", [1, NUM_KEYS])
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "first come, first served"])
+async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
+    node: Node, num_subnets: int, is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_reserved:
+    if not is_defended:  # a newcomer stands in line with those whose answers never end
+        monkeypatch.setattr(ScoringTurns, "_next_in", first_come_first_served)
+        monkeypatch.setattr(ScoringTurns, "note_overrun", lambda self, producer: None)
+        monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
+        node.is_by_subnet = False
+    flood = await attack(node, num_subnets)
+    num_before = await number_before(node, Identity.create(), flood)
+    assert (num_before <= NUM_KEYS // 2) is is_defended
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nobody is known
+async def test_an_honest_group_passes_a_flood_of_its_own_subnet_once_its_producer_is_known(
+    node: Node, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_known:
         monkeypatch.setattr(node.admission._reputation, "score", lambda _: 0.0)
     honest = make_identity(2)
+    node.subnets[honest.node_id] = "10.0.0.0/24"
     assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
-    tasks = await flood(node)
-    assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
-    assert (sum(task.done() for task in tasks) < NUM_KEYS // 2) is is_reserved
-    results = await asyncio.gather(*tasks)
-    reasons = Counter(result.reason for result in results if isinstance(result, Refused))
-    assert reasons == {RefusalReason.VERIFIER_FAILED: NUM_KEYS}
+    flood = await attack(node, num_subnets=1)
+    assert (await number_before(node, honest, flood) <= NUM_KEYS // 2) is is_known
+
+
+async def test_answers_that_take_longer_than_a_first_try_are_scored_in_full_all_the_same(node: Node) -> None:
+    slow = make_identity(4)
+    assert isinstance(await node.admit(slow, LONG), ScoredGroup)
+    assert isinstance(await node.admit(slow, LONG), ScoredGroup)
+    assert len(node.verifier._slow) == 1
+    assert isinstance(await node.admit(make_identity(5), GOOD), ScoredGroup)
 
 
 async def test_own_groups_and_later_ones_of_others_pay_nothing_for_an_endless_answer(node: Node) -> None:

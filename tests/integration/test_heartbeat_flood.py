@@ -17,6 +17,7 @@ from coordinator.turns import SubnetTurns
 from swarm.config import CoordinatorConfig, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
+from swarm.testing.call_flood import forwarding
 from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
 from swarm.wire.reports import report_to_heartbeat
@@ -29,32 +30,6 @@ CALLS_AT_ONCE = 16  # of one key
 NODE = NodeConfig(
     environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),), model=ModelConfig(source="tiny")
 )
-
-
-@asynccontextmanager
-async def forwarding(source: str, endpoint: str) -> AsyncGenerator[str]:
-    """An endpoint whose connections reach another one from `source`."""
-    host, _, port = endpoint.rpartition(":")
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        out_reader, out_writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
-        await asyncio.gather(copy(reader, out_writer), copy(out_reader, writer))
-        for end in (writer, out_writer):
-            with suppress(OSError):
-                await end.wait_closed()
-
-    server = await asyncio.start_server(forward, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
 
 
 def heaviest_report(identity: Identity) -> NodeReport:

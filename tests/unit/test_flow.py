@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from swarm.flow import Backoff, BoundedTable, FairTurns, RateLimiter, RunningMean, Signal, TokenBucket
+from swarm.flow import Backoff, BoundedTable, DecayingSums, FairTurns, RateLimiter, RunningMean, Signal, TokenBucket
 from swarm.simulate.virtual.loop import run_virtual
 
 
@@ -167,3 +167,20 @@ async def test_turns_that_are_cancelled_leave_nothing() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     assert not turns._held_by and turns._num_held == {True: 0, False: 0}
     assert turns._waiting == {True: {}, False: {}}
+
+
+async def test_a_turn_that_is_ended_early_is_given_back_once() -> None:
+    turns = FairTurns[str](num_places=1, num_reserved=0, max_per_party=1)
+    async with turns.turn("first", is_known=True) as turn:
+        turn.end()
+        async with turns.turn("second", is_known=True):
+            turn.end()
+            assert turns._num_held == {True: 1, False: 0}
+    assert turns._num_held == {True: 0, False: 0}
+
+
+def test_a_sum_halves_every_half_life() -> None:
+    sums = DecayingSums[str](half_life_s=10.0, max_keys=2)
+    sums.add("a", 1.0, 0.0)
+    sums.add("a", 1.0, 10.0)
+    assert sums.of("a", 10.0) == 1.5 and sums.of("a", 20.0) == 0.75 and sums.of("b", 5.0) == 0.0

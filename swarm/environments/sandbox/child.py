@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
+LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
 
 
 def main() -> None:
@@ -127,7 +128,7 @@ class Scorer:
         """The reply to one request frame."""
         request = json.loads(frame)
         try:
-            reply = self._score(request["env"], request["task_id"], request["answers"])
+            reply = self._score(request["env"], request["task_id"], request["answers"], request["share"])
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
         except Exception as error:  # a verifier may raise anything on hostile text
@@ -140,14 +141,19 @@ class Scorer:
         """A reply as the bytes of a frame."""
         return json.dumps(reply).encode()
 
-    def _score(self, env: str, task_id: int, answers: list[str]) -> dict[str, Any]:
+    def _score(self, env: str, task_id: int, answers: list[str], share: float) -> dict[str, Any]:
+        """`share`: of the CPU time that all the answers may take."""
         environment = self._environments[env]
         task, reference = environment.task(task_id), environment.reference(task_id)
-        rewards = list[float]()
+        rewards, most_s = list[float](), self._answer_cpu_s[env]
+        ends_s = time.process_time() + max(LEAST_SHARE_S, share * most_s * len(answers))
         try:
             for answer in answers:
+                left_s = min(most_s, ends_s - time.process_time()) if share < 1 else most_s
+                if left_s <= 0:
+                    return {"error": "share"}
                 # SIGPROF ends this process, also inside of a loop in C that never returns to Python.
-                signal.setitimer(signal.ITIMER_PROF, self._answer_cpu_s[env])
+                signal.setitimer(signal.ITIMER_PROF, left_s)
                 rewards.append(environment.reward(task_id, answer))
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": type(error).__name__}

@@ -1,41 +1,50 @@
 """Sandboxed verifier: scores answers in confined processes, so that no answer can run code on the node.
 
-Invariant: own answers and those of peers never share a process, nor wait for one another; and an answer that breaks its
-process, or takes too long, costs its own producer's turn the replacement.
+Invariant: own answers and those of peers never share a process, nor wait for one another; an answer that breaks its
+process, or takes too long, costs its own producer's turn the replacement; and answers of peers that take long are
+scored apart from the others.
 """
 
 import asyncio
 import json
 import logging
+import os
 import secrets
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
+from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
-from swarm.flow import FairTurns
 from swarm.interfaces import Producer, Verdict
-from swarm.types import Message, NodeId, Task
+from swarm.types import Message, Task
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 * 2**20
-# Processes for answers of peers, one of them only for producers whose groups were admitted before: a flood of fresh
-# keys keeps two busy and lets the others through. The second and third are forked when first needed.
-_NUM_EXTERNAL: Final = 3
-_NUM_RESERVED: Final = 1
+# Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
+# take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
+FIRST_SHARE: Final = 0.02
+FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
+SLOW_NICE: Final = 5  # of the process of slow answers: a third of the CPU where others want it, too
+
+
+class TookLong(RolloutFailed):
+    """A first try of answers used up its share of the time."""
 
 
 class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
-    One scores the answers of this node, others those of peers. A process is replaced when it used `limits.cpu_s` of
-    CPU, and killed when one answer takes more CPU than its environment allows, or a request longer than
-    `limits.timeout_s`.
+    One scores the answers of this node, others those of peers (`ScoringTurns` says whose), one of these what took too
+    long in a first try. A process is replaced when it used `limits.cpu_s` of CPU, and killed when one answer takes more
+    CPU than its environment allows, or a request longer than `limits.timeout_s`.
     """
 
     def __init__(self, configs: tuple[EnvironmentConfig, ...], limits: SandboxConfig) -> None:
@@ -45,8 +54,9 @@ class SandboxVerifier:
         self._processes = ScoringProcesses(configs, limits)
         self._own_turn = asyncio.Lock()
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
-        self._external_turns = FairTurns[NodeId](_NUM_EXTERNAL, _NUM_RESERVED, max_per_party=1)
+        self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
         self._external: list[ScoringProcess] = []  # those that wait for a request
+        self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
 
@@ -67,16 +77,15 @@ class SandboxVerifier:
         """
         if env not in self._names:
             raise LookupError(f"environment {env!r} is not part of this run")
-        request = {"nonce": secrets.token_hex(16), "env": env, "task_id": task_id, "answers": list(answers)}
-        frame = json.dumps(request).encode()
-        if len(frame) > MAX_REQUEST_BYTES:
-            raise TooLarge(f"answers of {len(frame)} bytes exceed {MAX_REQUEST_BYTES}")
+        body = json.dumps({"env": env, "task_id": task_id, "answers": list(answers)})
+        if len(body) > MAX_REQUEST_BYTES:
+            raise TooLarge(f"answers of {len(body)} bytes exceed {MAX_REQUEST_BYTES}")
+        request = _Request(env, task_id, len(answers), body)
         if producer is None:
             async with self._own_turn:
-                reply = await self._ask_one_of(self._own, request, frame)
+                reply = await self._ask_one_of(self._own, request)
         else:
-            async with self._external_turns.turn(producer.node_id, is_known=producer.is_known):
-                reply = await self._ask_one_of(self._external, request, frame)
+            reply = await self._score_external(request, producer)
         if isinstance(reply, Verdict):
             return reply
         raise reply
@@ -85,26 +94,52 @@ class SandboxVerifier:
         """Name of each limit -> whether the kernel enforces it, as the process of own answers found. Starts it."""
         async with self._own_turn:
             if not self._own:
-                self._own.append(await self._start())
+                self._own.append(await self._start(self._own))
             return dict(self._own[0].limits)
 
     async def close(self) -> None:
         """Ends the processes; a later request would start others."""
-        idle, self._own[:], self._external[:] = [*self._own, *self._external], [], []
+        pools = (self._own, self._external, self._slow)
+        idle = [process for pool in pools for process in pool]
+        for pool in pools:
+            pool.clear()
         for process in idle:
             process.writer.close()
         await self._processes.close()
 
+    async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
+        """The verdict on answers of a peer, or what is to be raised: after a short first try among the slow ones."""
+        lane = self._turns.lane_of(producer)
+        if lane is not Lane.SLOW:
+            async with self._turns.of(producer, lane):
+                first = await self._ask_one_of(self._external, replace(request, share=FIRST_SHARE), producer)
+            if not isinstance(first, TookLong):
+                return first
+            self._turns.note_overrun(producer)
+        async with self._turns.of(producer, Lane.SLOW):
+            return await self._ask_one_of(self._slow, request, producer)
+
     async def _ask_one_of(
-        self, idle: list[ScoringProcess], request: dict[str, Any], frame: bytes
+        self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
     ) -> Verdict | Exception:
         """The verdict of a process that waits, or of a new one; what was ended is replaced before the turn is over."""
-        process = await self._waiting(idle) or await self._start()
+        process = await self._waiting(idle) or await self._start(idle)
+        began_s = asyncio.get_running_loop().time()
         try:
-            reply = await self._ask(process, frame)
-            if reply.get("nonce") != request["nonce"]:
+            return await self._ask_and_replace(process, idle, request)
+        finally:
+            if producer is not None:
+                self._turns.charge(producer, asyncio.get_running_loop().time() - began_s)
+
+    async def _ask_and_replace(
+        self, process: ScoringProcess, idle: list[ScoringProcess], request: "_Request"
+    ) -> Verdict | Exception:
+        nonce = secrets.token_hex(16)
+        try:
+            reply = await self._ask(process, request, nonce)
+            if reply.get("nonce") != nonce:
                 raise ValueError("it answered another request")
-            result = _result_of(request["env"], request["task_id"], len(request["answers"]), reply)
+            result = _result_of(request, reply)
             used_s = reply.get("cpu_s")
             process.cpu_s = used_s if isinstance(used_s, float) else float("inf")
             if process.cpu_s < self._limits.cpu_s:
@@ -114,14 +149,14 @@ class SandboxVerifier:
             await self._processes.end(process)
         except (OSError, EOFError, ValueError, RecursionError) as problem:
             # no verifier of ours answers so: an answer has ended the process, or taken it over
-            result = await self._failure(process, request["env"], problem)
+            result = await self._failure(process, request, problem)
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
             await self._processes.end(process)
             raise
         if not self._processes.is_running:  # closed meanwhile
             return result
         try:
-            idle.append(await self._start())
+            idle.append(await self._start(idle))
             self.num_replaced += 1
         except (RolloutFailed, ConfigError):
             logger.warning("a scoring process could not be replaced", exc_info=True)  # the next request tries again
@@ -137,19 +172,26 @@ class SandboxVerifier:
             self.num_replaced += 1
         return None
 
-    async def _start(self) -> ScoringProcess:
+    async def _start(self, pool: list[ScoringProcess]) -> ScoringProcess:
         process = await self._processes.start()
         self.num_started += 1
+        if pool is self._slow:
+            with suppress(OSError):  # it may have ended already
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + SLOW_NICE)
         return process
 
-    async def _ask(self, process: ScoringProcess, frame: bytes) -> dict[str, Any]:
-        async with asyncio.timeout(self._limits.timeout_s):
+    async def _ask(self, process: ScoringProcess, request: "_Request", nonce: str) -> dict[str, Any]:
+        frame = request.frame(nonce)
+        async with asyncio.timeout(self._limits.timeout_s * (FIRST_TIMEOUT_SHARE if request.is_first_try else 1.0)):
             process.writer.write(len(frame).to_bytes(4) + frame)
             await process.writer.drain()
             return await read_reply(process.reader)
 
-    async def _failure(self, process: ScoringProcess, env: str, problem: Exception) -> RolloutFailed:
+    async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
+        env = request.env
         signal_number = await self._processes.end(process)
+        if request.is_first_try and (isinstance(problem, TimeoutError) or signal_number == signal.SIGPROF):
+            return TookLong(f"environment {env}: the answers took longer than a first try may")
         if isinstance(problem, TimeoutError):
             return RolloutFailed(f"environment {env}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
         if signal_number == signal.SIGPROF:
@@ -159,16 +201,37 @@ class SandboxVerifier:
         return RolloutFailed(f"environment {env}: the scoring process died or answered nonsense: {reason}")
 
 
-def _result_of(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict | Exception:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Answers to score."""
+
+    env: str
+    task_id: int
+    num_answers: int
+    body: str  # all three as JSON
+    share: float = 1.0  # of the CPU time that all answers may take
+
+    @property
+    def is_first_try(self) -> bool:
+        return self.share < 1.0
+
+    def frame(self, nonce: str) -> bytes:
+        head = json.dumps({"nonce": nonce, "share": self.share})
+        return f"{head[:-1]}, {self.body[1:]}".encode()
+
+
+def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
     """The verdict, or what is to be raised. Raises ValueError for a reply that no verifier makes."""
     try:
-        return _verdict(env, task_id, num_answers, reply)
+        return _verdict(request.env, request.task_id, request.num_answers, reply)
     except (LookupError, RolloutFailed) as error:
         return error
 
 
 def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict:
     """Checks a reply as if its sender were hostile. Raises ValueError for one that no verifier makes."""
+    if reply.get("error") == "share":
+        raise TookLong(f"environment {env}: the answers took longer than a first try may")
     if reply.get("error") == "lookup":
         raise LookupError(str(reply.get("detail")))
     if "error" in reply:

@@ -1,0 +1,253 @@
+"""The processes of `benchmarks.heartbeat_flood`: coordinator, attackers and honest members, each one on its own.
+
+Invariant: a role is told everything in one JSON argument, and says what it measured in one line of JSON.
+"""
+
+import asyncio
+import cProfile
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from coordinator.daemon import CoordinatorDaemon
+from swarm.config import (
+    CoordinatorConfig,
+    DirectoryConfig,
+    EntryConfig,
+    EnvironmentConfig,
+    ModelConfig,
+    NodeConfig,
+)
+from swarm.errors import SwarmError
+from swarm.identity import Identity
+from swarm.process import run_until_signal
+from swarm.testing.call_flood import RawConnection, Tally, forwarding
+from swarm.testing.connection_flood import ConnectionFlood, allow_open_files
+from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.wire.reports import report_to_heartbeat
+from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.v1 import coordinator_service_pb2 as pb
+from swarm.wire.v1 import session_service_pb2
+from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+
+RUN_ID: Final = "heartbeat-flood"
+_SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/"
+_CALL_TIMEOUT_S: Final = 20.0
+
+
+def heartbeat_of(identity: Identity, num_edges: int) -> Any:
+    """A report about sources that nobody ever heard of."""
+    edges = tuple(
+        EdgeReport(
+            source=f"{identity.node_id[:60]}{number:04x}",
+            num_groups=5,
+            age_mean_steps=1.0,
+            ess_share=0.5,
+            mismatch_kl=0.01,
+            reward_mean=0.5,
+        )
+        for number in range(num_edges)
+    )
+    report = NodeReport(
+        node_id=identity.node_id,
+        name="eve",
+        roles=(),
+        endpoints=(),
+        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
+        tokens_per_s=0.0,
+        reward_mean=0.0,
+        num_local=0,
+        num_external=0,
+        num_refused=0,
+        edges=edges,
+    )
+    return report_to_heartbeat(report)
+
+
+# --- coordinator ---------------------------------------------------------------------------------------
+
+
+def run_coordinator(folder: str, members: list[str], profile: str) -> None:
+    """A coordinator until SIGTERM; its profile goes to a file where one is named."""
+    entry = EntryConfig(established="members", members=tuple(members)) if members else EntryConfig()
+    node = NodeConfig(
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        model=ModelConfig(source="tiny"),
+        entry=entry,
+    )
+    values = {"dir": Path(folder), "run_id": RUN_ID, "directory": DirectoryConfig(kind="none"), "node": node}
+    config = CoordinatorConfig.model_validate(values)
+
+    async def run() -> None:
+        async with CoordinatorDaemon(config) as daemon:
+            await daemon.run()
+
+    with cProfile.Profile() if profile else nullcontext() as profiler:
+        asyncio.run(run_until_signal_of(run))
+    if profiler is not None:
+        profiler.dump_stats(profile)
+
+
+async def run_until_signal_of(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Until SIGTERM."""
+    await run_until_signal(work())
+
+
+# --- attackers -----------------------------------------------------------------------------------------
+
+
+class Attack:
+    """Attackers of some subnets until SIGTERM."""
+
+    def __init__(self, endpoint: str, fingerprint: str, sources: list[str], connections_each: int) -> None:
+        self._endpoint = endpoint
+        self._fingerprint = fingerprint
+        self._sources = sources
+        self._connections_each = connections_each
+        self.tally = Tally()
+
+    async def run(self, kind: str) -> None:
+        """One connection after the other from each place, and on each what `kind` says."""
+        attack = {"heartbeats": self._heartbeats, "strangers": self._strangers, "handshakes": self._handshakes}[kind]
+        async with asyncio.TaskGroup() as tasks:
+            for source in self._sources:
+                for _ in range(self._connections_each):
+                    tasks.create_task(self._again_and_again(attack, source))
+
+    async def _again_and_again(self, attack: Callable[[RawConnection], Coroutine[Any, Any, None]], source: str) -> None:
+        while True:
+            with suppress(OSError, ValueError):
+                async with asyncio.timeout(30.0):
+                    connection = await RawConnection.open(self._endpoint, source, self.tally)
+                async with connection:
+                    await attack(connection)
+            await asyncio.sleep(0.02)
+
+    async def _heartbeats(self, connection: RawConnection) -> None:
+        """The heaviest reports of a fresh key."""
+        key = Identity.create()
+        await connection.hello(key, self._fingerprint, RUN_ID)
+        await connection.call_on(_SERVICE + "Heartbeat", heartbeat_of(key, 64))
+
+    async def _strangers(self, connection: RawConnection) -> None:
+        """The same without a session."""
+        await connection.call_on(_SERVICE + "Heartbeat", heartbeat_of(Identity.create(), 64))
+
+    async def _handshakes(self, connection: RawConnection) -> None:
+        """Challenges without end."""
+        service = session_service_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
+        await connection.call_on(
+            f"/{service}/Challenge", session_service_pb2.ChallengeRequest(client_nonce=os.urandom(32))
+        )
+
+
+def run_attack(
+    endpoint: str, fingerprint: str, kind: str, sources: list[str], connections_each: int, num_idle: int
+) -> None:
+    """An attack until SIGTERM; prints what it got."""
+    os.nice(19)
+    allow_open_files(20_000)
+    if kind == "idle":
+        with ConnectionFlood(endpoint, sources, num_idle, reopened_per_s=1000.0) as flood:
+            flood.until_all_were_opened()
+            print("ready", flush=True)
+            signal.sigwait({signal.SIGTERM})
+        print(json.dumps({"num_opened": flood.num_opened, "num_answered": 0, "num_refused": 0}), flush=True)
+        return
+    attack = Attack(endpoint, fingerprint, sources, connections_each)
+    print("ready", flush=True)
+    asyncio.run(run_until_signal_of(lambda: attack.run(kind)))
+    print(json.dumps(asdict(attack.tally)), flush=True)
+
+
+# --- honest members ------------------------------------------------------------------------------------
+
+
+async def measure_members(
+    endpoint: str, fingerprint: str, keys: list[str], sources: list[str], every_s: float, seconds: float, num_joins: int
+) -> dict[str, list[float]]:
+    """Seconds of heartbeats from the moment they are due, of all members in turn; of joins, known and strange."""
+    members = [Identity.load(Path(key)) for key in keys]
+    waits: dict[str, list[float]] = {"heartbeat": [], "join known": [], "join stranger": [], "failed": []}
+    async with AsyncExitStack() as stack:
+        channels: list[AuthenticatedChannel] = []
+        for number, member in enumerate(members):
+            at = await stack.enter_async_context(_from(sources[number % len(sources)], endpoint))
+            channel = await open_channel(at, fingerprint, member, RUN_ID, _CALL_TIMEOUT_S)
+            stack.push_async_callback(channel.close)
+            channels.append(channel)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        loop = asyncio.get_running_loop()
+        begun_s, tasks = loop.time(), list[asyncio.Task[None]]()
+
+        async def beat(number: int, due_s: float) -> None:
+            channel, member = channels[number % len(channels)], members[number % len(channels)]
+            stub: Any = CoordinatorServiceStub(channel.channel)
+            try:
+                metadata = await channel.metadata(_CALL_TIMEOUT_S)
+                await stub.Heartbeat(heartbeat_of(member, 8), metadata=metadata, timeout=_CALL_TIMEOUT_S)
+            except (grpc.RpcError, SwarmError) as error:
+                waits["failed"].append(loop.time() - due_s)
+                print(type(error).__name__, str(error)[:300], file=sys.stderr)
+                return
+            waits["heartbeat"].append(loop.time() - due_s)
+
+        async def join(kind: str, source: str) -> None:
+            async with _from(source, endpoint) as at:
+                joined_s = loop.time()
+                while True:
+                    try:
+                        channel = await open_channel(at, fingerprint, Identity.create(), RUN_ID, 10.0)
+                    except SwarmError:
+                        await asyncio.sleep(0.1)
+                        continue
+                    break
+                waits[kind].append(loop.time() - joined_s)
+                await channel.close()
+
+        async def join_again_and_again() -> None:
+            for number in range(num_joins):
+                await join("join known", sources[0])
+                await join("join stranger", f"127.200.0.{2 + number}")
+                await asyncio.sleep(0.3)
+
+        joining = asyncio.create_task(join_again_and_again())
+        for number in range(int(seconds / every_s)):
+            due_s = begun_s + number * every_s
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            tasks.append(asyncio.create_task(beat(number, due_s)))
+        await asyncio.gather(*tasks, joining)
+    return waits
+
+
+@asynccontextmanager
+async def _from(source: str, endpoint: str) -> AsyncGenerator[str]:
+    if source == "127.0.0.1":
+        yield endpoint
+        return
+    async with forwarding(source, endpoint) as at:
+        yield at
+
+
+def run_members(**arguments: Any) -> None:
+    """Honest members; prints what they waited."""
+    print(json.dumps(asyncio.run(measure_members(**arguments))), flush=True)
+
+
+def main() -> None:
+    """Plays the role that the arguments name."""
+    role, arguments = sys.argv[1], json.loads(sys.argv[2])
+    {"coordinator": run_coordinator, "attack": run_attack, "members": run_members}[role](**arguments)
+
+
+if __name__ == "__main__":
+    main()
