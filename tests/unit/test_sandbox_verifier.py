@@ -386,10 +386,12 @@ async def test_own_answers_neither_wait_for_those_of_peers_nor_share_a_process(
         assert {process.pid for process in obedient._own}.isdisjoint(process.pid for process in obedient._external)
 
 
-@pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nothing is reserved
+@pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nothing is reserved, no first try
 async def test_a_known_producer_does_not_wait_behind_a_flood_of_fresh_keys(
-    obedient: SandboxVerifier, is_known: bool
+    obedient: SandboxVerifier, is_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not is_known:
+        monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
     flood = [
         asyncio.create_task(obedient.score("run", 0, [ASLEEP], Producer(node_id=NodeId(f"{i:032}"), is_known=False)))
         for i in range(3)
