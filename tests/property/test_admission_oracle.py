@@ -1,7 +1,8 @@
 """Admission against an oracle: whatever it lets in costs no more than an honest answer, and hides nothing from it."""
 
+import json
 import os
-import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,69 +10,107 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.hostile_groups import BLOCK, Findings, play_block
 from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
+from swarm.interfaces import Tokenizer
+from swarm.model.tokenizer import HfTokenizer
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
-from swarm.types import FinishReason, PolicyVersion, RefusalReason, Rollout, RolloutGroup, TokenTrace, VersionSpan
+from swarm.testing.hostile_groups import Kind, Vocabulary
+from swarm.types import FinishReason, RefusalReason, Rollout, RolloutGroup
 from swarm.wire.envelopes import open_group, seal_group
 
 EVE = make_identity(5)
 LIMITS = AdmissionLimits(group_size=2, max_new_tokens=8)
 OURS, THEIRS = ToyTokenizer(), ToyTokenizer("theirs")
-NUM_GROUPS = int(os.environ.get("SWARM_ORACLE_GROUPS", "10000"))  # a million by hand
+NUM_GROUPS = int(os.environ.get("SWARM_ORACLE_GROUPS", "2000"))  # .ci/run: 10,000; benchmarks.hostile_groups: a million
 OF_OURS, OF_THEIRS = (make_group(EVE.node_id, tokenizer=tokenizer) for tokenizer in (OURS, THEIRS))
 HONEST = OF_OURS.rollouts[0]
 LETTERS = OURS.encode_response("7 a\n")[:-1]
-MARKERS = [0, OURS.BOS_ID, OURS.EOS_ID]
 
 
-def any_rollout(rng: random.Random) -> Rollout:
-    """Anything that the wire can carry, most of it nearly honest."""
-    count = rng.randint(1, 9) if rng.random() < 0.8 else rng.randint(10, 400)
-    ids = rng.choices([*LETTERS, *LETTERS, *MARKERS], k=count)
-    if rng.random() < 0.7:
-        ids = [index for index in ids[:-1] if index not in MARKERS] + [rng.choice([LETTERS[0], OURS.EOS_ID])]
-    mask, turns = np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int16)
-    if rng.random() < 0.2:
-        mask[: rng.randint(0, len(ids))] = False
-    if rng.random() < 0.2:
-        turns[rng.randint(0, len(ids)) :] = 1
-    shown = [index for index, is_trained in zip(ids, mask, strict=True) if is_trained]
-    text = rng.choice([ids, ids, shown, [index for index in shown if index not in MARKERS]])
-    trace = TokenTrace(
-        token_ids=np.array(ids, np.int32),
-        action_mask=mask,
-        logprobs=None,
-        turn_ids=turns,
-        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=EVE.node_id, step=0)),),
-    )
-    finish = FinishReason.STOP if ids[-1] == OURS.EOS_ID or rng.random() < 0.3 else FinishReason.LENGTH
-    return replace(HONEST, text=OURS.decode(text), trace=None if rng.random() < 0.05 else trace, finish=finish)
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A byte-level tokenizer with markers, ids without text, and merges of equal letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("merging")
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        for size in (1, 2, 4):
+            vocab[letter * 2 * size] = len(vocab)
+            merges.append((letter * size, letter * size))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(vocab) + 20}))
+    return HfTokenizer(folder)
 
 
-def any_group(rng: random.Random) -> RolloutGroup:
-    """Two rollouts, which say that they are of our tokenizer or of another."""
-    group = OF_OURS if rng.random() < 0.8 else OF_THEIRS
-    return replace(group, rollouts=(any_rollout(rng), any_rollout(rng)))
+def played(tokenizer: Tokenizer, num_groups: int, until: str = "") -> Findings:
+    """So many hostile groups through admission, and the steps of what it let in; or until the oracle says that."""
+    vocabulary, findings = Vocabulary.of(tokenizer), Findings()
+    for number in range(num_groups // BLOCK):
+        findings.add(play_block(number, vocabulary))
+        if until and any(until in each for each in findings.wrong):
+            break
+    return findings
+
+
+def check(findings: Findings) -> None:
+    """The figures that hold for any number of groups."""
+    assert not findings.wrong, findings.wrong[:3]
+    assert findings.longest[Kind.TOKENS] <= 8 and findings.longest[Kind.TEXT] <= 16
+    assert findings.longest[Kind.FOREIGN] <= 64
+    assert findings.worst_of_tokens <= 1.0, "no step costs more than the costliest honest one of as many groups"
+    assert findings.worst_of_texts <= 1.0
+    assert min(findings.admitted.values()) > findings.groups / 50, "groups that are all refused show nothing"
+    assert len(findings.admitted) == 3 and findings.steps > findings.groups / 50
+
+
+@pytest.mark.timeout(180)
+def test_what_is_admitted_is_no_longer_and_no_costlier_than_honest_groups_and_shows_every_token() -> None:
+    check(played(OURS, NUM_GROUPS))
+
+
+@pytest.mark.timeout(120)
+def test_the_same_with_tokens_that_merge_share_characters_and_have_no_text(merging: Tokenizer) -> None:
+    check(played(merging, 500))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("_check_length", "tokens that the model did not choose"),
+        ("_check_length", "a row of"),
+        ("_check_text", "tokens that the text does not show"),
+        ("_check_tokens", "an end before the end"),
+        ("_check_end", "ended without an end"),
+        ("_check_cut_off", "cut off before"),
+        ("_check_cut", "tokens for texts of"),
+        ("_check_reencoded", "the row says something else than the text"),
+        ("_check_reencoded", "cost more than"),
+    ],
+)
+def test_mutation_without_a_check_the_oracle_finds_what_it_refuses(
+    name: str, what: str, merging: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: Callable[..., None] = lambda *_: None  # noqa: E731
+    monkeypatch.setattr(admission_checks, name, passes)
+    assert any(what in each for each in played(merging if name == "_check_cut" else OURS, 2000, until=what).wrong)
 
 
 def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | None:
     """The group as a consumer opens it, None where its structure is refused."""
     opened = open_group(seal_group(group, identity), LIMITS.max_group_bytes)
     return opened if isinstance(opened, RolloutGroup) else None
-
-
-@pytest.mark.timeout(120)
-def test_what_is_admitted_is_no_longer_than_an_honest_answer_and_shows_every_token() -> None:
-    num_admitted = 0
-    for seed in range(NUM_GROUPS):
-        opened = travelled(any_group(random.Random(seed)))
-        if opened is None or check_form(opened, OURS, LIMITS) is not None:
-            continue
-        num_admitted += 1
-        _check_admitted(opened)
-    assert num_admitted > NUM_GROUPS / 20, "a fuzz whose groups are all refused shows nothing"
 
 
 def cost(opened: RolloutGroup) -> int:
@@ -137,24 +176,6 @@ def test_right_answers_that_teach_never_to_end_are_refused(
         monkeypatch.setattr(admission_checks, check, lambda *_: None)
     finding = check_form(group, OURS, LIMITS)
     assert (finding is not None and finding[0] is RefusalReason.BAD_TOKENS) is is_defended
-
-
-def _check_admitted(opened: RolloutGroup) -> None:
-    assert cost(opened) <= len(opened.rollouts) * (2 * LIMITS.max_new_tokens) ** 2
-    for rollout in opened.rollouts:
-        is_ended = rollout.finish is FinishReason.STOP
-        if rollout.trace is None or opened.tokenizer_digest != OURS.digest:
-            assert is_ended or len(rollout.text) >= LIMITS.max_new_tokens or rollout.trace is not None
-            row = OURS.encode_response(rollout.text)  # what the learner makes of it
-            assert len(row) <= (2 if opened.tokenizer_digest == OURS.digest else 8) * LIMITS.max_new_tokens
-            assert OURS.decode(row) == rollout.text
-            continue
-        ids = rollout.trace.token_ids.tolist()
-        assert len(ids) <= LIMITS.max_new_tokens
-        assert rollout.trace.action_mask.all() and not rollout.trace.turn_ids.any()
-        num_shown = len(ids) - (ids[-1] in OURS.eos_ids)
-        assert ids[-1] in OURS.eos_ids if is_ended else len(ids) == LIMITS.max_new_tokens, "as a sampler ends it"
-        assert len(rollout.text) == num_shown, "one character a token: a hidden one would be missing"
 
 
 @given(st.lists(st.sampled_from(LETTERS), min_size=8, max_size=8), st.integers(0, 8))
