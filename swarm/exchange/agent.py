@@ -138,7 +138,10 @@ class Agent:
         streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server)
 
         # what comes in: our own groups, and those of peers
-        novelty = self.novelty = Novelty(lambda digest: replay.discard(digest, "copied"))
+        novelty = self.novelty = Novelty(
+            lambda digest: replay.discard(digest, "copied"),
+            lambda producer: producer == self.node_id or parties.is_established(producer),
+        )
         self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower, novelty)
         if environments is None:
             environments = frozenset(env.name for env in config.environments)

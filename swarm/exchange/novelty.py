@@ -17,6 +17,9 @@ the tiny model's). So an answer counts with its *bits*, and who says how many de
   environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
   A trainer that generates nothing has the lower middle of the means of established nodes that follow its versions;
   without those either, no answer is evidence against anybody but who gave it first.
+- Where a task is far easier than that mean, its answers can be guessed though they are long. So what a newcomer gave
+  first is no evidence against an established node, whatever either claims: a share of the mean would still be more
+  than the answer's own bits. The established node's group counts as a first one of its own, beside the newcomer's.
 - A first producer that lies downwards gives up its own protection. That would allow it to sell its own old content as
   new, so the own content of a producer, like that of one without log-probs, counts with an eighth of what this node's
   own mean says, whatever is claimed: groups of one producer that are equal by chance have few bits.
@@ -117,16 +120,23 @@ def _excluded(bits: Sequence[float], num_candidates: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstAnswer:
-    """Who gave an answer first."""
+class _Claim:
+    """An answer in a group that was admitted or made here."""
 
     producer: NodeId
     group: Digest
-    task: tuple[str, int]
     order: int
     bits: float | None  # claimed
     num_tokens: int
-    later: tuple[tuple[NodeId, Digest], ...] = ()  # producers and groups that gave it, too
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Who gave an answer."""
+
+    task: tuple[str, int]
+    first: tuple[_Claim, ...]  # the first of all; and that of an established node, where it is another
+    later: tuple[_Claim, ...] = ()  # of other groups, the newest arrivals
 
 
 class Novelty:
@@ -134,6 +144,7 @@ class Novelty:
 
     Args:
         drop_copy: called with the digest of an admitted group that turned out to be a copy.
+        is_established: whether a producer's groups count in full; a newcomer's answers are no evidence against it.
 
     Example:
         novelty.commit(commitment, via)
@@ -142,9 +153,14 @@ class Novelty:
             novelty.record(group, digest, order)
     """
 
-    def __init__(self, drop_copy: Callable[[Digest], None] = lambda digest: None) -> None:
+    def __init__(
+        self,
+        drop_copy: Callable[[Digest], None] = lambda digest: None,
+        is_established: Callable[[NodeId], bool] = lambda producer: True,
+    ) -> None:
         self._drop_copy = drop_copy
-        self._answers: dict[AnswerKey, _FirstAnswer] = {}  # in order of arrival
+        self._is_established = is_established
+        self._answers: dict[AnswerKey, _Answer] = {}  # in order of arrival
         self._num_of_task: Counter[tuple[str, int]] = Counter()
         self._committed = BoundedTable[NodeId, BoundedTable[Digest, int]](_MAX_NEIGHBOURS)  # order, by neighbour
         self._bits_per_token: dict[str, RunningMean] = {}  # of our own groups, by environment
@@ -179,17 +195,28 @@ class Novelty:
 
         Each distinct answer counts once.
         """
+        task = group.env, group.task_id
         bits_of: dict[Digest, list[float]] = {}  # by the group that gave them first
+        copied: list[float] = []
         for key in set(answer_keys(group)):
-            first = self._answers.get(key)
-            if first is not None and first.order < order and first.group != digest:
-                bits = self._evidence(first, is_own_content=first.producer == group.producer)
-                bits_of.setdefault(first.group, []).append(bits)
-        if not bits_of:
+            known = self._answers.get(key)
+            claims = () if known is None else known.first
+            # One commitment binds one producer to one content: an equal place is the same content with another date.
+            found = {
+                claim.group: self._evidence(claim, task[0], group.producer)
+                for claim in claims
+                if claim.order <= order and claim.group != digest
+            }
+            for first, bits in found.items():
+                bits_of.setdefault(first, []).append(bits)
+            if found:
+                copied.append(max(found.values()))
+        if not copied:
             return 0.0
-        copied = [bits for each in bits_of.values() for bits in each]
-        known = self._num_of_task[group.env, group.task_id]
-        excluded = [_excluded(copied, known), *(self._excluded_by(each, group) for each in bits_of.values())]
+        excluded = [
+            _excluded(copied, self._num_of_task[task]),
+            *(self._excluded_by(each, group) for each in bits_of.values()),
+        ]
         return sum(copied) if max(excluded) >= CHANCE_BITS else 0.0
 
     def _excluded_by(self, bits: Sequence[float], group: RolloutGroup) -> float:
@@ -202,32 +229,47 @@ class Novelty:
         task = (group.env, group.task_id)
         overtaken: dict[Digest, list[float]] = {}
         for key, rollout, bits in zip(answer_keys(group), group.rollouts, claimed_bits(group), strict=True):
-            known = self._answers.get(key)
-            if known is not None and known.group == digest:
-                continue
             num_tokens = 0 if rollout.trace is None else rollout.trace.token_ids.size
-            answer = _FirstAnswer(group.producer, digest, task, order, bits, num_tokens)
+            claim = _Claim(group.producer, digest, order, bits, num_tokens)
+            known = self._answers.get(key)
             if known is None:
-                self._answers[key] = answer
+                self._answers[key] = _Answer(task, (claim,))
                 self._num_of_task[task] += 1
-            elif known.order <= order:
-                self._answers[key] = replace(known, later=(*known.later, (group.producer, digest))[-_MAX_LATER:])
-            else:
-                later = ((known.producer, known.group), *known.later)[-_MAX_LATER:]
-                self._answers[key] = replace(answer, later=later)
-                for copy in {copy for producer, copy in later if producer != group.producer}:
-                    overtaken.setdefault(copy, []).append(self._evidence(answer, is_own_content=False))
+                continue
+            if any(each.group == digest for each in (*known.first, *known.later)):
+                continue
+            first = self._first_of((*known.first, claim))
+            others = (*known.later, *known.first, claim)
+            later = tuple(each for each in others if each not in first)[-_MAX_LATER:]
+            self._answers[key] = _Answer(task, first, later)
+            if claim not in first:
+                continue
+            for copy in {each.group: each for each in (*first, *later) if each.order > order}.values():
+                if copy.producer != group.producer:
+                    evidence = self._evidence(claim, group.env, copy.producer)
+                    overtaken.setdefault(copy.group, []).append(evidence)
         while len(self._answers) > MAX_ANSWERS:
             self._forget(next(iter(self._answers)))
         for copy, copied in overtaken.items():
             if sum(copied) >= MIN_BITS and self._excluded_by(copied, group) >= CHANCE_BITS:
                 self._drop_copy(copy)
 
+    def _first_of(self, claims: Sequence[_Claim]) -> tuple[_Claim, ...]:
+        """The first claim, and that of an established node where it is another; of equal places the one known longer."""
+        ordered = sorted(claims, key=lambda claim: claim.order)
+        established = next((claim for claim in ordered if self._is_established(claim.producer)), ordered[0])
+        return (ordered[0],) if established is ordered[0] else (ordered[0], established)
+
     def release(self, group: RolloutGroup, digest: Digest) -> None:
         """Forgets a recorded group that could not be stored after all."""
         for key in answer_keys(group):
             known = self._answers.get(key)
-            if known is not None and known.group == digest:
+            if known is None or not any(claim.group == digest for claim in known.first):
+                continue
+            others = tuple(claim for claim in known.first if claim.group != digest)
+            if others:
+                self._answers[key] = replace(known, first=others)
+            else:
                 self._forget(key)
 
     def measure_own(self, group: RolloutGroup) -> None:
@@ -252,15 +294,25 @@ class Novelty:
         values = [] if means is None else [mean.value for mean in means.values() if mean.value is not None]
         return median_low(values) if values else None
 
-    def _evidence(self, first: _FirstAnswer, *, is_own_content: bool) -> float:
-        bits_per_token = self._expected_bits(first.task[0])
+    def _evidence(self, claim: _Claim, env: str, copier: NodeId) -> float:
+        """Bits that an answer counts with against another group that has it.
+
+        Args:
+            claim: of who gave it before.
+            env: of the task.
+            copier: producer of the other group; with its own answers, whatever it claimed, it is judged by our mean.
+        """
+        is_own_content = claim.producer == copier
+        if not is_own_content and self._is_established(copier) and not self._is_established(claim.producer):
+            return 0.0
+        bits_per_token = self._expected_bits(env)
         if bits_per_token is None:
             # Only what its producer says is known, which could be anything: nothing but its own counts against it.
-            return max(0.0, first.bits or 0.0) if is_own_content else 0.0
-        expected = bits_per_token * first.num_tokens
-        if first.bits is None or is_own_content:
+            return max(0.0, claim.bits or 0.0) if is_own_content else 0.0
+        expected = bits_per_token * claim.num_tokens
+        if claim.bits is None or is_own_content:
             return max(0.0, expected * _UNCLAIMED_SHARE)
-        return max(0.0, min(first.bits, expected))
+        return max(0.0, min(claim.bits, expected))
 
     def _forget(self, key: AnswerKey) -> None:
         known = self._answers.pop(key, None)

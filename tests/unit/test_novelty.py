@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarm.config import EntryConfig, NodeConfig
 from swarm.exchange.novelty import MAX_ANSWERS, MAX_COMMITMENTS, MIN_BITS, Novelty, commitment_of
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_agent, make_context
-from swarm.types import Digest, RefusalReason, Refused, RolloutGroup, ScoredGroup
+from swarm.types import Digest, NodeId, RefusalReason, Refused, RolloutGroup, ScoredGroup
 from swarm.wire.envelopes import seal_group
 
 OURS, ALICE, BOB, EVE = (make_identity(number) for number in range(4))
@@ -77,15 +78,35 @@ def copied(group: RolloutGroup, how: Copy, rng: random.Random) -> RolloutGroup:
     return replace(how(group, rng), producer=EVE.node_id, policy_id=EVE.node_id, created_at_s=TOY_NOW_S + 5)
 
 
+def everybody(producer: NodeId) -> bool:
+    return True
+
+
+def all_but_the_thief(producer: NodeId) -> bool:
+    return producer != EVE.node_id
+
+
+def only_the_thief(producer: NodeId) -> bool:
+    return producer == EVE.node_id
+
+
+def nobody(producer: NodeId) -> bool:
+    return False
+
+
+Standing = Callable[[NodeId], bool]  # whether a producer is established
+
+
 @dataclass
 class Node:
     """The part of a node that judges novelty: who is used, who was refused."""
 
+    is_established: Standing = everybody
     used: set[Digest] = field(default_factory=set[Digest])
     refused: set[Digest] = field(default_factory=set[Digest])
 
     def __post_init__(self) -> None:
-        self.novelty = Novelty(self.used.discard)
+        self.novelty = Novelty(self.used.discard, self.is_established)
 
     def take(self, group: RolloutGroup, digest: Digest) -> None:
         order = self.novelty.order(group)
@@ -96,8 +117,8 @@ class Node:
         self.used.add(digest)
 
 
-def displaced(rng: random.Random, node: Node) -> bool:
-    """Whether a copy is used, or the original is not: a race with up to three copies, its commitment first."""
+def race(rng: random.Random, node: Node) -> tuple[bool, bool]:
+    """Whether the original is used, and whether a copy is: up to three copies, the original's commitment first."""
     original = invented(rng, task_id=rng.randrange(4))
     node.novelty.commit([commitment_of(original)], ALICE.node_id)
     groups = {b"o" + rng.randbytes(31): original}
@@ -111,17 +132,51 @@ def displaced(rng: random.Random, node: Node) -> bool:
     for digest in order:
         node.take(groups[digest], digest)
     first = next(iter(groups))
-    return first not in node.used or any(digest in node.used for digest in groups if digest != first)
+    return first in node.used, any(digest in node.used for digest in groups if digest != first)
+
+
+def displaced(rng: random.Random, node: Node) -> bool:
+    """Whether a copy is used, or the original is not."""
+    is_used, is_copy_used = race(rng, node)
+    return is_copy_used or not is_used
+
+
+def informed(is_established: Standing) -> tuple[random.Random, Node]:
+    """A node that knows what answers are worth."""
+    rng, node = random.Random(1), Node(is_established)
+    for _ in range(50):
+        node.novelty.measure_own(invented(rng))
+    return rng, node
 
 
 @pytest.mark.timeout(120)
-def test_a_copy_never_displaces_an_original_whose_commitment_came_first() -> None:
-    rng, node = random.Random(1), Node()
-    for _ in range(50):  # so that what answers are worth is known here
-        node.novelty.measure_own(invented(rng))
+@pytest.mark.parametrize("is_established", [everybody, all_but_the_thief, nobody])
+def test_a_copy_never_displaces_an_original_whose_commitment_came_first(is_established: Standing) -> None:
+    rng, node = informed(is_established)
     assert sum(displaced(rng, node) for _ in range(NUM_TRIES)) == 0
 
 
+@pytest.mark.timeout(120)
+def test_an_established_thief_uses_what_newcomers_made_and_takes_it_from_nobody() -> None:
+    """What no newcomer can claim ahead, an established node can copy: within its share, and the original stays."""
+    rng, node = informed(only_the_thief)
+    results = [race(rng, node) for _ in range(NUM_TRIES // 10)]
+    assert all(is_used for is_used, _ in results) and sum(is_copy_used for _, is_copy_used in results) > 900
+
+
+def test_a_newcomers_claim_does_not_hide_the_first_established_one() -> None:
+    """A free key copies an original first, so that its established accomplice could copy it too."""
+    accomplice = make_identity(4)
+    rng, node = informed(all_but_the_thief)
+    original = invented(rng)
+    node.take(copied(original, whole, rng), b"1" * 32)
+    node.take(original, b"2" * 32)
+    node.take(replace(copied(original, shuffled, rng), producer=accomplice.node_id), b"3" * 32)
+    node.take(replace(copied(original, shuffled, rng), created_at_s=TOY_NOW_S + 50), b"4" * 32)
+    assert node.used == {b"1" * 32, b"2" * 32} and node.refused == {b"3" * 32, b"4" * 32}
+
+
+@pytest.mark.timeout(120)
 def test_mutation_without_commitments_a_faster_copy_displaces_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Novelty, "commit", lambda *_, **__: None)
     rng, node = random.Random(1), Node()
@@ -242,6 +297,27 @@ def test_with_what_established_followers_say_copies_are_refused() -> None:
     assert sum(displaced(rng, node) for _ in range(200)) == 0
 
 
+@pytest.mark.parametrize("is_defended", [True, False])
+def test_old_content_with_a_new_date_is_a_copy_though_one_commitment_covers_both(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:  # mutation: only what was committed to before counts
+
+        def strictly(self: Novelty, group: RolloutGroup, digest: Digest, order: int) -> float:
+            return copied_bits(self, group, digest, order - 1)
+
+        copied_bits = Novelty.copied_bits
+        monkeypatch.setattr(Novelty, "copied_bits", strictly)
+    rng, node = random.Random(3), Node()
+    for _ in range(50):
+        node.novelty.measure_own(with_logprobs(invented(rng), -10.0))
+    old = invented(rng)
+    node.novelty.commit([commitment_of(old)], ALICE.node_id)
+    node.take(old, b"1" * 32)
+    node.take(replace(old, created_at_s=TOY_NOW_S + 500), b"2" * 32)
+    assert node.refused == ({b"2" * 32} if is_defended else set())
+
+
 def test_an_order_is_a_number_only_where_no_commitment_came() -> None:
     rng, novelty = random.Random(1), Novelty()
     group = invented(rng)
@@ -279,10 +355,10 @@ def test_the_tables_are_bounded() -> None:
 class Attacked:
     """A node's admission, and the groups that its buffer holds."""
 
-    def __init__(self, generates: bool = True) -> None:
+    def __init__(self, generates: bool = True, is_established: Standing = everybody) -> None:
         context = make_context(identity=OURS)
         self.replay = ReplayBuffer(context.config.replay, OURS.node_id, 0, context.clock)
-        self.novelty = Novelty(lambda digest: self.replay.discard(digest, "copied"))
+        self.novelty = Novelty(lambda digest: self.replay.discard(digest, "copied"), is_established)
         if generates:
             self.novelty.measure_own(invented(random.Random(2)))
         self.admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), novelty=self.novelty)
@@ -370,6 +446,68 @@ async def test_a_copy_that_was_faster_leaves_the_buffer_when_the_committed_origi
     genuine = await node.offer(original)
     assert isinstance(genuine, ScoredGroup) and node.replay.digests == {genuine.digest}
     assert node.replay.num_dropped == {"copied": 1}
+
+
+# --- easy answers claimed ahead ------------------------------------------------------------------
+
+
+def easy(rng: random.Random) -> tuple[RolloutGroup, RolloutGroup]:
+    """A free key's group with the answers that everybody gives to an easy task, each by its claim drawn by a great
+    chance; and an honest group with them, each drawn almost for certain."""
+    original = mixed(rng)
+    return with_right_rewards(of_lineage(copied(original, whole, rng))), with_logprobs(original, -0.01)
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+@pytest.mark.parametrize("ahead", ["commitment", "group", "both"])
+async def test_easy_answers_that_a_free_key_claims_ahead_cost_no_established_node_a_group(
+    ahead: str, is_defended: bool
+) -> None:
+    """Mutation: whose the first claim is counts for nothing."""
+    node = Attacked(is_established=all_but_the_thief if is_defended else everybody)
+    claimed, honest = easy(random.Random(1))
+    if ahead != "group":
+        node.novelty.commit([commitment_of(claimed)], EVE.node_id)
+    if ahead != "commitment":
+        assert isinstance(await node.offer(claimed), ScoredGroup)
+    result = await node.offer(honest)
+    if ahead == "commitment":  # the group comes afterwards
+        assert isinstance(result, ScoredGroup)
+        assert isinstance(await node.offer(claimed), ScoredGroup)
+    assert (make_sealed(honest, ALICE).digest in node.replay.digests) is is_defended
+
+
+def eighth_of_the_mean(self: Novelty, claim: Any, env: str, copier: NodeId) -> float:
+    """Mutation: a newcomer's claim counts for an eighth of what our mean says."""
+    return (self._expected_bits(env) or 0.0) * claim.num_tokens / 8
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+async def test_nor_do_long_ones(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Attacked(is_established=all_but_the_thief)
+    for _ in range(400):
+        node.novelty.measure_own(with_logprobs(invented(random.Random(2)), -12.0))  # a token of many bits for many ones
+    if not is_defended:
+        monkeypatch.setattr(Novelty, "_evidence", eighth_of_the_mean)
+    claimed, honest = easy(random.Random(1))
+    assert isinstance(await node.offer(with_logprobs(claimed, -50.0)), ScoredGroup)
+    assert isinstance(await node.offer(honest), ScoredGroup) is is_defended
+
+
+@pytest.mark.parametrize("is_vouched", [True, False])
+async def test_a_node_of_an_open_run_knows_who_is_established(is_vouched: bool) -> None:
+    entry = EntryConfig(members=(ALICE.node_id,) if is_vouched else (BOB.node_id,), established="members")
+    context = make_context(NodeConfig(entry=entry), OURS)
+    agent = make_agent(context, MemoryGroupStore(context.clock, 10**8))
+    agent.novelty.measure_own(invented(random.Random(2)))
+    claimed, honest = easy(random.Random(1))
+    assert isinstance(await agent.ingest.receive(seal_group(claimed, EVE), EVE.node_id), ScoredGroup)
+    result = await agent.ingest.receive(seal_group(honest, ALICE), ALICE.node_id)
+    if is_vouched:
+        assert isinstance(result, ScoredGroup)
+    else:  # among newcomers the first claim counts
+        assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED
+    assert agent.reputation.score(ALICE.node_id) >= 0.0
 
 
 async def test_nobody_can_sign_the_bytes_of_another() -> None:
