@@ -138,23 +138,35 @@ class TokenBucket:
 class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """A dict of at most `limit` entries in which setting a key makes it the newest and the oldest makes room.
 
-    `setdefault`, `update` and `|=` set keys, too.
+    `setdefault`, `update` and `|=` set keys, too. Entries that are kept make room last: where one is the oldest it
+    becomes the newest instead, as long as no more than half of the table is kept.
 
     Example:
         heads = BoundedTable[NodeId, PolicyVersion](limit=4096)
         heads[peer] = version
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, is_kept: Callable[[Key], bool] | None = None) -> None:
+        """`is_kept`: whether an entry makes room after all others; None where all are alike."""
         assert limit >= 0, limit
         super().__init__()
         self._limit = limit
+        self._is_kept = is_kept
 
     def __setitem__(self, key: Key, value: Value) -> None:
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self._limit:
-            del self[next(iter(self))]
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if self._is_kept is not None:
+            for _ in range(self._limit // 2):
+                oldest = next(iter(self))
+                if not self._is_kept(oldest):
+                    break
+                super().__setitem__(oldest, self.pop(oldest))
+        del self[next(iter(self))]
 
     # dict's own ones would not call `__setitem__`, and so escape the bound
     setdefault = MutableMapping.setdefault

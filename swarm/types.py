@@ -313,7 +313,8 @@ class RefusalReason(StrEnum):
     UNUSABLE_TEXT = "unusable_text"  # as its tokenizer here cuts it; no honest node can know, so it costs nothing
     BAD_LOGPROBS = "bad_logprobs"  # positive, NaN or infinite
     BAD_SAMPLING = "bad_sampling"
-    BAD_VERSION = "bad_version"  # spans out of order, or steps beyond the producer's signed head
+    BAD_VERSION = "bad_version"  # spans out of order, or versions that never existed
+    UNKNOWN_HEAD = "unknown_head"  # of a lineage of which too little is known here; no honest node can know, so it is free
     FALSE_REWARD = "false_reward"
     VERIFIER_FAILED = "verifier_failed"
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there

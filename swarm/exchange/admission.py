@@ -244,7 +244,9 @@ class Admission:
 
     def _freshness(self, group: RolloutGroup) -> Finding:
         head = self._peers.head_of(group.policy_id)
-        return check_freshness(group, head, self._context.clock.now_s(), self._limits)
+        is_own_policy = group.policy_id == self._context.node_id
+        now_s = self._context.clock.now_s()
+        return check_freshness(group, head, now_s, self._limits, is_own_policy=is_own_policy)
 
     def _credit(self, group: RolloutGroup) -> Finding:
         """Of our own lineage only as much as was granted, so that no follower crowds out the others."""

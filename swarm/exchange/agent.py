@@ -104,13 +104,13 @@ class Agent:
         config = self.config
 
         # what is known of the others
-        peers = self.peers = Peers(self.node_id)
         anchors = tuple(map(anchor_of, config.exchange.anchors))
         self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
         versions = self.versions = KnownVersions(self.node_id, self.clock)
         rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self.entry_rule = rule  # one for sessions, records, relayed groups and parties
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
+        peers = self.peers = Peers(self.node_id, lambda peer: not parties.is_private and parties.is_established(peer))
         reputation = self.reputation = Reputation(
             self.clock, config.exchange.groups_per_minute, is_denied=rule.is_denied
         )

@@ -12,7 +12,7 @@ from swarm.exchange.admission_checks import AdmissionLimits, Finding
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup
 
 CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
-HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest advert, which is refreshed every 30 s
+HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest head known of another lineage
 
 
 class HasSteps(Protocol):
@@ -50,7 +50,14 @@ def is_hopeless(began: PolicyVersion, head: PolicyVersion, max_age_steps: int) -
     return began.policy_id == head.policy_id and not 0 <= head.step - began.step <= max_age_steps
 
 
-def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: float, limits: AdmissionLimits) -> Finding:
+def check_freshness(
+    group: RolloutGroup,
+    head: PolicyVersion | None,
+    now_s: float,
+    limits: AdmissionLimits,
+    *,
+    is_own_policy: bool = False,
+) -> Finding:
     """Age in steps and seconds on arrival.
 
     Seconds count from the producer's `created_at_s`, so two clocks are compared and a skew is allowed; the buffer
@@ -61,12 +68,13 @@ def check_freshness(group: RolloutGroup, head: PolicyVersion | None, now_s: floa
         head: newest signed head of its lineage; None when none is known.
         now_s: wall clock.
         limits: bounds.
+        is_own_policy: it is our own lineage, of which every version is known.
     """
     if head is None and group.policy_id != group.producer:
-        return RefusalReason.BAD_VERSION, "a lineage that is neither the producer's own nor known"
-    ahead = 0 if head is None else group.newest_step - head.step
-    if ahead > HEAD_SLACK_STEPS:
-        return RefusalReason.BAD_VERSION, f"{ahead} steps ahead of the signed head exceed {HEAD_SLACK_STEPS}"
+        return RefusalReason.UNKNOWN_HEAD, "a lineage that is neither the producer's own nor known here now"
+    ahead = 0 if head is None or is_own_policy else group.newest_step - head.step
+    if ahead > HEAD_SLACK_STEPS:  # we may not have heard of it for long
+        return RefusalReason.UNKNOWN_HEAD, f"{ahead} steps ahead of the signed head exceed {HEAD_SLACK_STEPS}"
     steps = age_steps(group, head)
     if steps > limits.max_age_steps:
         return RefusalReason.TOO_OLD, f"age {steps} steps exceeds {limits.max_age_steps}"

@@ -17,7 +17,7 @@ from swarm.peers.address_book import unit_of
 from swarm.peers.topology import choose_neighbours, rank
 from swarm.types import Advert, Role
 
-MAX_CONSIDERED: Final = 1024  # adverts of strangers, and of peers known to be alive, that one look-up leads to
+MAX_CONSIDERED: Final = 1024  # adverts of lineages in use, of peers known to be alive, and of strangers, in one look-up
 MAX_TRIALS: Final = 8  # addresses tried at a time
 NUM_SPARE_TRIALS: Final = 2  # of them more than there are free places
 MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
@@ -32,15 +32,18 @@ class PeerChoice:
 
 
 def consider(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
-    """The adverts that are looked at: of peers known to be alive, and of others at random as many as there is room."""
+    """The adverts that are looked at: of peers known to be alive or whose lineage is in use, and of others at random as
+    many as there is room."""
     if len(adverts) <= MAX_CONSIDERED:
         return list(adverts)
+    in_use: list[Advert] = []
     alive: list[Advert] = []
     others: list[Advert] = []
     for advert in adverts:
-        (alive if agent.is_alive(advert.node_id) else others).append(advert)
-    alive = alive if len(alive) <= MAX_CONSIDERED else rng.sample(alive, MAX_CONSIDERED)
-    return [*alive, *rng.sample(others, min(MAX_CONSIDERED, len(others)))]
+        is_in_use, is_alive = agent.peers.is_in_use(advert.node_id), agent.is_alive(advert.node_id)
+        (in_use if is_in_use else alive if is_alive else others).append(advert)
+    chosen = (rng.sample(each, min(MAX_CONSIDERED, len(each))) for each in (in_use, alive, others))
+    return list(chain.from_iterable(chosen))
 
 
 def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: random.Random) -> PeerChoice:

@@ -1,30 +1,38 @@
 """Peer table: newest signed head of each other node, what it delivered, and who is connected.
 
-Invariant: every table is bounded, and a head never goes back.
+Invariant: every table is bounded, a head never goes back, and those of lineages in use make room last.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarm.flow import BoundedTable
 from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
 
 MAX_INBOUND = 1024
 MAX_PEERS = 4096  # remembered; the one updated longest ago is forgotten first
+MAX_IN_USE = 1024  # lineages of admitted groups; those that any group named lately
 
 
 class Peers:
     """The other nodes, from adverts and from the groups that they signed.
+
+    Args:
+        node_id: our own.
+        is_established: whose groups count in full, where not everybody's do.
 
     Example:
         peers = Peers(identity.node_id)
         peers.observe(await directory.lookup())
     """
 
-    def __init__(self, node_id: NodeId) -> None:
+    def __init__(self, node_id: NodeId, is_established: Callable[[NodeId], bool] = lambda peer: False) -> None:
         self._node_id = node_id
+        self._is_established = is_established
         self.own_head = PolicyVersion(policy_id=node_id, step=0)  # newest version of our own lineage
-        self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS)  # newest signed head of each other node
+        self.heads = BoundedTable[NodeId, PolicyVersion](MAX_PEERS, self.is_in_use)  # newest signed one of each other
+        self.in_use = BoundedTable[str, None](MAX_IN_USE)  # lineages of admitted groups, the one named last comes last
+        self._served: frozenset[str] = frozenset()  # lineages that connected peers advertise
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
         self.inbound = BoundedTable[NodeId, None](MAX_INBOUND)  # that proved their key to us when they called
@@ -34,6 +42,15 @@ class Peers:
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
         """Newest known head of a lineage, ours included."""
         return self.own_head if policy_id == self._node_id else self.heads.get(policy_id)
+
+    def is_in_use(self, policy_id: str) -> bool:
+        """Whether groups of a lineage are to be expected: adverts are free, and do not push out its head."""
+        return (
+            policy_id in self.in_use
+            or policy_id in self.connected
+            or policy_id in self._served
+            or self._is_established(policy_id)
+        )
 
     def set_connected(self, peer: NodeId, is_connected: bool) -> None:
         """A stream from `peer` was opened or has ended."""
@@ -49,6 +66,7 @@ class Peers:
 
         A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
         """
+        self._served = frozenset(advert.head.policy_id for advert in adverts if advert.node_id in self.connected)
         for advert in adverts:
             if advert.node_id == self._node_id:
                 continue
@@ -63,6 +81,8 @@ class Peers:
         What it names of another lineage is a claim: a generator cannot move the head of its trainer, and so cannot make
         the groups of others look old.
         """
+        if group.policy_id != self._node_id:
+            self.in_use[group.policy_id] = None
         if not group.versions:
             return
         newest = group.versions[-1]

@@ -23,7 +23,7 @@ from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.loops.neighbours import MAX_FETCH_LATER
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
-from swarm.peers.peer_table import MAX_PEERS
+from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
 from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
@@ -223,6 +223,7 @@ class VirtualSwarm:
             "replay fill": (agent.replay.fill, 1.0),
             "known heads": (len(agent.peers.heads), MAX_PEERS),
             "delivered steps": (len(agent.peers.delivered_steps), MAX_PEERS),
+            "lineages in use": (len(agent.peers.in_use), MAX_IN_USE),
             "edges": (len(agent.coordinator_view.edges), MAX_EDGES),
             # A stream that has lost its place ends after the admission that it is in.
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours + MAX_CONCURRENT),
