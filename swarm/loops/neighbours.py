@@ -4,16 +4,17 @@ Invariant: everything that comes goes to admission; the stream of a neighbour th
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import random
-from collections.abc import Sequence
 from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.flow import Backoff, BoundedTable
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
+from swarm.loops.address_trials import AddressTrials
 from swarm.loops.choose_peers import choose_peers, consider, unlisted_followers
 from swarm.loops.dial import dial
 from swarm.loops.supervise import supervise
@@ -24,7 +25,7 @@ from swarm.types import Advert, Cursor, Digest, NodeId, Refused, ScoredGroup, Se
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
-MAX_ROUNDS: Final = 4  # of trials after one look-up, while addresses answer
+MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
 RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 MAX_FETCH_LATER: Final = 8  # groups that one neighbour fetches in another one's place
@@ -41,6 +42,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     adverts: list[Advert] = []
     relay_until_s = -math.inf
     async with asyncio.TaskGroup() as tasks:
+        trials = AddressTrials(agent, transport, tasks)
         while True:
             try:
                 adverts = consider(agent, await directory.lookup(), rng)
@@ -50,7 +52,8 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             now_s = agent.clock.monotonic_s()
             if len(adverts) - 1 > agent.config.exchange.max_neighbours:
                 relay_until_s = now_s + RELAY_S
-            for _ in range(MAX_ROUNDS):
+            next_s = agent.clock.monotonic_s() + agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2)
+            for num_answers in itertools.count():
                 choice = choose_peers(agent, adverts, now_s < relay_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
                 for address, relayed in [key for key in followed if key not in wanted]:
@@ -63,24 +66,11 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                         agent, transport, address, relayed, cursors, rng
                     )
                     follow.start(tasks)
-                if not await try_addresses(agent, transport, choice.trials):
+                if num_answers < MAX_ROUNDS:
+                    trials.begin(choice.trials)
+                if not await trials.answered(timeout_s=max(0.0, next_s - agent.clock.monotonic_s())):
                     break
-            await asyncio.sleep(agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2))
-
-
-async def try_addresses(agent: Agent, transport: Transport, trials: Sequence[PeerAddress]) -> bool:
-    """Dials addresses, all at once, for the address book; whether anybody answered."""
-
-    async def is_answered(address: PeerAddress) -> bool:
-        try:
-            client = await dial(agent, transport, address)
-        except Unavailable as error:
-            logger.debug("address tried in vain", extra={"peer": short(address.node_id), "error": str(error)})
-            return False
-        await client.close()
-        return True
-
-    return any(await asyncio.gather(*map(is_answered, trials)))
+            await asyncio.sleep(max(0.0, next_s - agent.clock.monotonic_s()))
 
 
 class NeighbourStream:
