@@ -139,7 +139,7 @@ class BoundedTable(dict[Key, Value], Generic[Key, Value]):
     """A dict of at most `limit` entries in which setting a key makes it the newest and the oldest makes room.
 
     `setdefault`, `update` and `|=` set keys, too. Entries that are kept make room last: where one is the oldest it
-    becomes the newest instead, as long as no more than half of the table is kept.
+    becomes the newest instead, for up to half of the table at a time.
 
     Example:
         heads = BoundedTable[NodeId, PolicyVersion](limit=4096)

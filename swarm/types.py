@@ -314,7 +314,7 @@ class RefusalReason(StrEnum):
     BAD_LOGPROBS = "bad_logprobs"  # positive, NaN or infinite
     BAD_SAMPLING = "bad_sampling"
     BAD_VERSION = "bad_version"  # spans out of order, or versions that never existed
-    UNKNOWN_HEAD = "unknown_head"  # of a lineage of which too little is known here; no honest node can know, so it is free
+    UNKNOWN_HEAD = "unknown_head"  # of a lineage of which too little is known here: its producer cannot know that
     FALSE_REWARD = "false_reward"
     VERIFIER_FAILED = "verifier_failed"
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there

@@ -255,7 +255,7 @@ class Novelty:
                 self._drop_copy(copy)
 
     def _first_of(self, claims: Sequence[_Claim]) -> tuple[_Claim, ...]:
-        """The first claim, and that of an established node where it is another; of equal places the one known longer."""
+        """The first claim, and that of an established node where it is another; of equals the one known longer."""
         ordered = sorted(claims, key=lambda claim: claim.order)
         established = next((claim for claim in ordered if self._is_established(claim.producer)), ordered[0])
         return (ordered[0],) if established is ordered[0] else (ordered[0], established)

@@ -50,7 +50,8 @@ class AddressTrials:
                 while self._under_way:
                     await asyncio.wait(self._under_way.values(), return_when=asyncio.FIRST_COMPLETED)
                     over = [address for address, task in self._under_way.items() if task.done()]
-                    if any([self._under_way.pop(address).result() for address in over]):
+                    answers = [self._under_way.pop(address).result() for address in over]
+                    if any(answers):
                         return True
         except TimeoutError:
             pass

@@ -561,13 +561,13 @@ async def test_steps_far_beyond_the_signed_head() -> None:
     gate = Gate()
     gate.heads[HOSTILE.node_id] = PolicyVersion(policy_id=HOSTILE.node_id, step=3)
     assert isinstance(await gate.admission.admit(hostile(step=40), HOSTILE.node_id), ScoredGroup)
-    await gate.expect(hostile(step=2**40), RefusalReason.BAD_VERSION)
+    await gate.expect(hostile(step=2**40), RefusalReason.UNKNOWN_HEAD)
 
 
 async def test_a_lineage_that_is_not_the_producers() -> None:
     gate = Gate()
     other = replace(make_group(HONEST.node_id, task_id=5), producer=HOSTILE.node_id)
-    await gate.expect(make_sealed(other, HOSTILE), RefusalReason.BAD_VERSION)
+    await gate.expect(make_sealed(other, HOSTILE), RefusalReason.UNKNOWN_HEAD)
     gate.heads[HONEST.node_id] = PolicyVersion(policy_id=HONEST.node_id, step=0)
     assert isinstance(await gate.admission.admit(make_sealed(other, HOSTILE), HOSTILE.node_id), ScoredGroup)
 

@@ -82,7 +82,7 @@ class Flooded:
 
     async def flood(self) -> None:
         self.is_flooding, before = True, self.num_lookups
-        while self.num_lookups < before + NUM_LOOKUPS:
+        while self.num_lookups < before + NUM_LOOKUPS:  # noqa: ASYNC110 - the node's loop raises it
             await asyncio.sleep(1.0)
 
 
@@ -93,9 +93,8 @@ def after_the_flood(*, delivers_before: bool) -> tuple[list[ScoredGroup | Refuse
         flooded = Flooded()
         loop = asyncio.create_task(neighbours_loop(flooded.agent, flooded, flooded, random.Random(0)))  # type: ignore[arg-type]
         try:
-            while not flooded.agent.peers.connected:
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(5.0)
+            assert flooded.agent.peers.connected == {GENERATOR.node_id}
             if delivers_before:
                 assert isinstance(await flooded.offer(flooded.made(1)), ScoredGroup)
             await flooded.flood()
@@ -142,14 +141,10 @@ def test_a_producer_that_is_far_ahead_of_what_is_known_here_is_not_charged() -> 
 
 
 def test_of_what_is_kept_the_oldest_makes_room_where_all_is_kept() -> None:
-    table = BoundedTable[int, None](8, lambda key: key < 100)
-    for key in range(20):
+    table = BoundedTable[int, None](8, lambda key: True)
+    for key in range(200):
         table[key] = None
-    assert len(table) == 8 and 19 in table
-    for key in range(200, 300):
-        table[key] = None
-        assert len(table) == 8
-    assert sum(key < 100 for key in table) == 4, "no more than half of it is kept"
+        assert key in table and len(table) == min(key + 1, 8)
 
 
 def test_up_to_half_of_a_table_is_kept_whatever_comes() -> None:

@@ -134,7 +134,7 @@ async def test_a_thousand_claims_to_a_live_nodes_address_lead_to_that_node(
 ) -> None:
     """One call finds out whose address it is; then nobody else's claim to it is tried, and its owner is linked."""
     if not knows_owners:
-        monkeypatch.setattr(AddressBook, "record_other", lambda self, address, other: self.record_failure(address))
+        monkeypatch.setattr(AddressBook, "record_other", lambda self, address, *_: self.record_failure(address))
     owner, server = real_node(make_identity(2))
     (endpoint,) = await server.serve(owner.streams)
     agent, transport = real_node(make_identity(1))

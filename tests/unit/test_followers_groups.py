@@ -137,7 +137,7 @@ def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
         rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
         group = replace(group, rollouts=rollouts)
         refused = await bench.receive(group)
-        assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNKNOWN_HEAD
         bench.agent.peers.observe([_advert(other, 4)])
         scored = await bench.receive(group)
         assert isinstance(scored, ScoredGroup) and not scored.is_own_policy(TRAINER.node_id)

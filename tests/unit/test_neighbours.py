@@ -15,6 +15,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
+from swarm.loops.address_trials import AddressTrials
 from swarm.loops.choose_peers import choose_peers, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -325,6 +326,49 @@ def test_what_several_announce_is_fetched_once(lookup_s: float) -> None:
         assert bench.agent.ingest.num_admitted == 20 and not bench.agent.ingest.refusals
         assert sum(len(neighbour.fetched) for neighbour in neighbours) == 20
         assert not bench.agent.num_failures and not bench.agent.ingest.fetching
+
+    play(scene)
+
+
+# --- addresses that are tried ---------------------------------------------------------------------------
+
+
+async def all_together(self: AddressTrials, timeout_s: float) -> bool:
+    """Mutation: the dials that are under way are waited for, whoever has answered."""
+    if self._under_way:
+        await asyncio.wait(self._under_way.values())
+    over, self._under_way = self._under_way, {}
+    return any(task.result() for task in over.values())
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+def test_who_answers_is_streamed_from_while_dead_addresses_are_still_tried(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(AddressTrials, "answered", all_together)
+
+    async def scene(bench: Bench) -> None:
+        connect, num_dead = bench.connect, 0
+
+        async def slowly(address: PeerAddress, timeout_s: float) -> Neighbour:
+            nonlocal num_dead
+            if address.node_id not in bench.neighbours:
+                num_dead += 1
+                await asyncio.sleep(timeout_s)  # nobody refuses there
+                raise Unavailable("nobody there")
+            return await connect(address, timeout_s)
+
+        bench.connect = slowly  # type: ignore[method-assign]
+        bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(6)]
+        bench.add(Honest(FIRST.node_id, []))
+        bench.add(Honest(SECOND.node_id, []))
+        await asyncio.sleep(1.0)
+        assert num_dead > 0 and not bench.agent.address_book.num_failed
+        linked = {FIRST.node_id, SECOND.node_id} & bench.agent.peers.connected
+        assert (len(linked) == 2) is is_defended
+        await asyncio.sleep(60.0)
+        assert bench.agent.peers.connected == {FIRST.node_id, SECOND.node_id} and bench.agent.address_book.num_failed
 
     play(scene)
 

@@ -150,10 +150,14 @@ def informed(is_established: Standing) -> tuple[random.Random, Node]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("is_established", [everybody, all_but_the_thief, nobody])
-def test_a_copy_never_displaces_an_original_whose_commitment_came_first(is_established: Standing) -> None:
+@pytest.mark.parametrize(
+    ("is_established", "num_tries"), [(everybody, NUM_TRIES), (all_but_the_thief, NUM_TRIES), (nobody, NUM_TRIES // 10)]
+)
+def test_a_copy_never_displaces_an_original_whose_commitment_came_first(
+    is_established: Standing, num_tries: int
+) -> None:
     rng, node = informed(is_established)
-    assert sum(displaced(rng, node) for _ in range(NUM_TRIES)) == 0
+    assert sum(displaced(rng, node) for _ in range(num_tries)) == 0
 
 
 @pytest.mark.timeout(120)
@@ -242,7 +246,7 @@ def test_no_honest_group_of_equal_tasks_is_refused() -> None:
 
 @pytest.mark.timeout(120)
 def test_mutation_counting_answers_instead_of_bits_refuses_honest_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Novelty, "_evidence", lambda *_, **__: MIN_BITS)
+    monkeypatch.setattr(Novelty, "_evidence", lambda *_: MIN_BITS)
     assert num_refused(Node(), 1000) > 100
 
 
@@ -285,7 +289,7 @@ def test_a_node_that_generates_nothing_takes_no_strangers_word(num_followers: in
 
 
 def test_mutation_a_claim_that_counts_in_full_refuses_an_honest_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Novelty, "_evidence", lambda self, first, **_: first.bits)
+    monkeypatch.setattr(Novelty, "_evidence", lambda self, claim, *_: claim.bits)
     assert not taken_after_a_guess(Node())
 
 
