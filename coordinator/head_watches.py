@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from swarm.errors import Unavailable
+from swarm.fairness import FairTable
 from swarm.types import NodeId, PolicyVersion
 
 WATCHES_PER_NODE: Final = 4  # two lineages, and those of a connection that just broke
@@ -21,7 +22,8 @@ WATCHES_TOTAL: Final = 1024
 class HeadWatch:
     """One watcher of one lineage."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: NodeId, policy_id: str) -> None:
+        self.node_id, self.policy_id = node_id, policy_id
         self._pending: PolicyVersion | None = None
         self._end_reason = ""
         self._waiter: asyncio.Future[None] | None = None
@@ -65,7 +67,7 @@ class HeadWatches:
         self._per_node = per_node
         self._per_subnet = per_subnet
         self._total = total
-        self._of_subnet: dict[str, dict[HeadWatch, tuple[NodeId, str]]] = {}  # oldest first
+        self._of_subnet = FairTable[str, HeadWatch]()
         self._of_node: Counter[NodeId] = Counter()
         self._of_lineage: dict[str, set[HeadWatch]] = {}
         self._is_ended = False
@@ -73,14 +75,14 @@ class HeadWatches:
     @property
     def num_open(self) -> int:
         """Number of watches that are open."""
-        return self._of_node.total()
+        return len(self._of_subnet)
 
     @contextmanager
     def open(self, node_id: NodeId, policy_id: str, subnet: str) -> Generator[HeadWatch]:
         """A watch of a lineage, which may not exist yet. Raises Unavailable at the bounds."""
         self._require_room(node_id, subnet)
-        watch = HeadWatch()
-        self._of_subnet.setdefault(subnet, {})[watch] = (node_id, policy_id)
+        watch = HeadWatch(node_id, policy_id)
+        self._of_subnet.add(subnet, watch)
         self._of_node[node_id] += 1
         self._of_lineage.setdefault(policy_id, set()).add(watch)
         try:
@@ -105,30 +107,26 @@ class HeadWatches:
             raise Unavailable("the coordinator stops")
         if self._of_node[node_id] >= self._per_node:
             raise Unavailable(f"{self._per_node} watches of this node are open; close one first")
-        num_own = len(self._of_subnet.get(subnet, ()))
+        num_own = len(self._of_subnet.of(subnet))
         if num_own >= self._per_subnet:
             raise Unavailable(f"{num_own} watches of {subnet} are open; heads are in the directory too")
         if self.num_open >= self._total:
-            self._make_room(num_own + 1)
+            self._make_room(subnet)
 
-    def _make_room(self, num_own: int) -> None:
-        most = max(self._of_subnet, key=lambda subnet: len(self._of_subnet[subnet]))
-        if len(self._of_subnet[most]) <= num_own:
+    def _make_room(self, subnet: str) -> None:
+        most = self._of_subnet.longest(beside=subnet)
+        if most is None:
             raise Unavailable(f"{self._total} watches are open; heads are in the directory too")
-        newest = next(reversed(self._of_subnet[most]))
+        newest = self._of_subnet.newest(most)
         newest.end("others have fewer watches open; watch again later")
         self._forget(most, newest)
 
     def _forget(self, subnet: str, watch: HeadWatch) -> None:
-        own = self._of_subnet.get(subnet, {})
-        if watch not in own:  # it made room
+        if not self._of_subnet.remove(subnet, watch):  # it made room
             return
-        node_id, policy_id = own.pop(watch)
-        if not own:
-            del self._of_subnet[subnet]
-        self._of_node[node_id] -= 1
-        if not self._of_node[node_id]:
-            del self._of_node[node_id]
-        self._of_lineage[policy_id].discard(watch)
-        if not self._of_lineage[policy_id]:
-            del self._of_lineage[policy_id]
+        self._of_node[watch.node_id] -= 1
+        if not self._of_node[watch.node_id]:
+            del self._of_node[watch.node_id]
+        self._of_lineage[watch.policy_id].discard(watch)
+        if not self._of_lineage[watch.policy_id]:
+            del self._of_lineage[watch.policy_id]

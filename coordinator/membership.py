@@ -4,11 +4,11 @@ Invariant: the table is bounded, per subnet too; a live member makes room only f
 only its own node id renews a lease.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
 from swarm.errors import Unavailable
+from swarm.fairness import FairTable
 from swarm.types import NodeId, NodeReport
 
 MAX_MEMBERS: Final = 10_000
@@ -24,11 +24,16 @@ class Member:
     last_seen_s: float  # wall clock of the last heartbeat
     expires_s: float  # wall clock; the lease ends here
     has_left: bool = False  # it ended the lease itself
-    subnet: str = ""  # from which it reported last
+    subnet: str = ""  # from which it reported last; "": unknown, and it stands for itself
 
     @property
     def node_id(self) -> NodeId:
         return self.report.node_id
+
+    @property
+    def party(self) -> str:
+        """What its place is counted under."""
+        return self.subnet or self.node_id
 
     def is_live(self, now_s: float) -> bool:
         """True while the lease runs."""
@@ -47,7 +52,7 @@ class Membership:
         self.lease_s = lease_s
         self._max_members = max_members
         self._per_subnet = per_subnet
-        self._of_subnet: Counter[str] = Counter()
+        self._of_party = FairTable[str, NodeId]()
         self._dropped: list[NodeId] = []  # made room; the store still has them
         self._members: dict[NodeId, Member] = {}  # the longest unseen first
 
@@ -63,7 +68,7 @@ class Membership:
         known = self._members.get(report.node_id)
         has_joined = known is None or not known.is_live(now_s)
         if known is None:
-            self._make_room(now_s, subnet)
+            self._make_room(now_s, subnet or report.node_id)
         member = Member(
             report=report,
             joined_s=now_s if known is None or has_joined else known.joined_s,
@@ -111,30 +116,27 @@ class Membership:
     def _put(self, member: Member) -> None:
         self._drop(member.node_id)
         self._members[member.node_id] = member
-        self._of_subnet[member.subnet] += 1
+        self._of_party.add(member.party, member.node_id)
 
     def _drop(self, node_id: NodeId) -> None:
         member = self._members.pop(node_id, None)
         if member is not None:
-            self._of_subnet[member.subnet] -= 1
-            if not self._of_subnet[member.subnet]:
-                del self._of_subnet[member.subnet]
+            self._of_party.remove(member.party, node_id)
 
-    def _make_room(self, now_s: float, subnet: str) -> None:
-        """Drops the longest gone, of this subnet where that is full, or else the newest of the subnet with most."""
-        num_own = self._of_subnet[subnet]
-        is_own_full = bool(subnet) and num_own >= self._per_subnet
+    def _make_room(self, now_s: float, party: str) -> None:
+        """Drops the longest gone, of this party where that is full, or else the newest of the party with most."""
+        num_own = len(self._of_party.of(party))
+        is_own_full = num_own >= self._per_subnet
         if not is_own_full and len(self._members) < self._max_members:
             return
-        gone = (m for m in self._members.values() if not m.is_live(now_s) and (not is_own_full or m.subnet == subnet))
+        gone = (m for m in self._members.values() if not m.is_live(now_s) and (not is_own_full or m.party == party))
         dropped = next(gone, None)
         if dropped is None and is_own_full:
-            raise Unavailable(f"{num_own} live members are of {subnet}; no room for another")
+            raise Unavailable(f"{num_own} live members are of {party}; no room for another")
         if dropped is None:
-            sizes = {name: size for name, size in self._of_subnet.items() if name}
-            most = max(sizes, key=lambda name: sizes[name], default="")
-            if sizes.get(most, 0) <= num_own + 1:
+            most = self._of_party.longest(beside=party)
+            if most is None:
                 raise Unavailable(f"the run has {self._max_members} live members; no room for another")
-            dropped = max((m for m in self._members.values() if m.subnet == most), key=lambda m: m.joined_s)
+            dropped = max(map(self._members.__getitem__, self._of_party.of(most)), key=lambda m: m.joined_s)
         self._drop(dropped.node_id)
         self._dropped.append(dropped.node_id)

@@ -4,12 +4,12 @@ Invariant: waiters are bounded per subnet and in all; where all places are taken
 """
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from swarm.errors import Unavailable
+from swarm.fairness import FairTable
 
 WAITING_PER_SUBNET: Final = 128  # the nodes behind one address report together after a pause
 WAITING: Final = 1024
@@ -26,8 +26,7 @@ class SubnetTurns:
     def __init__(self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING) -> None:
         self._per_subnet = per_subnet
         self._total = total
-        self._num_waiting = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # whose turn is next comes first
+        self._waiting = FairTable[str, asyncio.Future[None]]()
         self._is_taken = False
 
     @asynccontextmanager
@@ -42,46 +41,29 @@ class SubnetTurns:
             self._pass_on()
 
     async def _wait(self, subnet: str) -> None:
-        own = self._waiting.get(subnet, ())
-        if len(own) >= self._per_subnet:
-            raise Unavailable(f"{len(own)} calls of {subnet} wait already; try again later")
-        if self._num_waiting >= self._total:
-            self._make_room(len(own) + 1)
+        num_own = len(self._waiting.of(subnet))
+        if num_own >= self._per_subnet:
+            raise Unavailable(f"{num_own} calls of {subnet} wait already; try again later")
+        if len(self._waiting) >= self._total:
+            self._make_room(subnet)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(subnet, deque()).append(waiter)
-        self._num_waiting += 1
+        self._waiting.add(subnet, waiter)
         try:
             await waiter
         except asyncio.CancelledError:
-            if not self._remove(subnet, waiter) and waiter.done() and waiter.exception() is None:
+            if not self._waiting.remove(subnet, waiter) and waiter.done() and waiter.exception() is None:
                 self._pass_on()  # its turn had come: the next one takes it
             raise
 
-    def _make_room(self, num_own: int) -> None:
-        most = max(self._waiting, key=lambda subnet: len(self._waiting[subnet]))
-        if len(self._waiting[most]) <= num_own:
-            raise Unavailable(f"{self._num_waiting} calls wait already; try again later")
-        waiter = self._waiting[most][-1]
-        self._remove(most, waiter)
+    def _make_room(self, subnet: str) -> None:
+        most = self._waiting.longest(beside=subnet)
+        if most is None:
+            raise Unavailable(f"{len(self._waiting)} calls wait already; try again later")
+        waiter = self._waiting.newest(most)
+        self._waiting.remove(most, waiter)
         waiter.set_exception(Unavailable("others have fewer calls waiting; try again later"))
-
-    def _remove(self, subnet: str, waiter: "asyncio.Future[None]") -> bool:
-        own = self._waiting.get(subnet)
-        if own is None or waiter not in own:
-            return False
-        own.remove(waiter)
-        self._num_waiting -= 1
-        if not own:
-            del self._waiting[subnet]
-        return True
 
     def _pass_on(self) -> None:
         self._is_taken = bool(self._waiting)
-        if not self._waiting:
-            return
-        subnet, own = self._waiting.popitem(last=False)
-        waiter = own.popleft()
-        self._num_waiting -= 1
-        if own:
-            self._waiting[subnet] = own  # behind the others
-        waiter.set_result(None)
+        if self._is_taken:
+            self._waiting.pop_oldest(next(iter(self._waiting.parties))).set_result(None)

@@ -15,7 +15,7 @@ from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.exchange.draw_shares import DrawPlaces, DrawShares
 from swarm.exchange.external_sampler import choose
-from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, num_in, oldest_of_fullest
+from swarm.exchange.replay_tables import ReplayEntry, ReplayTables
 from swarm.exchange.staleness import age_steps
 from swarm.peers.parties import SHARE, Parties
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
@@ -94,12 +94,12 @@ class ReplayBuffer:
     @property
     def num_for_draws(self) -> int:
         """Those of them that make a draw possible: what newcomers made only comes along."""
-        return len(self._held.local) - num_in(self._held.new_followers)
+        return len(self._held.local) - len(self._held.new_followers)
 
     @property
     def num_external_of_newcomers(self) -> int:
         """Groups of other lineages held that count among those of all newcomers."""
-        return num_in(self._held.new_external)
+        return len(self._held.new_external)
 
     def num_waiting(self, follower: NodeId) -> int:
         """Groups of the own lineage that another node made: those held, and those that took up its room in vain."""
@@ -153,7 +153,7 @@ class ReplayBuffer:
         self._drop_old(head, head_of)
         config = self._config
         num_places = config.local_groups + config.external_groups
-        places = self._shares.begin(set(self._held.followers) | set(self._held.external), num_places)
+        places = self._shares.begin(set(self._held.followers.parties | self._held.external.parties), num_places)
         while (window := self._choose_local(places)) is not None:
             with_external = places.fork()
             external = self._choose_external(step, source_weights, with_external)
@@ -227,12 +227,12 @@ class ReplayBuffer:
         self, step: int, source_weights: Mapping[NodeId, float], places: DrawPlaces
     ) -> list[ReplayEntry]:
         config = self._config
-        tables = (self._held.external, self._held.new_external if places.may_take_newcomer else {})
+        tables = (self._held.external, self._held.new_external)[: 2 if places.may_take_newcomer else 1]
         held = [
             (party, entry.is_newcomer, entry)
             for table in tables
-            for party, groups in table.items()
-            for entry in groups.values()
+            for party in table.parties
+            for entry in table.of(party)
         ]
         return choose(
             config.sampler,
@@ -353,20 +353,20 @@ class ReplayBuffer:
             return False
         self._held.hold(entry)
         if self._is_main_source(entry):
-            self._drop(next(iter(self._held.followers[entry.source].values())), "surplus")
+            self._drop(self._held.followers.oldest(entry.source), "surplus")
             self._turn_away(entry)
         most = self._usable(self._config.max_age_steps)
-        while num_in(self._held.followers) > most:
-            self._drop(oldest_of_fullest(self._held.followers), "surplus")
-        while num_in(self._held.new_followers) > max(1, most // SHARE):
-            self._drop(oldest_of_fullest(self._held.new_followers), "surplus")
+        while len(self._held.followers) > most:
+            self._drop(self._held.followers.oldest_of_longest(), "surplus")
+        while len(self._held.new_followers) > max(1, most // SHARE):
+            self._drop(self._held.new_followers.oldest_of_longest(), "surplus")
         while len(self._held.all) > self._config.max_groups or self._held.num_bytes > self._max_bytes:
             self._drop(self._held.oldest_to_evict(), "evicted")
         return scored.digest in self._held.all
 
     def _is_main_source(self, entry: ReplayEntry) -> bool:
         """Whether a follower holds more than half of what can be used, against others; always enough for one draw."""
-        num_held = len(self._held.followers.get(entry.source, ())) if entry.is_own_policy else 0
+        num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.exchange.external_sampler import Candidate
+from swarm.fairness import FairTable
 from swarm.peers.parties import SHARE
 from swarm.types import Digest, NodeId, ScoredGroup
 
@@ -26,7 +27,7 @@ class ReplayEntry(Candidate):
     newest_step: int
 
 
-BySource = dict[str, dict[Digest, ReplayEntry]]  # each in order of arrival
+BySource = FairTable[str, ReplayEntry]
 
 HELD_PER_TASK: Final = 2  # groups of one task that one source may have here, in an open run
 
@@ -43,10 +44,10 @@ class ReplayTables:
     def __init__(self) -> None:
         self.all: dict[Digest, ReplayEntry] = {}
         self.local: dict[Digest, ReplayEntry] = {}  # of the own lineage, in order of arrival
-        self.followers: BySource = {}  # those of them that other nodes made, established ones: by node
-        self.external: BySource = {}  # of other lineages, of established nodes: by party
-        self.new_followers: BySource = {}  # both of newcomers
-        self.new_external: BySource = {}
+        self.followers = BySource()  # those of them that other nodes made, established ones: by node
+        self.external = BySource()  # of other lineages, of established nodes: by party
+        self.new_followers = BySource()  # both of newcomers
+        self.new_external = BySource()
         self.num_bytes = 0  # sealed
         self._num_bytes_of_newcomers = 0
 
@@ -57,7 +58,7 @@ class ReplayTables:
             self.local[digest] = entry
         table = self.by_source(entry)
         if table is not None:
-            table.setdefault(_source_of(entry), {})[digest] = entry
+            table.add(_source_of(entry), entry)
         self.all[digest] = entry
         self._count(entry, 1)
 
@@ -67,10 +68,7 @@ class ReplayTables:
         self.local.pop(digest, None)
         table = self.by_source(entry)
         if table is not None:
-            source = table[_source_of(entry)]
-            del source[digest]
-            if not source:
-                del table[_source_of(entry)]
+            table.remove(_source_of(entry), entry)
         del self.all[digest]
         self._count(entry, -1)
 
@@ -84,12 +82,12 @@ class ReplayTables:
 
     def num_of_follower(self, node_id: NodeId) -> int:
         """Groups of the own lineage that this node made elsewhere."""
-        return len(self.followers.get(node_id, ())) + len(self.new_followers.get(node_id, ()))
+        return len(self.followers.of(node_id)) + len(self.new_followers.of(node_id))
 
     def has_enough_of_task(self, entry: ReplayEntry) -> bool:
         """Whether its source has as many groups of this task here as it may."""
         table = self.by_source(entry)
-        held = [] if table is None else table.get(_source_of(entry), {}).values()
+        held = () if table is None else table.of(_source_of(entry))
         return sum(other.task == entry.task for other in held) >= HELD_PER_TASK
 
     def oldest_to_evict(self) -> ReplayEntry:
@@ -97,9 +95,9 @@ class ReplayTables:
         made here last, so that no peer can displace it. Newcomers come before all while they hold more than their
         share of groups or bytes."""
         new = self.new_external or self.new_followers
-        is_above_share = num_in(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes
+        is_above_share = len(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes
         held = new if new and is_above_share else self.external or self.followers or new
-        return oldest_of_fullest(held) if held else next(iter(self.local.values()))
+        return held.oldest_of_longest() if held else next(iter(self.local.values()))
 
     def _count(self, entry: ReplayEntry, by: int) -> None:
         self.num_bytes += by * entry.scored.size_bytes
@@ -110,13 +108,3 @@ class ReplayTables:
 def _source_of(entry: ReplayEntry) -> str:
     """Who is counted as its source: the party, or of the own lineage the follower, who had credit for it."""
     return entry.source if entry.is_own_policy else entry.party
-
-
-def num_in(sources: BySource) -> int:
-    """Groups in a table."""
-    return sum(map(len, sources.values()))
-
-
-def oldest_of_fullest(sources: BySource) -> ReplayEntry:
-    """The oldest group of the source that holds most."""
-    return next(iter(max(sources.values(), key=len).values()))

@@ -11,12 +11,12 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.addresses import subnet_of
+from swarm.fairness import FairTable
 from swarm.flow import BoundedTable
 from swarm.open_files import places_for_pages
 
@@ -74,7 +74,7 @@ class PageServer:
         self._selector = selectors.DefaultSelector()
         self._made = BoundedTable[str, tuple[float, Page]](MAX_PAGES)  # path -> when it was made, and the page
         self._clients: dict[_Client, None] = {}  # the oldest first
-        self._of_subnet: Counter[str] = Counter()
+        self._of_subnet = FairTable[str, _Client]()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
@@ -128,17 +128,14 @@ class PageServer:
             self._take_place(client)
 
     def _take_place(self, client: _Client) -> None:
-        if self._of_subnet[client.subnet] >= CONNECTIONS_PER_SUBNET:
-            self._end_oldest(client.subnet)
+        if len(self._of_subnet.of(client.subnet)) >= CONNECTIONS_PER_SUBNET:
+            self._end(self._of_subnet.oldest(client.subnet))
         elif self._clients and len(self._clients) >= places_for_pages(MAX_CONNECTIONS):
-            self._end_oldest(self._of_subnet.most_common(1)[0][0])
+            self._end(self._of_subnet.oldest_of_longest())
         self._clients[client] = None
-        self._of_subnet[client.subnet] += 1
+        self._of_subnet.add(client.subnet, client)
         self._selector.register(client.socket, selectors.EVENT_READ, client)
         self._serve(client, selectors.EVENT_READ)  # most requests come with the connection
-
-    def _end_oldest(self, subnet: str) -> None:
-        self._end(next(client for client in self._clients if client.subnet == subnet))
 
     def _end_late(self) -> None:
         now_s = time.monotonic()
@@ -174,9 +171,7 @@ class PageServer:
 
     def _end(self, client: _Client) -> None:
         del self._clients[client]
-        self._of_subnet[client.subnet] -= 1
-        if not self._of_subnet[client.subnet]:
-            del self._of_subnet[client.subnet]
+        self._of_subnet.remove(client.subnet, client)
         with contextlib.suppress(KeyError):
             self._selector.unregister(client.socket)
         client.socket.close()

@@ -6,12 +6,13 @@ allowed gets anything. At most CHUNKS_TOTAL chunks are being sent and CHUNKS_WAI
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from swarm.errors import NotHeld, Unavailable
+from swarm.fairness import FairTable
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
@@ -204,7 +205,7 @@ class ChunkSlots:
         self._stall_timeout_s = stall_timeout_s
         self._held: dict[_Call, None] = {}  # oldest first
         self._num_held: Counter[NodeId] = Counter()
-        self._waiting: dict[NodeId, deque[_Call]] = {}  # the peer whose turn is next comes first
+        self._waiting = FairTable[NodeId, _Call]()
 
     async def acquire(self, peer: NodeId, context: Context) -> None:
         """Waits for a slot, which the call keeps until it has ended.
@@ -212,15 +213,14 @@ class ChunkSlots:
         Raises:
             Unavailable: the peer asks for too many at a time, or too many calls wait already.
         """
-        num_waiting = len(self._waiting.get(peer, ()))
-        if self._num_held[peer] + num_waiting >= CHUNKS_PER_PEER:
+        if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER:
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")
-        if sum(map(len, self._waiting.values())) >= CHUNKS_WAITING:
-            self._turn_one_away(num_waiting + 1)
+        if len(self._waiting) >= CHUNKS_WAITING:
+            self._turn_one_away(peer)
         task = asyncio.current_task()
         assert task is not None
         call = _Call(peer, task, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(peer, deque()).append(call)
+        self._waiting.add(peer, call)
         self._assign_slots()
         try:
             await call.turn
@@ -230,29 +230,25 @@ class ChunkSlots:
         # A unary answer is written after its handler has returned: the slot is kept until the call has ended.
         cast(Any, context).add_done_callback(lambda _: self._end(call))
 
-    def _turn_one_away(self, num_own: int) -> None:
-        """The peer with the most calls waiting loses its newest one, where another peer would have fewer even so."""
-        most = max(self._waiting.values(), key=len)
-        if len(most) <= num_own:
+    def _turn_one_away(self, peer: NodeId) -> None:
+        most = self._waiting.longest(beside=peer)
+        if most is None:
             raise Unavailable(f"{CHUNKS_WAITING} calls wait for chunks; try another source")
-        turn = most.pop().turn
-        if not turn.done():
-            turn.set_exception(Unavailable("others wait for fewer chunks; ask again, or another source"))
+        call = self._waiting.newest(most)
+        self._waiting.remove(most, call)
+        if not call.turn.done():
+            call.turn.set_exception(Unavailable("others wait for fewer chunks; ask again, or another source"))
 
     def _assign_slots(self) -> None:
         while self._waiting and len(self._held) < CHUNKS_TOTAL:
-            peer = min(self._waiting, key=self._num_held.__getitem__)  # the first one of those with the fewest
-            calls = self._waiting.pop(peer)
-            call = calls.popleft()
-            if calls:
-                self._waiting[peer] = calls  # as the last one
+            peer = min(self._waiting.parties, key=self._num_held.__getitem__)  # the first one of those with the fewest
+            call = self._waiting.pop_oldest(peer)
             self._held[call] = None
             self._num_held[peer] += 1
             call.stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._mark_late, call)
             if not call.turn.done():  # else it was cancelled, and ends in a moment
                 call.turn.set_result(None)
-        num_waiting = sum(map(len, self._waiting.values()))
-        for late in [call for call in self._held if call.is_late][:num_waiting]:
+        for late in [call for call in self._held if call.is_late][: len(self._waiting)]:
             if not late.is_cut:
                 late.is_cut = True
                 late.task.cancel()
@@ -271,7 +267,5 @@ class ChunkSlots:
             if not self._num_held[call.peer]:
                 del self._num_held[call.peer]
             self._assign_slots()
-        elif call in (calls := self._waiting.get(call.peer, deque[_Call]())):
-            calls.remove(call)
-            if not calls:
-                del self._waiting[call.peer]
+        else:
+            self._waiting.remove(call.peer, call)

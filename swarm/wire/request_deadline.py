@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from swarm.fairness import FairTable
 from swarm.wire.connection_limits import peer_subnet
 
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -22,7 +23,7 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
     def __init__(self, timeout_s: float = REQUEST_TIMEOUT_S, max_waiting: int = MAX_WAITING) -> None:
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
-        self._waiting: dict[str, dict[asyncio.Timeout, None]] = {}  # by subnet, the longest first
+        self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call with one request as one with a stream of requests, whose first it takes."""
@@ -52,19 +53,15 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
 
     async def _request_of(self, requests: Any, context: Any) -> Any:
         subnet = peer_subnet(context.peer())
-        waiting = self._waiting.setdefault(subnet, {})
         try:
             async with asyncio.timeout(self._timeout_s) as ending:
-                waiting[ending] = None
-                if len(waiting) > self._max_waiting:  # an honest request comes with its call: who waits longest goes
-                    oldest = next(iter(waiting))
-                    del waiting[oldest]
-                    oldest.reschedule(asyncio.get_running_loop().time())
+                if len(self._waiting.of(subnet)) >= self._max_waiting:
+                    # an honest request comes with its call: who waits longest goes
+                    self._waiting.pop_oldest(subnet).reschedule(asyncio.get_running_loop().time())
+                self._waiting.add(subnet, ending)
                 try:
                     return await anext(aiter(requests))
                 finally:
-                    waiting.pop(ending, None)
-                    if not waiting and self._waiting.get(subnet) is waiting:
-                        del self._waiting[subnet]
+                    self._waiting.remove(subnet, ending)
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time; call again")

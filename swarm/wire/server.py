@@ -15,6 +15,7 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.fairness import FairTable
 from swarm.flow import RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.open_files import allow_descriptors
@@ -104,7 +105,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
         self.connections = ConnectionLimiter(self.limits.bounds)
         self._sessions: dict[bytes, _Session] = {}
-        self._of_subnet: dict[str, OrderedDict[str, bytes]] = {}  # subnet -> peer -> token, oldest first
+        self._tokens: dict[str, bytes] = {}  # of each peer with a session
+        self._peers = FairTable[str, str]()  # by subnet
         self._tidy_at_s = 0.0
         per_minute = self.limits.handshakes_per_minute
         self._refusals = RateLimiter[str](REFUSALS_PER_S, REFUSALS_BURST, self.limits.connections)  # by peer
@@ -186,13 +188,13 @@ class Sessions(pb_grpc.SessionServiceServicer):
     def _open_session(self, node_id: NodeId, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()
         subnet = peer_subnet(peer)
-        self._end_session(subnet, peer)
-        own = self._of_subnet.get(subnet, OrderedDict[str, bytes]())
-        if len(own) >= self.limits.sessions_per_subnet or len(self._sessions) >= self.limits.sessions_total:
+        self._end_session(peer)
+        num_own = len(self._peers.of(subnet))
+        if num_own >= self.limits.sessions_per_subnet or len(self._sessions) >= self.limits.sessions_total:
             self._make_room(subnet, now_s)
-        token = secrets.token_bytes(32)
+        token = self._tokens[peer] = secrets.token_bytes(32)
         self._sessions[token] = _Session(node_id, peer, now_s, now_s + self.limits.session_s)
-        self._of_subnet.setdefault(subnet, OrderedDict())[peer] = token
+        self._peers.add(subnet, peer)
         self.connections.prove(peer, node_id)
         return token
 
@@ -203,22 +205,18 @@ class Sessions(pb_grpc.SessionServiceServicer):
             for session in list(self._sessions.values()):
                 is_gone = now_s - session.opened_s > _SEEN_AFTER_S and not self.connections.is_open(session.peer)
                 if is_gone or session.expires_s <= now_s:
-                    self._end_session(peer_subnet(session.peer), session.peer)
-        own = self._of_subnet.get(subnet, ())
-        if len(own) >= self.limits.sessions_per_subnet:
-            self._end_session(subnet, next(iter(own)))
+                    self._end_session(session.peer)
+        if len(self._peers.of(subnet)) >= self.limits.sessions_per_subnet:
+            self._end_session(self._peers.oldest(subnet))
         elif len(self._sessions) >= self.limits.sessions_total:
-            most = max(self._of_subnet, key=lambda name: len(self._of_subnet[name]))
-            if len(self._of_subnet[most]) <= len(own) + 1:
+            most = self._peers.longest(beside=subnet)
+            if most is None:
                 raise Unavailable(f"{len(self._sessions)} sessions are open; try again later")
-            self._end_session(most, next(iter(self._of_subnet[most])))
+            self._end_session(self._peers.oldest(most))
 
-    def _end_session(self, subnet: str, peer: str) -> None:
-        own = self._of_subnet.get(subnet)
-        if own is not None and peer in own:
-            del self._sessions[own.pop(peer)]
-            if not own:
-                del self._of_subnet[subnet]
+    def _end_session(self, peer: str) -> None:
+        if self._peers.remove(peer_subnet(peer), peer):
+            del self._sessions[self._tokens.pop(peer)]
 
     def _count_handshake(self, peer: str) -> None:
         subnet = peer_subnet(peer)

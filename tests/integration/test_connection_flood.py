@@ -178,7 +178,7 @@ def refuse_newcomers(self: PageServer, client: Any) -> None:
         client.socket.close()
         return
     self._clients[client] = None
-    self._of_subnet[client.subnet] += 1
+    self._of_subnet.add(client.subnet, client)
     self._selector.register(client.socket, selectors.EVENT_READ, client)
 
 

@@ -75,4 +75,4 @@ async def test_a_turn_that_is_cancelled_passes_on() -> None:
     assert entered == ["d"]
     async with turns.of("e"):
         entered.append("e")
-    assert entered == ["d", "e"] and not turns._waiting and not turns._num_waiting
+    assert entered == ["d", "e"] and not turns._waiting
