@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
 
@@ -53,6 +53,11 @@ class ConnectionBounds:
     proven_per_node: int = 8
     proven_per_subnet: int = 512
     proven: int = 2048
+
+    def scaled(self, share: float) -> "ConnectionBounds":
+        """The same with a share of the places in all, 0 to 1: where few files may be open, none must hold them all."""
+        totals = ("unproven_of_strangers", "unproven_of_known", "proven")
+        return replace(self, **{name: max(1, int(share * getattr(self, name))) for name in totals})
 
 
 @dataclass(slots=True)
@@ -97,8 +102,15 @@ class ConnectionLimiter:
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
-    def start(self, host: str, port: int) -> None:
-        """Begins to look at the connections of a server that listens there."""
+    def start(self, host: str, port: int, share: float = 1.0) -> None:
+        """Begins to look at the connections of a server that listens there.
+
+        Args:
+            host: as it listens.
+            port: as it listens.
+            share: of the bounds that there is room for; see `ConnectionBounds.scaled`.
+        """
+        self._bounds = self._bounds.scaled(share)
         # A name or a wildcard may stand for several addresses: then the port decides alone.
         plain = _plain_host(host)
         self._local = ("" if plain in _WILDCARD_HOSTS else plain, port)

@@ -255,9 +255,10 @@ async def start_server(
         ConfigError: the address cannot be listened on.
     """
     limits = sessions.limits
+    num_connections = allow_descriptors(limits.connections)
     server = grpc.aio.server(
         interceptors=[RequestDeadline()],
-        options=_server_options(limits),
+        options=_server_options(limits, num_connections),
         maximum_concurrent_rpcs=limits.concurrent_calls,
     )
     add_sessions: Any = pb_grpc.add_SessionServiceServicer_to_server
@@ -273,18 +274,18 @@ async def start_server(
     if port == 0:
         raise ConfigError(f"listen {listen!r}: cannot listen there; free the port or choose another")
     await server.start()
-    sessions.connections.start(listen.rpartition(":")[0], port)
+    sessions.connections.start(listen.rpartition(":")[0], port, num_connections / limits.connections)
     return SessionServer(server, sessions.connections), port
 
 
-def _server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
+def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", limits.streams_per_connection),
-        ("grpc.max_allowed_incoming_connections", allow_descriptors(limits.connections)),
+        ("grpc.max_allowed_incoming_connections", num_connections),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.handshake_timeout_s)),
         ("grpc.max_connection_idle_ms", int(1000 * limits.idle_timeout_s)),
         ("grpc.keepalive_time_ms", 20_000),

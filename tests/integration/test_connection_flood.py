@@ -23,6 +23,7 @@ from swarm.testing.connection_flood import (
     allow_open_files,
     loopback_addresses,
 )
+from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import open_channel
@@ -107,6 +108,20 @@ async def test_5000_idle_connections_of_50_addresses_keep_nobody_out() -> None:
             await asyncio.to_thread(flood.until_all_were_opened)
             assert await server.keep_joining(10)
             assert flood.num_opened >= 5000
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "bounds as for many files"])
+async def test_where_few_files_may_be_open_a_flood_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    monkeypatch.setattr(wire_server, "allow_descriptors", lambda _: 64)
+    if not is_defended:
+        monkeypatch.setattr(ConnectionBounds, "scaled", lambda self, _: self)
+    limits = ServerLimits(bounds=ConnectionBounds(unproven_s=60.0), handshake_timeout_s=60.0)
+    async with serving(limits) as server:
+        with ConnectionFlood(server.endpoint, loopback_addresses(300), 300, reopened_per_s=200.0) as flood:
+            await asyncio.to_thread(flood.until_all_were_opened)
+            assert await server.keep_joining(10 if is_defended else 2) is is_defended
 
 
 async def test_a_connection_that_proved_an_identity_outlives_a_flood_and_goes_on_answering() -> None:

@@ -36,6 +36,9 @@ def test_connections_and_pages_leave_files_for_the_rest(monkeypatch: pytest.Monk
     allowed = limit.now[0]
     assert connections >= allowed // 2 and pages >= min(MAX_CONNECTIONS, allowed // 8)
     assert connections + pages + min(512, allowed // 4) <= allowed
+    bounds = ServerLimits().bounds.scaled(connections / ServerLimits().connections)
+    assert bounds.unproven_of_strangers + bounds.unproven_of_known + bounds.proven <= connections / 2
+    assert min(bounds.unproven_of_strangers, bounds.unproven_of_known, bounds.proven) >= connections // 32
 
 
 def test_without_a_limit_there_is_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
