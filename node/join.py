@@ -13,7 +13,7 @@ from node.credential import keep_invitation, read_invitation
 from swarm.addresses import own_address
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
-from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, NodeId, Role
@@ -67,12 +67,25 @@ async def join_swarm(
         say(f"{path} exists and is used as it is{', with --set for this start' if overrides else ''}")
         if config.coordinator.address != ",".join(parsed.addresses):
             say(f"coordinator.address stays {config.coordinator.address!r}: change it there if the coordinator moved")
+        if held is None:
+            say(await _hold_first(parsed, identity, directory))
     else:
         config = await _write_new(parsed, identity, path, overrides, say, roles)
     if start:
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)
+
+
+async def _hold_first(link: JoinLink, identity: Identity, directory: Path) -> str:
+    """Keeps the manifest for a node of before manifests were kept; returns a sentence on it."""
+    try:
+        signed = (await fetch_manifest(link, identity, FETCH_TIMEOUT_S)).signed
+        check_expiry(signed.manifest, SystemClock().now_s())
+        await asyncio.to_thread(save_held, directory, signed)
+    except SwarmError as error:
+        return f"the run's manifest is not followed yet: {error}; the same command tries again"
+    return f"{directory / HELD} holds the run's manifest, and newer ones are followed"
 
 
 def _require_same_node(config: NodeConfig, path: Path, link: JoinLink, roles: Sequence[Role]) -> None:

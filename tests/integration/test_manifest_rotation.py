@@ -316,6 +316,19 @@ async def test_a_node_that_was_off_past_the_end_of_its_manifest_starts_with_the_
         assert node.entry.is_member(member.node_id)
 
 
+async def test_a_node_of_before_manifests_were_kept_follows_them_once_it_joins_again(tmp_path: Path) -> None:
+    member = load_or_create_identity(tmp_path / "node" / "identity.key")
+    async with coordinator(config_in(tmp_path / "run", member)) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    (tmp_path / "node" / HELD).unlink()
+    said: list[str] = []
+    await join_swarm(link, tmp_path / "node", [], start=False, say=said.append)
+    assert "not followed yet" in said[-1] and load_held(tmp_path / "node", RUN) is None
+    async with coordinator(config_in(tmp_path / "run", member, NEWCOMER)) as link:
+        await join_swarm(link, tmp_path / "node", [], start=False, say=said.append)
+        assert NEWCOMER.node_id in Joined(tmp_path / "node", link).members and HELD in said[-1]
+
+
 async def test_who_was_invited_is_known_before_the_groups_that_wait_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
