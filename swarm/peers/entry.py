@@ -27,6 +27,7 @@ MAX_GUESTS: Final = 256  # of one member, at a time; the coordinator may invite 
 MAX_REFUSED: Final = 4_096  # credentials that never will be, by digest
 WORK_CHECKS_PER_S: Final = 20.0  # 2 ms each: 4 % of one core at most
 INVITATION_CHECKS_PER_S: Final = 200.0  # 0.1 ms each
+MAX_IN_OWN_FILE: Final = 256  # proofs of work that are checked at a start: more than the file of known peers holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class _Admitted:
 class _Checks:
     """How many strangers' credentials are checked a second at one place, so that no flood of keys costs more."""
 
-    def __init__(self, now_s: float) -> None:
-        self.work = TokenBucket(WORK_CHECKS_PER_S, WORK_CHECKS_PER_S, now_s)
+    def __init__(self, now_s: float, num_proofs: float = WORK_CHECKS_PER_S) -> None:
+        """`num_proofs`: of work, that are checked at once."""
+        self.work = TokenBucket(WORK_CHECKS_PER_S, num_proofs, now_s)
         self.invitations = TokenBucket(INVITATION_CHECKS_PER_S, INVITATION_CHECKS_PER_S, now_s)
 
 
@@ -65,6 +67,7 @@ class EntryRule:
         self._refused = BoundedTable[bytes, str](MAX_REFUSED)  # digest of node and credential -> reason
         # Records come in any number for free, sessions at a bounded rate from each subnet: neither starves the other.
         self._of_sessions, self._of_records = _Checks(clock.monotonic_s()), _Checks(clock.monotonic_s())
+        self._of_own_file = _Checks(clock.monotonic_s(), MAX_IN_OWN_FILE)
         self._guests: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
         self.num_refused = 0
         self.config = config
@@ -132,8 +135,15 @@ class EntryRule:
 
     def admits(self, node_id: NodeId, data: bytes) -> bool:
         """Whether a node may take part with what its advert shows; also False while it cannot be checked."""
+        return self._admits(node_id, data, self._of_records)
+
+    def readmits(self, node_id: NodeId, data: bytes) -> bool:
+        """As `admits`, of a node in this node's own file: no stranger writes there, so its rate leaves none out."""
+        return self._admits(node_id, data, self._of_own_file)
+
+    def _admits(self, node_id: NodeId, data: bytes, checks: _Checks) -> bool:
         try:
-            is_admitted = not self._judge(node_id, data, self._of_records)
+            is_admitted = not self._judge(node_id, data, checks)
         except Unavailable:
             return False
         self.num_refused += not is_admitted

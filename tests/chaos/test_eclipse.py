@@ -176,7 +176,7 @@ def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_
             save_known_peers(path, watched.swarm.agents[0].address_book.to_remember())
             if not is_remembered:
                 path.unlink()
-            await watched.restart_alone(0, lambda agent: agent.address_book.restore(path, agent.entry_rule.admits))
+            await watched.restart_alone(0, lambda agent: agent.address_book.restore(path, agent.entry_rule.readmits))
 
         await watched.run(attack())
         return watched

@@ -173,7 +173,7 @@ async def test_dead_adverts_in_the_dht_cost_nobody_a_link_and_a_node_that_starts
     await again.stop()
     await again.start(
         swarm.nodes[0].directory.visible_maddrs(),
-        lambda agent: agent.address_book.restore(path, agent.entry_rule.admits),
+        lambda agent: agent.address_book.restore(path, agent.entry_rule.readmits),
     )
     await swarm.until(lambda: swarm.num_links(again) == NUM_HONEST - 1)
     await swarm.until(lambda: all(swarm.num_links(node) == NUM_HONEST - 1 for node in swarm.nodes))

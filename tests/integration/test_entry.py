@@ -4,8 +4,10 @@ The attacks here are keys that have no credential, one of somebody else, of anot
 carried out a second time with its check taken out, and then succeeds.
 """
 
+import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,6 +20,8 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.peers import entry as entry_module
+from swarm.peers.address_book import KNOWN_PEERS, AddressBook, save_known_peers
+from swarm.peers.address_book import MAX_REMEMBERED as NUM_KNOWN
 from swarm.peers.entry import EntryRule
 from swarm.peers.reputation import Reputation
 from swarm.testing.builders import HoldsNothing
@@ -42,6 +46,28 @@ async def serving(rule: EntryRule) -> AsyncGenerator[Callable[..., Any]]:
         yield enter
     finally:
         await transport.stop()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "at the rate of strangers"])
+def test_every_known_peer_with_a_proof_of_work_outlives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(EntryRule, "readmits", EntryRule.admits)
+    nodes = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(NUM_KNOWN)]
+    peers: list[dict[str, object]] = [
+        {
+            "node_id": node.node_id,
+            "endpoint": f"127.0.0.1:{1000 + number}",
+            "since_s": float(number),
+            "credential": work(node, bits=1).hex(),
+        }
+        for number, node in enumerate(nodes)
+    ]
+    save_known_peers(tmp_path / KNOWN_PEERS, peers)
+    book = AddressBook(ManualClock(), random.Random(0))
+    book.restore(tmp_path / KNOWN_PEERS, rule_of("work", work_bits=1).readmits)
+    assert (len(book.known) == NUM_KNOWN) is is_defended
 
 
 ADMITTED: Final = [
