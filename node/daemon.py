@@ -95,12 +95,15 @@ class Daemon(Service):
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
-                tasks.create_task(self._status_loop())
-                tasks.create_task(self._progress_loop())
-                kept = {"credential": self._credential.keep, "remember": self._remember_loop}
+                beside = {
+                    "status": self._status_loop,
+                    "progress": self._progress_loop,
+                    "credential": self._credential.keep,
+                    "remember": self._remember_loop,
+                }
                 if self._refresh is not None:
-                    kept["manifest"] = self._refresh.keep
-                for name, loop in kept.items():
+                    beside["manifest"] = self._refresh.keep
+                for name, loop in beside.items():
                     tasks.create_task(supervise(name, loop, self.agent, rng))
                 await self._run_worker()
         except asyncio.CancelledError:
@@ -131,7 +134,7 @@ class Daemon(Service):
         self.config = config = config.model_copy(update={"exchange": exchange})
         logger.info("whose groups count in full", extra={"who": _who_counts(config)})
         self.agent = await self._build_agent(identity)
-        await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.admits)
+        await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
         self.transport = GrpcTransport(

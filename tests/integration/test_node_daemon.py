@@ -109,7 +109,7 @@ async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path
         assert not (config.dir / "status.json").exists(), "what the process before said is not what this one does"
 
 
-@pytest.mark.parametrize("name", ["credential", "remember"])
+@pytest.mark.parametrize("name", ["credential", "remember", "status", "progress"])
 async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, counted and tried again, as that of any other loop."""
     calls: list[str] = []
@@ -118,7 +118,7 @@ async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, mo
         calls.append(name)
         raise RuntimeError("a fault that nobody thought of")
 
-    owner, method = {"credential": (OwnCredential, "keep"), "remember": (Daemon, "_remember_loop")}[name]
+    owner, method = (OwnCredential, "keep") if name == "credential" else (Daemon, f"_{name}_loop")
     monkeypatch.setattr(owner, method, fails)
     async with Daemon(node_config(tmp_path / "node")) as daemon:
         running = asyncio.create_task(daemon.run())
