@@ -176,11 +176,6 @@ class Ledger:
         lineage = self.lineages.get(policy_id)
         return None if lineage is None else lineage.versions.head
 
-    def versions(self, policy_id: str, after_step: int, limit: int) -> list[PolicyVersion]:
-        """Up to `limit` remembered versions of the present branch with a step above `after_step`, oldest first."""
-        lineage = self.lineages.get(policy_id)
-        return [] if lineage is None else lineage.versions.after(after_step, limit)
-
     def _least_of_the_gone(self, is_live: Callable[[NodeId], bool]) -> str:
         """The lineage with the fewest versions of an owner that is gone, the first of equals; empty for none."""
         gone = (owner for owner in self.lineages if not is_live(owner))

@@ -26,7 +26,7 @@ from swarm.wire.server import Sessions
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
-MAX_LISTED = 1000  # versions or members in one answer
+MAX_LISTED = 1000  # members in one answer
 
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
@@ -149,19 +149,6 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         return pb.RecordVersionsResponse(
             answers=[pb.RecordedVersion(accepted=answer.accepted, reason=answer.reason) for answer in answers]
         )
-
-    @rpc
-    async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> Any:
-        """The history of one lineage."""
-        self._caller(context)
-        limit = min(request.limit or MAX_LISTED, MAX_LISTED)
-        after_step = request.after_step if request.HasField("after_step") else -1
-
-        async def list_versions() -> Any:
-            entries = self._core.ledger.versions(request.policy_id, after_step, limit)
-            return pb.ListVersionsResponse(versions=[version_to_message(version) for version in entries])
-
-        return await self._in_turn(context, list_versions)
 
     @rpc
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:

@@ -26,7 +26,7 @@ def test_steps_that_increase_are_accepted_gaps_included() -> None:
     ledger = Ledger()
     assert all(answer.accepted for answer in recorded(ledger, v(0), v(1), v(5), v(9)))
     assert ledger.head(ADA) == v(9)
-    assert ledger.versions(ADA, after_step=0, limit=2) == [v(1), v(5)]
+    assert ledger.lineages[ADA].versions.after(0, 2) == [v(1), v(5)]
 
 
 def test_only_the_owner_records_in_a_lineage() -> None:
@@ -73,7 +73,7 @@ def test_a_node_resumes_from_a_recorded_version_and_makes_the_steps_again() -> N
     assert rewind.accepted and rewind.entry is not None and rewind.entry.is_rewind and rewind.entry.parent == 3
     assert again.accepted and again.entry == LedgerEntry(version=v(2, 7), branch=1, parent=1, at_s=100.0)
     assert not fork.accepted and fork.reason.startswith("fork")
-    assert ledger.versions(ADA, -1, 10) == [v(0), v(1), v(2, 7)]
+    assert ledger.lineages[ADA].versions.after(-1, 10) == [v(0), v(1), v(2, 7)]
     assert ledger.lineages[ADA].num_rewinds == 1
 
 
@@ -88,7 +88,7 @@ def test_steps_made_again_with_the_same_result_stay_in_their_branch() -> None:
 def test_after_a_rewind_a_step_that_was_skipped_before_replaces_all_later_ones() -> None:
     ledger = Ledger()
     recorded(ledger, v(0), v(2), v(4), v(0), v(3, 7))
-    assert ledger.versions(ADA, -1, 10) == [v(0), v(3, 7)]
+    assert ledger.lineages[ADA].versions.after(-1, 10) == [v(0), v(3, 7)]
 
 
 def test_a_rewound_lineage_that_is_restored_can_go_on_where_it_was() -> None:
@@ -103,7 +103,7 @@ def test_a_rewound_lineage_that_is_restored_can_go_on_where_it_was() -> None:
 def test_what_is_remembered_is_bounded_and_older_steps_are_no_place_to_rewind_to() -> None:
     ledger = Ledger(max_versions=3)
     recorded(ledger, *(v(step) for step in range(10)))
-    assert [version.step for version in ledger.versions(ADA, -1, 99)] == [7, 8, 9]
+    assert [version.step for version in ledger.lineages[ADA].versions.after(-1, 99)] == [7, 8, 9]
     assert record(ledger, ADA, v(2), 1.0).reason.startswith("going back")
 
 

@@ -26,7 +26,7 @@ from swarm.wire.v1 import advert_pb2 as swarm_dot_wire_dot_v1_dot_advert__pb2
 from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'swarm/wire/v1/coordinator_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/advert.proto\x1a\x1aswarm/wire/v1/policy.proto\"\x14\n\x12GetManifestRequest\"g\n\x13GetManifestResponse\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x17\n\x0f\x62ootstrap_peers\x18\x04 \x03(\t\"\x85\x01\n\nEdgeReport\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\nnum_groups\x18\x02 \x01(\r\x12\x16\n\x0e\x61ge_mean_steps\x18\x03 \x01(\x02\x12\x11\n\tess_share\x18\x04 \x01(\x02\x12\x13\n\x0bmismatch_kl\x18\x05 \x01(\x02\x12\x13\n\x0breward_mean\x18\x06 \x01(\x02\"\x91\x03\n\x10HeartbeatRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05roles\x18\x02 \x03(\x0e\x32\x13.swarm.wire.v1.Role\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12*\n\x04head\x18\x04 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x02\x12\x13\n\x0breward_mean\x18\x06 \x01(\x02\x12\x11\n\tnum_local\x18\x07 \x01(\x04\x12\x14\n\x0cnum_external\x18\x08 \x01(\x04\x12\x13\n\x0bnum_refused\x18\t \x01(\x04\x12(\n\x05\x65\x64ges\x18\n \x03(\x0b\x32\x19.swarm.wire.v1.EdgeReport\x12\x45\n\x0b\x65valuations\x18\x0b \x03(\x0b\x32\x30.swarm.wire.v1.HeartbeatRequest.EvaluationsEntry\x1a\x32\n\x10\x45valuationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xcd\x01\n\x11HeartbeatResponse\x12\x15\n\rmax_age_steps\x18\x01 \x01(\x11\x12K\n\x0esource_weights\x18\x02 \x03(\x0b\x32\x33.swarm.wire.v1.HeartbeatResponse.SourceWeightsEntry\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x02\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"G\n\x15RecordVersionsRequest\x12.\n\x08versions\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"3\n\x0fRecordedVersion\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"I\n\x16RecordVersionsResponse\x12/\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1e.swarm.wire.v1.RecordedVersion\"_\n\x13ListVersionsRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x17\n\nafter_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05limit\x18\x03 \x01(\rB\r\n\x0b_after_step\"F\n\x14ListVersionsResponse\x12.\n\x08versions\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\")\n\x14WatchVersionsRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\"F\n\x15WatchVersionsResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"\x8c\x01\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12*\n\x04head\x18\x04 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x13\n\x0blast_seen_s\x18\x05 \x01(\x01\x12\x0f\n\x07is_live\x18\x06 \x01(\x08\"\x14\n\x12ListMembersRequest\"=\n\x13ListMembersResponse\x12&\n\x07members\x18\x01 \x03(\x0b\x32\x15.swarm.wire.v1.Member\"\x0e\n\x0cLeaveRequest\"\x0f\n\rLeaveResponse2\xea\x04\n\x12\x43oordinatorService\x12T\n\x0bGetManifest\x12!.swarm.wire.v1.GetManifestRequest\x1a\".swarm.wire.v1.GetManifestResponse\x12N\n\tHeartbeat\x12\x1f.swarm.wire.v1.HeartbeatRequest\x1a .swarm.wire.v1.HeartbeatResponse\x12]\n\x0eRecordVersions\x12$.swarm.wire.v1.RecordVersionsRequest\x1a%.swarm.wire.v1.RecordVersionsResponse\x12W\n\x0cListVersions\x12\".swarm.wire.v1.ListVersionsRequest\x1a#.swarm.wire.v1.ListVersionsResponse\x12\\\n\rWatchVersions\x12#.swarm.wire.v1.WatchVersionsRequest\x1a$.swarm.wire.v1.WatchVersionsResponse0\x01\x12T\n\x0bListMembers\x12!.swarm.wire.v1.ListMembersRequest\x1a\".swarm.wire.v1.ListMembersResponse\x12\x42\n\x05Leave\x12\x1b.swarm.wire.v1.LeaveRequest\x1a\x1c.swarm.wire.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'swarm/wire/v1/coordinator_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/advert.proto\x1a\x1aswarm/wire/v1/policy.proto\"\x14\n\x12GetManifestRequest\"g\n\x13GetManifestResponse\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x17\n\x0f\x62ootstrap_peers\x18\x04 \x03(\t\"\x85\x01\n\nEdgeReport\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\nnum_groups\x18\x02 \x01(\r\x12\x16\n\x0e\x61ge_mean_steps\x18\x03 \x01(\x02\x12\x11\n\tess_share\x18\x04 \x01(\x02\x12\x13\n\x0bmismatch_kl\x18\x05 \x01(\x02\x12\x13\n\x0breward_mean\x18\x06 \x01(\x02\"\x91\x03\n\x10HeartbeatRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05roles\x18\x02 \x03(\x0e\x32\x13.swarm.wire.v1.Role\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12*\n\x04head\x18\x04 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x02\x12\x13\n\x0breward_mean\x18\x06 \x01(\x02\x12\x11\n\tnum_local\x18\x07 \x01(\x04\x12\x14\n\x0cnum_external\x18\x08 \x01(\x04\x12\x13\n\x0bnum_refused\x18\t \x01(\x04\x12(\n\x05\x65\x64ges\x18\n \x03(\x0b\x32\x19.swarm.wire.v1.EdgeReport\x12\x45\n\x0b\x65valuations\x18\x0b \x03(\x0b\x32\x30.swarm.wire.v1.HeartbeatRequest.EvaluationsEntry\x1a\x32\n\x10\x45valuationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xcd\x01\n\x11HeartbeatResponse\x12\x15\n\rmax_age_steps\x18\x01 \x01(\x11\x12K\n\x0esource_weights\x18\x02 \x03(\x0b\x32\x33.swarm.wire.v1.HeartbeatResponse.SourceWeightsEntry\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x02\x1a\x34\n\x12SourceWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"G\n\x15RecordVersionsRequest\x12.\n\x08versions\x18\x01 \x03(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"3\n\x0fRecordedVersion\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"I\n\x16RecordVersionsResponse\x12/\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1e.swarm.wire.v1.RecordedVersion\")\n\x14WatchVersionsRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\"F\n\x15WatchVersionsResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\"\x8c\x01\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12*\n\x04head\x18\x04 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x13\n\x0blast_seen_s\x18\x05 \x01(\x01\x12\x0f\n\x07is_live\x18\x06 \x01(\x08\"\x14\n\x12ListMembersRequest\"=\n\x13ListMembersResponse\x12&\n\x07members\x18\x01 \x03(\x0b\x32\x15.swarm.wire.v1.Member\"\x0e\n\x0cLeaveRequest\"\x0f\n\rLeaveResponse2\x91\x04\n\x12\x43oordinatorService\x12T\n\x0bGetManifest\x12!.swarm.wire.v1.GetManifestRequest\x1a\".swarm.wire.v1.GetManifestResponse\x12N\n\tHeartbeat\x12\x1f.swarm.wire.v1.HeartbeatRequest\x1a .swarm.wire.v1.HeartbeatResponse\x12]\n\x0eRecordVersions\x12$.swarm.wire.v1.RecordVersionsRequest\x1a%.swarm.wire.v1.RecordVersionsResponse\x12\\\n\rWatchVersions\x12#.swarm.wire.v1.WatchVersionsRequest\x1a$.swarm.wire.v1.WatchVersionsResponse0\x01\x12T\n\x0bListMembers\x12!.swarm.wire.v1.ListMembersRequest\x1a\".swarm.wire.v1.ListMembersResponse\x12\x42\n\x05Leave\x12\x1b.swarm.wire.v1.LeaveRequest\x1a\x1c.swarm.wire.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,24 +57,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORDEDVERSION']._serialized_end=1113
   _globals['_RECORDVERSIONSRESPONSE']._serialized_start=1115
   _globals['_RECORDVERSIONSRESPONSE']._serialized_end=1188
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=1190
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=1285
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1287
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1357
-  _globals['_WATCHVERSIONSREQUEST']._serialized_start=1359
-  _globals['_WATCHVERSIONSREQUEST']._serialized_end=1400
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=1402
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=1472
-  _globals['_MEMBER']._serialized_start=1475
-  _globals['_MEMBER']._serialized_end=1615
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=1617
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=1637
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1639
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1700
-  _globals['_LEAVEREQUEST']._serialized_start=1702
-  _globals['_LEAVEREQUEST']._serialized_end=1716
-  _globals['_LEAVERESPONSE']._serialized_start=1718
-  _globals['_LEAVERESPONSE']._serialized_end=1733
-  _globals['_COORDINATORSERVICE']._serialized_start=1736
-  _globals['_COORDINATORSERVICE']._serialized_end=2354
+  _globals['_WATCHVERSIONSREQUEST']._serialized_start=1190
+  _globals['_WATCHVERSIONSREQUEST']._serialized_end=1231
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=1233
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=1303
+  _globals['_MEMBER']._serialized_start=1306
+  _globals['_MEMBER']._serialized_end=1446
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=1448
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=1468
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1470
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1531
+  _globals['_LEAVEREQUEST']._serialized_start=1533
+  _globals['_LEAVEREQUEST']._serialized_end=1547
+  _globals['_LEAVERESPONSE']._serialized_start=1549
+  _globals['_LEAVERESPONSE']._serialized_end=1564
+  _globals['_COORDINATORSERVICE']._serialized_start=1567
+  _globals['_COORDINATORSERVICE']._serialized_end=2096
 # @@protoc_insertion_point(module_scope)

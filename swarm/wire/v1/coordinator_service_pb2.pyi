@@ -112,22 +112,6 @@ class RecordVersionsResponse(_message.Message):
     answers: _containers.RepeatedCompositeFieldContainer[RecordedVersion]
     def __init__(self, answers: _Optional[_Iterable[_Union[RecordedVersion, _Mapping]]] = ...) -> None: ...
 
-class ListVersionsRequest(_message.Message):
-    __slots__ = ("policy_id", "after_step", "limit")
-    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
-    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    policy_id: str
-    after_step: int
-    limit: int
-    def __init__(self, policy_id: _Optional[str] = ..., after_step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
-
-class ListVersionsResponse(_message.Message):
-    __slots__ = ("versions",)
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    versions: _containers.RepeatedCompositeFieldContainer[_policy_pb2.PolicyVersion]
-    def __init__(self, versions: _Optional[_Iterable[_Union[_policy_pb2.PolicyVersion, _Mapping]]] = ...) -> None: ...
-
 class WatchVersionsRequest(_message.Message):
     __slots__ = ("policy_id",)
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]

@@ -50,11 +50,6 @@ class CoordinatorServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.FromString,
                 _registered_method=True)
-        self.ListVersions = channel.unary_unary(
-                '/swarm.wire.v1.CoordinatorService/ListVersions',
-                request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.FromString,
-                _registered_method=True)
         self.WatchVersions = channel.unary_stream(
                 '/swarm.wire.v1.CoordinatorService/WatchVersions',
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.SerializeToString,
@@ -96,12 +91,6 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListVersions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def WatchVersions(self, request, context):
         """The head of a lineage, then each new one.
         """
@@ -138,11 +127,6 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.RecordVersions,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.SerializeToString,
-            ),
-            'ListVersions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListVersions,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.SerializeToString,
             ),
             'WatchVersions': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchVersions,
@@ -242,33 +226,6 @@ class CoordinatorService(object):
             '/swarm.wire.v1.CoordinatorService/RecordVersions',
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.RecordVersionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListVersions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/swarm.wire.v1.CoordinatorService/ListVersions',
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
