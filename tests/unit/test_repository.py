@@ -113,6 +113,10 @@ def test_every_direct_dependency_is_pinned():
     assert not re.search(r"@|^-|index-url|find-links", re.sub(r"#.*", "", pins), re.MULTILINE)
 
 
+IMPORT = re.compile(r"^ *(?:import|from(?= [\w.]+ import )) (\w+)", re.MULTILINE)
+"""The package of an import statement, without parsing 800 files."""
+
+
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [
@@ -126,17 +130,14 @@ def test_every_library_that_is_imported_is_declared():
     owners = importlib.metadata.packages_distributions()
     undeclared: set[str] = set()
     for path in [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
-        for node in ast.walk(parsed(path)):
-            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            for top in {name.split(".")[0] for name in found} - sys.stdlib_module_names - LOCAL:
-                if not {normal(owner) for owner in owners.get(top, [])} & known and top not in (
-                    "google",
-                    "wandb",
-                    "vllm",
-                    "trl",
-                ):
-                    undeclared.add(f"{path.relative_to(ROOT)}: {top}")
+        for top in set(IMPORT.findall(path.read_text())) - sys.stdlib_module_names - LOCAL:
+            if not {normal(owner) for owner in owners.get(top, [])} & known and top not in (
+                "google",
+                "wandb",
+                "vllm",
+                "trl",
+            ):
+                undeclared.add(f"{path.relative_to(ROOT)}: {top}")
     assert not undeclared, undeclared
 
 
