@@ -25,7 +25,7 @@ MANY = frozenset({*FORM, *JUDGED})
 
 @dataclass(slots=True)
 class Outcome:
-    """One dataset."""
+    """What hostile and right answers to one dataset were paid, and how long scoring them took."""
 
     dataset: str
     num_answers: int = 0
