@@ -7,10 +7,23 @@ Shape letters: N rollouts, L longest response in tokens.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
+from itertools import repeat
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -163,17 +176,26 @@ Count = Annotated[int, Bound(at_least=1)]
 
 
 @functools.cache
-def _limits(kind: type["Part"]) -> Mapping[str, Bound | tuple[Any, ...]]:
-    """Constant -> what its type says of its value: a bound, or the choices of a Literal."""
+def _hints(kind: type["Part"]) -> Mapping[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
-    def of(hint: Any) -> Iterator[Bound | tuple[Any, ...]]:
-        if get_origin(hint) is Literal:
-            yield get_args(hint)
-        elif get_origin(hint) is Annotated:
-            yield from (each for each in get_args(hint) if isinstance(each, Bound))
 
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: limit for name, hint in hints.items() for limit in of(hint)}
+def _fault(hint: Any, value: Any) -> str:
+    """What a constant's type says against its value, elements and alternatives included; empty for nothing."""
+    kind, of = get_origin(hint), get_args(hint)
+    if kind is Literal and value not in of:
+        among = " nor ".join(map(repr, of)) if len(of) == 2 else ", ".join(map(repr, of))
+        return f"{value!r} is {'neither' if len(of) == 2 else 'none of'} {among}"
+    if kind is Annotated:
+        bounds = [bound for bound in of[1:] if isinstance(bound, Bound)]
+        broken = [bound for bound in bounds if not (isinstance(value, int | float) and bound.allows(value))]
+        return f"{value} must be {broken[0]}" if broken else ""
+    if kind in (Union, UnionType):
+        faults = [_fault(each, value) for each in of if (each is NoneType) is (value is None)]
+        return faults[0] if faults and all(faults) else ""
+    if kind is tuple:
+        return next(filter(None, map(_fault, repeat(of[0]) if of[-1] is ... else of, value)), "")
+    return ""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -194,14 +216,10 @@ class Part(ABC):
             dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        for name, limit in _limits(type(self)).items():
-            value = getattr(self, name)
-            if isinstance(limit, Bound):
-                if not limit.allows(value):
-                    raise ConfigError(f"{name}: {value} must be {limit}")
-            elif value not in limit:
-                among = " nor ".join(map(repr, limit)) if len(limit) == 2 else ", ".join(map(repr, limit))
-                raise ConfigError(f"{name}: {value!r} is {'neither' if len(limit) == 2 else 'none of'} {among}")
+        for each in fields(cast(Any, self)):
+            fault = _fault(_hints(type(self))[each.name], getattr(self, each.name))
+            if fault:
+                raise ConfigError(f"{each.name}: {fault}")
         self.check()
 
     def check(self) -> None:  # noqa: B027  most parts have nothing to add
