@@ -21,7 +21,7 @@ from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.objectives.batch import Batch
-from swarm.objectives.coefficients import coefficients
+from swarm.objectives.coefficients import Coefficients, coefficients
 from swarm.objectives.mass_clip import group_masses, scope_of
 from swarm.objectives.part import Probe, Scope
 from swarm.objectives.recipe import Recipe
@@ -63,6 +63,10 @@ class Measured:
         self.entropy[rollouts, positions] = scores.entropy
         for name, values in scores.probes.items():
             self.probes[name][rollouts, positions] = values
+
+    def write_coefficients(self, rollouts: Tensor | slice, part: Coefficients) -> None:
+        """Writes what the recipe made of rollouts (int64)."""
+        self.bounded[rollouts], self.factor[rollouts], self.masses[rollouts] = part.bounded, part.factor, part.masses
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
         """Gathers the rollouts of each part from the rank that scored it."""
@@ -149,7 +153,9 @@ class Gradient:
         if parts is None:
             start = self.clock.monotonic_s()
             measured = score_batch(self.network, batch, plan, self.recipe.probes, self.ranks, self.noise)
-            source = WholeBatch(self.recipe, batch, measured)
+            whole = coefficients(self.recipe, batch, measured.logprobs, measured.entropy, measured.probes)
+            measured.write_coefficients(slice(None), whole)
+            source = WholeBatch(whole)
             measured.add_seconds("score", self.clock.monotonic_s() - start)
         else:
             measured = Measured.empty(batch, self.network, self.recipe.probes)
@@ -228,10 +234,9 @@ class CoefficientSource:
 class WholeBatch(CoefficientSource):
     """Coefficients of the whole batch, computed before the first backward pass."""
 
-    def __init__(self, recipe: Recipe, batch: Batch, measured: Measured) -> None:
-        self._of = coefficients(recipe, batch, measured.logprobs, measured.entropy, measured.probes)
-        self.loss = self._of.loss
-        measured.bounded, measured.factor, measured.masses = self._of.bounded, self._of.factor, self._of.masses
+    def __init__(self, whole: Coefficients) -> None:
+        self._of = whole
+        self.loss = whole.loss
 
     def upstream(self, packed: PackedRows, run: slice, scores: Scores, members: Sequence[int]) -> Upstream:
         tokens = (packed.rollouts[run], packed.positions[run])
@@ -271,9 +276,7 @@ class PerMicroBatch(CoefficientSource):
             {name: values[index] for name, values in self.measured.probes.items()},
         )
         self.loss += part.loss
-        self.measured.bounded[index] = part.bounded
-        self.measured.factor[index] = part.factor
-        self.measured.masses[index] = part.masses
+        self.measured.write_coefficients(index, part)
         self._used = self._used + group_masses(batch, part.kept)
         whole = part.spread(index, self.batch.num_rollouts)
         return whole.logprobs[tokens], None if whole.entropy is None else whole.entropy[tokens]
