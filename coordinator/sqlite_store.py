@@ -6,7 +6,6 @@ Invariant: every write is one transaction, carried through or undone as a whole,
 import asyncio
 import json
 import logging
-import sqlite3
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -26,13 +25,12 @@ from coordinator.store import (
     StoredEvaluation,
 )
 from swarm.errors import ConfigError, StorageFull
-from swarm.process import move_aside
+from swarm.sqlite_file import DamagedFile, is_damage, move_aside
 from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion, Role
 
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 1
-_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, record TEXT NOT NULL);
@@ -78,7 +76,7 @@ class SqliteCoordinatorStore:
         """
         try:
             return await cls._open(path)
-        except _Damaged as damage:
+        except DamagedFile as damage:
             moved_to = await asyncio.to_thread(move_aside, path, time.time())
             extra = {"file": str(path), "moved_to": str(moved_to), "error": str(damage)}
             logger.warning(
@@ -103,13 +101,13 @@ class SqliteCoordinatorStore:
             await database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             (row,) = await database.execute_fetchall("PRAGMA quick_check(1)")
             if row[0] != "ok":
-                raise _Damaged(row[0])
+                raise DamagedFile(row[0])
         except aiosqlite.Error as error:
             await database.close()
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
-                raise _Damaged(str(error)) from None
+            if is_damage(error):
+                raise DamagedFile(str(error)) from None
             raise StorageFull(f"{path}: {error}") from error
-        except (ConfigError, _Damaged):
+        except (ConfigError, DamagedFile):
             await database.close()
             raise
         return cls(database, path)
@@ -211,10 +209,6 @@ class SqliteCoordinatorStore:
 def _plain(value: Any) -> Any:
     """A value type as JSON: `asdict` copies every field deeply, and took a third of a heartbeat's time."""
     return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
-
-
-class _Damaged(Exception):
-    """The file has to be moved aside."""
 
 
 async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:

@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 
 from swarm.clock import Clock
-from swarm.errors import ConfigError, StorageFull, is_disk_full
+from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.interfaces import BeforeWrite
-from swarm.process import move_aside
+from swarm.sqlite_file import DamagedFile, is_damage, is_full, move_aside
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group
 
@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 GIVEN_UP_USES: Final = 2**30  # what `uses` counts for a group that is never to be drawn again
 TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
 MAX_TOMBSTONES: Final = 1_000_000
-_FULL_CODES: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
-# SQLITE_ERROR: a table or column is missing.
-_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
 _SCHEMA_VERSION: Final = 1
 _NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
@@ -111,7 +108,7 @@ class GroupDatabase:
         self.moved_aside: Path | None = None  # where a damaged file is now, in place of which this one is new
         try:
             self._open()
-        except _Damaged as damage:
+        except DamagedFile as damage:
             self.moved_aside = move_aside(path, clock.now_s())
             extra = {"file": str(path), "moved_to": str(self.moved_aside), "error": str(damage)}
             logger.warning(
@@ -343,15 +340,15 @@ class GroupDatabase:
                 self._connection.close()
                 raise
         except sqlite3.DatabaseError as error:
-            if _is_full(error):
+            if is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
             if is_damage(error):
-                raise _Damaged(str(error)) from None
+                raise DamagedFile(str(error)) from None
             raise ConfigError(f"{self._path}: cannot be opened ({error}); move it away") from None
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:  # a row is missing, or no number
-            raise _Damaged(f"{type(error).__name__}: {error}") from None
+            raise DamagedFile(f"{type(error).__name__}: {error}") from None
 
     def _check(self) -> None:
         """Finds now, and not in the middle of a step, what the disk damaged.
@@ -360,7 +357,7 @@ class GroupDatabase:
         """
         problem = str(self._scalar("PRAGMA quick_check(1)"))
         if problem != "ok":
-            raise _Damaged(problem.replace("\n", " "))
+            raise DamagedFile(problem.replace("\n", " "))
         self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
         self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
@@ -401,7 +398,7 @@ class GroupDatabase:
             if self._connection.in_transaction:  # SQLite itself rolls back on some errors
                 with contextlib.suppress(sqlite3.OperationalError):
                     self._connection.execute("ROLLBACK")
-            if _is_full(error):
+            if is_full(error):
                 raise StorageFull(errno.ENOSPC, f"{self._path}: {error}") from error
             raise
 
@@ -470,19 +467,3 @@ def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )
-
-
-class _Damaged(Exception):
-    """The file has to be moved aside."""
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether an error of SQLite means that the disk changed the file."""
-    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE_CODES
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk or quota, a failing device, or the page limit of the file."""
-    if isinstance(error, sqlite3.Error):
-        return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FULL_CODES
-    return is_disk_full(error)

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull
-from swarm.exchange.group_database import GroupDatabase, is_damage
+from swarm.exchange.group_database import GroupDatabase
 from swarm.interfaces import BeforeWrite
+from swarm.sqlite_file import is_damage
 from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
 
 Result = TypeVar("Result")
