@@ -3,6 +3,7 @@
 Invariant: what passes here names one host and one port; a wildcard such as 0.0.0.0 never does.
 """
 
+import functools
 import ipaddress
 import re
 import socket
@@ -66,6 +67,21 @@ def endpoint_of(multiaddress: str) -> str:
     return f"{host}:{fields.get('tcp', '')}"
 
 
+@functools.lru_cache(maxsize=2**14)
+def public_subnet_of(host: str) -> str | None:
+    """The /24 or /48 of an address of the public network, which one owner usually has as a whole; else None.
+
+    Example:
+        public_subnet_of("1.2.3.4")  # "1.2.3.0/24"
+        public_subnet_of("10.0.0.7")  # None
+    """
+    address = _ip_of(host)
+    if address is None or not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
+@functools.lru_cache(maxsize=2**14)
 def subnet_of(host: str) -> str:
     """The network that one owner usually has as a whole: the /24 of an IPv4 address, the /48 of an IPv6 address.
 
@@ -76,12 +92,7 @@ def subnet_of(host: str) -> str:
         subnet_of("1.2.3.4")  # "1.2.3.0/24"
         subnet_of("127.0.0.7")  # "127.0.0.7"
     """
-    address = _ip_of(host)
-    if address is None:
-        return host
-    if not address.is_global:
-        return str(address)
-    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+    return public_subnet_of(host) or str(_ip_of(host) or host)
 
 
 def is_private_host(host: str) -> bool:

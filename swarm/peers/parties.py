@@ -21,7 +21,7 @@ answers do not show one owner. Copies are refused by their digests instead.
 from collections.abc import Callable
 from typing import Final
 
-from swarm.addresses import subnet_of
+from swarm.addresses import public_subnet_of
 from swarm.peers.entry import EntryRule
 from swarm.types import NodeId
 
@@ -78,5 +78,4 @@ class Parties:
     def _subnet_of(self, node_id: NodeId) -> str | None:
         """The subnet of a public address; None for any other, and for a name."""
         endpoint = self._endpoint_of(node_id)
-        subnet = "" if endpoint is None else subnet_of(endpoint.rpartition(":")[0])
-        return subnet if "/" in subnet else None
+        return None if endpoint is None else public_subnet_of(endpoint.rpartition(":")[0])

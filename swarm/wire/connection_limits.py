@@ -210,7 +210,7 @@ class ConnectionLimiter:
         return Connection(
             host=remote_host,
             port=remote[1],
-            subnet=_subnet_of(remote_host),
+            subnet=subnet_of(remote_host),
             since_s=now_s,
             descriptor=descriptor,
             inode=inode,
@@ -312,10 +312,7 @@ def peer_key(peer: str) -> PeerKey:
 
 def peer_subnet(peer: str) -> str:
     """The subnet of a peer as gRPC writes it."""
-    return _subnet_of(peer_key(peer)[0])
-
-
-_subnet_of = functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)(subnet_of)
+    return subnet_of(peer_key(peer)[0])
 
 
 @functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)
