@@ -5,7 +5,6 @@ Invariant: a proof is made outside the event loop, once an epoch; a search that 
 
 import asyncio
 import contextlib
-import json
 import logging
 import threading
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.peers.entry import EntryRule
-from swarm.process import write_json
+from swarm.process import read_json, write_json
 from swarm.types import JsonDict, NodeId
 from swarm.wire.credentials import (
     Credential,
@@ -32,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 INVITATION: Final = "invitation.txt"  # in the directory of a node
 WORK: Final = "work.json"
+_MAX_FILE_BYTES: Final = 4096
 _SAVE_EVERY_S: Final = 5.0
 _TELL_EVERY_S: Final = 15.0
 _RENEW_EVERY_S: Final = 3600.0
@@ -172,12 +172,12 @@ class _Reached:
 def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reached | None:
     """How far a search came; None where the file is missing, unreadable, or of another search."""
     try:
-        data: JsonDict = json.loads(path.read_text(encoding="utf-8"))
+        data: JsonDict = read_json(path, _MAX_FILE_BYTES)
         kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
         epoch, nonce, is_found = int(data["epoch"]), int(data["nonce"]), bool(data["is_found"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         logger.warning("the proof of work is unreadable, and is made again", extra={"path": str(path)})
         return None
     if kept != {"run_id": run_id, "node_id": node_id, "bits": bits} or not 0 <= nonce < 2**63:

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
@@ -169,21 +168,6 @@ def make_private(directory: Path) -> None:
             logger.warning("other users can read this directory, and it is not ours to close", extra={"dir": directory})
 
 
-def move_aside(database: Path, now_s: float) -> Path:
-    """Renames a damaged SQLite file, and what lies beside it, so that a new one can take its place.
-
-    Returns:
-        The new name: `<name>.damaged-<date>`.
-    """
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
-    aside = database.with_name(f"{database.name}.damaged-{stamp}")
-    for suffix in ("-wal", "-shm", ""):  # the log first: it must never meet a new database
-        part = database.with_name(database.name + suffix)
-        if part.exists():
-            part.replace(aside.with_name(aside.name + suffix))
-    return aside
-
-
 def sync_path(path: Path) -> None:
     """Waits until a file, or the names in a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -191,6 +175,23 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: the file cannot be read, or is missing.
+        ValueError: it is no JSON, nested too deeply, or longer than `max_bytes`.
+    """
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path.name} is longer than {max_bytes} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
 
 
 def write_json(path: Path, data: JsonDict, *, is_durable: bool = False) -> None:

@@ -5,7 +5,6 @@ times, per subnet and in all, whatever is advertised and by however many keys; e
 """
 
 import ipaddress
-import json
 import logging
 import math
 import random
@@ -15,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from swarm.addresses import dialable_anchor, subnet_of
+from swarm.addresses import dialable_anchor, public_subnet_of
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
-from swarm.process import write_json
+from swarm.process import read_json, write_json
 from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -260,23 +259,20 @@ def unit_of(endpoint: str) -> str:
         labels = host.lower().rstrip(".").split(".")
         # A name of digits is another spelling of an address (16909060 is 1.2.3.4): all of them share one budget.
         return "digits" if labels[-1][:1].isdigit() else ".".join(labels[-2:])
-    subnet = subnet_of(host)
-    return subnet if "/" in subnet else endpoint
+    return public_subnet_of(host) or endpoint
 
 
 def is_public(endpoint: str) -> bool:
     """Whether it is an address of the public network, of which one party has a whole subnet."""
-    return "/" in unit_of(endpoint)
+    return public_subnet_of(endpoint.rpartition(":")[0]) is not None
 
 
 def _read(path: Path) -> Iterable[KnownPeer]:
     try:
-        with path.open("rb") as file:
-            data: Any = json.loads(file.read(_MAX_FILE_BYTES))
-        entries = cast("list[Any]", data["peers"])[:MAX_REMEMBERED]
+        entries = cast("list[Any]", read_json(path, _MAX_FILE_BYTES)["peers"])[:MAX_REMEMBERED]
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning(
             "known peers cannot be read; they are found anew", extra={"path": str(path), "error": str(error)}
         )

@@ -23,6 +23,7 @@ from swarm.flow import BoundedTable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
+from swarm.process import read_json
 from swarm.types import Advert
 from swarm.wire.adverts import seal_advert
 
@@ -281,8 +282,7 @@ def _read_cache(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        with path.open("rb") as file:
-            addresses = json.loads(file.read(_MAX_CACHE_BYTES))
+        addresses = read_json(path, _MAX_CACHE_BYTES)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

@@ -7,7 +7,6 @@ could have made is charged to the peer that sent it. Memory is bounded by `max_p
 import contextlib
 import heapq
 import itertools
-import json
 import logging
 import math
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import is_hex_digest
-from swarm.process import write_json
+from swarm.process import read_json, write_json
 from swarm.types import NodeId, RefusalReason, short
 
 logger = logging.getLogger(__name__)
@@ -238,12 +237,10 @@ def save_reputation(path: Path, peers: Mapping[NodeId, tuple[float, float]]) -> 
 def _read(path: Path) -> list[tuple[NodeId, float, float]]:
     """Peer, score and wall clock; what is no such entry is left out."""
     try:
-        with path.open("rb") as file:
-            peers: Any = json.loads(file.read(_MAX_FILE_BYTES))["peers"]
-        entries = list(cast("dict[str, Any]", peers).items())[:MAX_REMEMBERED]
+        entries = list(cast("dict[str, Any]", read_json(path, _MAX_FILE_BYTES)["peers"]).items())[:MAX_REMEMBERED]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         logger.warning(
             "reputation could not be read, nobody is remembered", extra={"path": str(path), "error": str(error)}
         )

@@ -3,7 +3,6 @@
 Invariant: an advert never moves a node away from the trainer that it follows, nor makes it choose among several.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.flow import BoundedTable
 from swarm.peers.peer_table import MAX_PEERS
-from swarm.process import write_json
+from swarm.process import read_json, write_json
 from swarm.types import Advert, NodeId, Role, short
 
 logger = logging.getLogger(__name__)
 
 FILE: Final = "followed.json"  # in the node's directory
 _ID_CHARS: Final = 64
+_MAX_FILE_BYTES: Final = 4096
 
 
 class TrainerChoice:
@@ -100,7 +100,7 @@ class TrainerChoice:
 
     def _read(self) -> NodeId:
         try:
-            policy_id = json.loads(self._path.read_text(encoding="utf-8"))["policy"]
+            policy_id = read_json(self._path, _MAX_FILE_BYTES)["policy"]
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -4,14 +4,13 @@ Invariant: what is read back was signed by the key that it names; a damaged file
 without it could mean to forget who may take part.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, StorageFull, SwarmError
 from swarm.identity import node_id_of
-from swarm.process import write_json
+from swarm.process import read_json, write_json
 from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest
 
 HELD: Final = "manifest.json"
@@ -31,14 +30,13 @@ def load_held(directory: Path, run_id: str) -> SignedManifest | None:
     """The manifest that is held; None where there is none. Raises ConfigError for a damaged file."""
     path = directory / HELD
     try:
-        with path.open("rb") as file:
-            kept: dict[str, Any] = json.loads(file.read(4 * MAX_MANIFEST_BYTES))
+        kept: dict[str, Any] = read_json(path, 4 * MAX_MANIFEST_BYTES)
         public_key = bytes.fromhex(kept["public_key"])
         signature, data = bytes.fromhex(kept["signature"]), str(kept["manifest"]).encode()
         return open_manifest(data, public_key, signature, node_id_of(public_key), run_id)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SwarmError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SwarmError) as error:
         raise ConfigError(
             f"{path}: damaged, or of another run ({str(error)[:200]}); delete it, and the configuration counts"
         ) from None

@@ -20,10 +20,11 @@ from swarm.process import (
     load_or_create_identity,
     lock_directory,
     make_private,
-    move_aside,
+    read_json,
     run_until_signal,
     write_json,
 )
+from swarm.sqlite_file import move_aside
 from swarm.types import SealedManifest
 from swarm.weight_sync.equivocation import EquivocationProof, save_proof
 from swarm.wire.held_manifest import save_held
@@ -149,6 +150,21 @@ def test_a_status_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path, mo
         with pytest.raises(StorageFull, match=r"status\.json: No space left on device; make room"):
             write_json(path, {"step": 2})
     assert path.read_text() == '{"step": 1}' and [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_json_file_that_is_long_deep_or_none_is_a_value_error(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    for text, says in (("[1, 2]", "longer than 5 bytes"), ("nothing", "longer"), ("[1,", "Expecting")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            read_json(path, 5)
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="too deeply"):
+        read_json(path, 10**6)
+    path.write_text("[1,2]")
+    assert read_json(path, 5) == [1, 2]
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none.json", 5)
 
 
 def test_a_private_directory_is_closed_also_where_it_was_open(tmp_path: Path) -> None:
