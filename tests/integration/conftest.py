@@ -1,6 +1,7 @@
 """Real node and coordinator processes for tests: started from a configuration file, stopped however the test ends."""
 
 import asyncio
+import inspect
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
 
 sys.path.append(str(Path(__file__).parent))  # for what several tests share
+
+from grpc_ends import everything_closed
 
 START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machine this takes seconds
 
@@ -41,6 +44,21 @@ def shared_forks(forks: ForkServer | None, monkeypatch: pytest.MonkeyPatch) -> N
         yield forks
 
     monkeypatch.setattr("swarm.simulate.local.run.fork_server", shared)
+
+
+@pytest_asyncio.fixture
+async def closed_at_end() -> AsyncGenerator[None]:
+    """Nothing that the test opens with gRPC outlives its event loop."""
+    async with everything_closed():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open(request: pytest.FixtureRequest) -> None:
+    """For every test with an event loop of its own, however it ends."""
+    marker = request.node.get_closest_marker("asyncio")
+    if inspect.iscoroutinefunction(request.function) and not (marker is not None and marker.kwargs):
+        request.getfixturevalue("closed_at_end")
 
 
 class Swarm:
