@@ -25,8 +25,8 @@ from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.off_policy_guard import GuardedLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import load_published

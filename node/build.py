@@ -25,7 +25,7 @@ from swarm.errors import ConfigError
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
-from swarm.learn.off_policy_guard import GuardedLearner
+from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest

@@ -9,9 +9,10 @@ import torch
 
 from swarm.config import GuardConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
+from swarm.learn.guarded_learner import GuardedLearner
 from swarm.learn.held_out_effect import MAX_HELD
 from swarm.learn.learner import PolicyLearner
-from swarm.learn.off_policy_guard import GuardedLearner, GuardLevel
+from swarm.learn.off_policy_guard import GuardLevel
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import make_batch

@@ -1,0 +1,150 @@
+"""Learner under the off-policy guard: the guard's level chooses the recipe of each step, and which groups are used.
+
+Invariant: what the guard decided is in the same checkpoint as the weights, so that a restart goes on with both.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Final
+
+from torch import Tensor
+
+from swarm.config import GuardConfig
+from swarm.learn.held_out_effect import HeldOutEffect
+from swarm.learn.learner import PolicyLearner
+from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
+from swarm.objectives.recipe import Recipe
+from swarm.types import Draw, DrawnGroup, Evaluation, PolicyVersion, StepReport
+
+_NOTE: Final = "guard"  # key of the state in a checkpoint's notes
+_EFFECT_NOTE: Final = "held_out_effect"
+
+
+class GuardedLearner:
+    """Implements `swarm.interfaces.Learner` under the guard: its level chooses the recipe of each step.
+
+    Step reports carry `guard_level` and `guard_max_age_steps`, the bound for the next draws. Decisions
+    outlive a restart: the state is in the same checkpoint as the weights.
+
+    Example:
+        learner = GuardedLearner(PolicyLearner(...).resume(), load_recipe(config.safe_recipe), config, max_age_steps=4)
+    """
+
+    def __init__(
+        self,
+        learner: PolicyLearner,
+        safe: Recipe,
+        config: GuardConfig,
+        max_age_steps: int,
+        generates: bool = True,
+    ) -> None:
+        """A guard that goes on where the learner's checkpoint left it.
+
+        Args:
+            learner: who makes the steps.
+            safe: recipe of level SAFE.
+            config: thresholds.
+            max_age_steps: the configured lag bound.
+            generates: this node makes groups itself; else established followers are used also after a fall.
+        """
+        self._learner = learner
+        self._safe = safe
+        self._config = config
+        self._max_age_steps = max_age_steps
+        self._generates = generates
+        self._state = GuardState.from_json(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
+        self._effect = HeldOutEffect.from_json(learner.notes.get(_EFFECT_NOTE, {}) if config.enabled else {})
+
+    @property
+    def state(self) -> GuardState:
+        """What holds for the next step."""
+        return self._state
+
+    @property
+    def effect(self) -> HeldOutEffect:
+        """Held-out accuracy so far."""
+        return self._effect
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest version."""
+        return self._learner.version
+
+    @property
+    def next_draw(self) -> int:
+        """Number of the first draw that is not yet learned from."""
+        return self._learner.next_draw
+
+    def step(self, draw: Draw) -> StepReport:
+        """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
+
+        Groups of sources that are set aside, and those older than the bound, are left out; where nothing else was
+        drawn they are measured only.
+        """
+        kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
+        was_any_usable = any(map(self._is_usable, draw.groups))
+        level = self._state.level if kept else GuardLevel.FROZEN
+        used = _part(draw, kept) if kept else draw
+        report = self._learner.step(
+            used,
+            self._safe if level is GuardLevel.SAFE else None,
+            is_frozen=level is GuardLevel.FROZEN,
+            ratio_band=self._config.cap if level is GuardLevel.CAPPED else math.inf,
+        )
+        self._state = decide(
+            self._state,
+            self._learner.off_policy_stats,
+            self._config,
+            self._max_age_steps,
+            self._learner.likelihood_stats,
+        )
+        self._learner.notes[_NOTE] = asdict(self._state)
+        others_held = self._effect.has_fallen
+        if others_held:
+            # Without a version there is no evaluation either, so these draws alone can end it.
+            self._effect = self._effect.after_draw(is_idle=not kept and was_any_usable)
+            self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
+        figures = {
+            **self._state.figures(),
+            "guard_groups_left_out": float(len(draw.groups) - len(kept)),
+            "guard_others_held": float(others_held),
+        }
+        return replace(report, diagnostics={**report.diagnostics, **figures})
+
+    def dry_run(self, draw: Draw) -> None:
+        """`PolicyLearner.dry_run` of the whole draw, with the recipe of the present level."""
+        self._learner.dry_run(draw, self._safe if self._state.level is GuardLevel.SAFE else None)
+
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Takes in how the newest version answers held-out problems; a fall sets groups of others aside."""
+        if self._config.enabled:
+            self._effect = self._effect.after(evaluations)
+            self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
+
+    def _may_use(self, drawn: DrawnGroup) -> bool:
+        if self._effect.has_fallen and not drawn.scored.is_made_here:
+            # Who generates nothing would stop for good; newcomers go first.
+            is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
+            if self._generates or not (is_ours and drawn.is_established):
+                return False
+        return self._is_usable(drawn)
+
+    def _is_usable(self, drawn: DrawnGroup) -> bool:
+        """Whatever accuracy does."""
+        if drawn.age_steps > self._state.max_age_steps:
+            return False
+        return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
+
+    def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
+        """Version and published tensors that belong together."""
+        return self._learner.snapshot()
+
+    def save(self) -> None:
+        """Writes a checkpoint (blocking)."""
+        self._learner.save()
+
+
+def _part(draw: Draw, indices: Sequence[int]) -> Draw:
+    baselines = tuple(draw.baselines[index] for index in indices) if draw.baselines else ()
+    return replace(draw, groups=tuple(draw.groups[index] for index in indices), baselines=baselines)
