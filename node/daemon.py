@@ -10,25 +10,23 @@ import logging
 import os
 import random
 import secrets
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.credential import OwnCredential
 from node.manifest_refresh import ManifestRefresh
 from node.status import STATUS
-from node.worker import EXIT_CONFIG, only_cause
+from node.worker import only_cause
+from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.errors import ConfigError, StorageFull, SwarmError
-from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged, WorkerDied
+from swarm.errors import StorageFull, SwarmError
+from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
-from swarm.exchange.local_rpc import LocalServer, fresh_socket
-from swarm.flow import Backoff
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
@@ -62,7 +60,6 @@ logger = logging.getLogger(__name__)
 STATUS_EVERY_S = 1.0
 REMEMBER_EVERY_S = 10.0
 PROGRESS_EVERY_S = 30.0
-DRAIN_TIMEOUT_S = 20.0
 LEAVE_TIMEOUT_S = 3.0
 
 
@@ -81,7 +78,7 @@ class Daemon(Service):
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
         self.coordinator: GrpcCoordinatorClient | None = None
-        self._num_worker_restarts = 0
+        self._worker = WorkerProcess(self._emit)
         self._is_finished = False  # every step is made
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
 
@@ -233,46 +230,11 @@ class Daemon(Service):
                 await asyncio.to_thread(worker.close)
         else:
             freeze_gc()
-            await self._run_worker_process()
+            await self._worker.run(self.config, self.agent)
         self._is_finished = True
         self._emit(NodeFinished(step=self.agent.head.step))
         logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
         await asyncio.Event().wait()
-
-    async def _run_worker_process(self) -> None:
-        """Runs the worker process; one that dies is started again and resumes from its checkpoint."""
-        socket = fresh_socket(self.config.dir.resolve())
-        server = LocalServer(self.agent, socket)
-        await server.start()
-        resolved = self.config.dir.resolve() / "worker.toml"
-        await _write_when_there_is_room(self.config, resolved)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
-        try:
-            backoff = Backoff(random.Random(self.agent.node_id), first_s=1.0, longest_s=60.0)
-            while True:
-                arguments = ["-m", "node.worker", "--config", str(resolved), "--socket", str(socket)]
-                arguments += ["--parent", str(os.getpid())]
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
-                )
-                try:
-                    reason, _ = await process.communicate()  # its log goes to stderr, a ConfigError to stdout
-                    code = process.returncode
-                finally:
-                    if process.returncode is None:
-                        await _stop_process(process)
-                if code == 0:
-                    return
-                if code == EXIT_CONFIG:
-                    lines = reason.decode(errors="replace").strip().splitlines()  # every rank prints it
-                    raise ConfigError("\n".join(dict.fromkeys(lines)))
-                logger.error("worker died; starting it again", extra={"exit_code": code})
-                self._emit(WorkerDied(exit_code=code))
-                self.agent.num_failures += 1
-                self._num_worker_restarts += 1
-                await backoff.wait()
-        finally:
-            await server.stop()
 
     # --- status and events ---------------------------------------------------------------------------
 
@@ -361,7 +323,7 @@ class Daemon(Service):
             "num_entry_refused": self.entry.num_refused,
             "num_events_lost": self.events.num_lost,
             "restarts": {
-                "worker": self._num_worker_restarts,
+                "worker": self._worker.num_restarts,
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": self._verifier.num_replaced,
             },
@@ -374,19 +336,6 @@ class Daemon(Service):
 def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
     """Writes a configuration as TOML, so that it can be read back equal."""
     write_toml(config.model_dump(mode="json"), path)
-
-
-async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
-    is_logged = False
-    while True:
-        try:
-            return await asyncio.to_thread(write_config, config, path)
-        except OSError as error:
-            if not is_logged:
-                extra = {"file": str(path), "error": str(error)}
-                logger.error("the worker starts once there is room on the disk for its configuration", extra=extra)
-            is_logged = True
-        await asyncio.sleep(STATUS_EVERY_S)
 
 
 async def run_daemon(config: NodeConfig) -> None:
@@ -450,13 +399,3 @@ async def _leave(client: CoordinatorClient, agent: Agent) -> None:
         async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await hand_in_versions(agent, client)
             await client.leave()
-
-
-async def _stop_process(process: asyncio.subprocess.Process) -> None:
-    process.terminate()
-    try:
-        async with asyncio.timeout(DRAIN_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
