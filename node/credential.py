@@ -33,7 +33,7 @@ INVITATION: Final = "invitation.txt"  # in the directory of a node
 WORK: Final = "work.json"
 _MAX_FILE_BYTES: Final = 4096
 _SAVE_EVERY_S: Final = 5.0
-_TELL_EVERY_S: Final = 15.0
+_LOG_EVERY_S: Final = 15.0
 _RENEW_EVERY_S: Final = 3600.0
 
 
@@ -78,7 +78,7 @@ class OwnCredential:
             fix = "" if entry.kind == "members" else ", then join with --invitation"
             raise ConfigError(f"entry: {error}{fix}") from None
 
-    def look_again(self) -> None:
+    def request_renewal(self) -> None:
         """The run asks for something else now."""
         self._is_changed.set()
 
@@ -107,7 +107,7 @@ class WorkSearch:
         self._run_id, self._node_id, self._bits = run_id, node_id, bits
         self._epoch = epoch_at(clock.now_s())
         self._is_over = threading.Event()
-        self._began_s = self._saved_s = self._told_s = clock.monotonic_s()
+        self._began_s = self._saved_s = self._logged_s = clock.monotonic_s()
         self._first = 0
 
     async def run(self) -> WorkProof:
@@ -148,8 +148,8 @@ class WorkSearch:
         if is_over or now_s - self._saved_s > _SAVE_EVERY_S:
             self._saved_s = now_s
             self._save(nonce, is_found=False)
-        if now_s - self._told_s > _TELL_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._logged_s > _LOG_EVERY_S:
+            self._logged_s = now_s
             rate = (nonce - self._first) / max(now_s - self._began_s, 1e-9)
             fields = {"tried": nonce, "mean_tries": 2**self._bits, "mean_s": round(2**self._bits / max(rate, 1e-9))}
             logger.info("making a proof of work", extra=fields)

@@ -157,7 +157,7 @@ class Daemon(Service):
         config = self.config = with_held(self.config, signed)
         self.entry.update(config.entry, signed.key)
         self.agent.parties.entry = None if config.is_private else self.entry  # listing members ends a private run
-        self._credential.look_again()
+        self._credential.request_renewal()
         if self.coordinator is not None:
             self.coordinator.follow_key(signed.key)
 

@@ -23,7 +23,7 @@ from swarm.wire.credentials import (
 )
 
 MAX_REMEMBERED: Final = 16_384  # nodes whose credential was good
-MAX_GUESTS: Final = 256  # of one member, at a time; the coordinator may invite any number
+MAX_INVITED: Final = 256  # of one member, at a time; the coordinator may invite any number
 MAX_REFUSED: Final = 4_096  # credentials that never will be, by digest
 WORK_CHECKS_PER_S: Final = 20.0  # 2 ms each: 4 % of one core at most
 INVITATION_CHECKS_PER_S: Final = 200.0  # 0.1 ms each
@@ -68,7 +68,7 @@ class EntryRule:
         # Records come in any number for free, sessions at a bounded rate from each subnet: neither starves the other.
         self._of_sessions, self._of_records = _Checks(clock.monotonic_s()), _Checks(clock.monotonic_s())
         self._of_own_file = _Checks(clock.monotonic_s(), MAX_IN_OWN_FILE)
-        self._guests: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
+        self._invited_by: dict[NodeId, dict[NodeId, float]] = {}  # of each member: whom it invited, and until when
         self.num_refused = 0
         self.config = config
         self.update(config)
@@ -209,7 +209,7 @@ class EntryRule:
             elif self._has_place(voucher, node_id, float(given.expires_at_s)):
                 return float(given.expires_at_s), voucher
             elif shown.work is None:
-                raise Unavailable(f"{short(voucher)} answers for {MAX_GUESTS} nodes now, the most; {_fix(node_id)}")
+                raise Unavailable(f"{short(voucher)} answers for {MAX_INVITED} nodes now, the most; {_fix(node_id)}")
         if self.config.kind != "work":
             return _NotGood(reason, is_final)
         if shown.work is None:
@@ -229,13 +229,15 @@ class EntryRule:
         """Whether a member may answer for one more node; so one that turns cannot fill what is remembered of others."""
         if voucher == self._coordinator:
             return True
-        guests = self._guests.setdefault(voucher, {})
-        if node_id not in guests and len(guests) >= MAX_GUESTS:
+        invited = self._invited_by.setdefault(voucher, {})
+        if node_id not in invited and len(invited) >= MAX_INVITED:
             now_s = self._clock.now_s()
-            guests = self._guests[voucher] = {guest: end_s for guest, end_s in guests.items() if end_s > now_s}
-        if node_id not in guests and len(guests) >= MAX_GUESTS:
+            invited = self._invited_by[voucher] = {
+                node_id: end_s for node_id, end_s in invited.items() if end_s > now_s
+            }
+        if node_id not in invited and len(invited) >= MAX_INVITED:
             return False
-        guests[node_id] = until_s
+        invited[node_id] = until_s
         return True
 
 

@@ -245,7 +245,7 @@ def test_an_invitation_of_the_coordinator_is_as_good_as_the_list() -> None:
 def test_a_member_who_turns_fills_no_table_with_keys(is_checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its guests beyond the bound are refused, others stay known, and places of ended invitations come back."""
     monkeypatch.setattr(entry_module, "MAX_REMEMBERED", 20)
-    monkeypatch.setattr(entry_module, "MAX_GUESTS", 8 if is_checked else 10**9)
+    monkeypatch.setattr(entry_module, "MAX_INVITED", 8 if is_checked else 10**9)
     clock, turned = ManualClock(SystemClock().now_s()), Identity.create()
     config = EntryConfig(kind="invited", members=(MEMBER.node_id, turned.node_id))
     rule = EntryRule(config, RUN, clock, OPERATOR.node_id)
