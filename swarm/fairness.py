@@ -1,9 +1,12 @@
-"""Fairness among parties that share places: a table in which who holds most makes room.
+"""Fairness among parties that share places: a table in which who holds most makes room, and turns.
 
 Invariant: how much a party asks for delays or displaces nobody who asks for less.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Hashable, KeysView
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Party = TypeVar("Party", bound=Hashable)
@@ -88,3 +91,106 @@ class FairTable(Generic[Party, Entry]):
 
     def _longest(self) -> Party:
         return max(self._of, key=lambda party: len(self._of[party]))
+
+
+class FairTurns(Generic[Party]):
+    """Places that parties take turns in, with a reserve for known ones.
+
+    Invariant: unknown parties together never hold the last `num_reserved` places; within a class the parties that wait
+    get a place one after the other, however much each of them asks for.
+
+    Example:
+        turns = FairTurns[NodeId](num_places=8, num_reserved=4, max_per_party=4)
+        async with turns.turn(sender, is_known=reputation.score(sender) > 0): ...
+    """
+
+    def __init__(self, num_places: int, num_reserved: int, max_per_party: int) -> None:
+        """`max_per_party`: places that one party holds at a time."""
+        assert 0 <= num_reserved < num_places and max_per_party > 0
+        self._most = {True: num_places, False: num_places - num_reserved}  # by is_known
+        self._num_reserved = num_reserved
+        self._max_per_party = max_per_party
+        self._num_held = {True: 0, False: 0}  # by is_known
+        self._held_by = Counter[Party]()
+        self._waiting = {is_known: FairTable[Party, asyncio.Future[None]]() for is_known in (True, False)}
+
+    def turn(self, party: Party, *, is_known: bool) -> "Turn[Party]":
+        """A context that waits for a place and holds it."""
+        return Turn(self, party, is_known)
+
+    async def enter(self, party: Party, is_known: bool) -> None:
+        """Waits for a place; every place that was given is left again by `leave`."""
+        has_room = is_known or self._num_held[False] < self._most[False]
+        has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
+        if has_room and sum(self._num_held.values()) < self._most[True] and not any(self._waiting.values()):
+            self._hold(party, is_known)  # nobody waits, and most come alone
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[is_known].add(party, place)
+        self._grant()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting[is_known].remove(party, place)
+            else:
+                self.leave(party, is_known)
+            raise
+
+    def leave(self, party: Party, is_known: bool) -> None:
+        """Gives a place back, to who waits next."""
+        self._num_held[is_known] -= 1
+        self._held_by[party] -= 1
+        if not self._held_by[party]:
+            del self._held_by[party]
+        self._grant()
+
+    def _hold(self, party: Party, is_known: bool) -> None:
+        self._num_held[is_known] += 1
+        self._held_by[party] = self._held_by.get(party, 0) + 1
+
+    def _grant(self) -> None:
+        if not (self._waiting[True] or self._waiting[False]):
+            return
+        while sum(self._num_held.values()) < self._most[True]:
+            known, unknown = self._first(is_known=True), self._first(is_known=False)
+            if self._num_held[False] >= self._most[False]:
+                unknown = None
+            # Each class has its share for certain, and takes what the other one leaves.
+            is_known = known is not None and (unknown is None or self._num_held[True] < max(1, self._num_reserved))
+            party = known if is_known else unknown
+            if party is None:
+                return
+            place = self._waiting[is_known].pop_oldest(party)
+            if place.done():
+                continue
+            self._hold(party, is_known)
+            place.set_result(None)
+
+    def _first(self, *, is_known: bool) -> Party | None:
+        parties = self._waiting[is_known].parties
+        return next((party for party in parties if self._held_by[party] < self._max_per_party), None)
+
+
+@dataclass(eq=False, slots=True)
+class Turn(Generic[Party]):
+    """A place for the time of a `with`: a generator for it would cost three times as much."""
+
+    turns: FairTurns[Party]
+    party: Party
+    is_known: bool
+    is_held: bool = False
+
+    async def __aenter__(self) -> "Turn[Party]":
+        await self.turns.enter(self.party, self.is_known)
+        self.is_held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Gives the place back before the `with` ends."""
+        if self.is_held:
+            self.is_held = False
+            self.turns.leave(self.party, self.is_known)

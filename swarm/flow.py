@@ -1,4 +1,4 @@
-"""Flow primitives: a broadcast signal, backoff, token buckets, bounded tables, fair turns and a running mean.
+"""Flow primitives: a broadcast signal, backoff, token buckets, bounded tables and a running mean.
 
 Invariant: nothing here reads a clock or seeds itself; times and random sources are passed in, and every table is
 bounded.
@@ -6,7 +6,6 @@ bounded.
 
 import asyncio
 import random
-from collections import Counter, deque
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
@@ -230,120 +229,6 @@ class RateLimiter(Generic[Key]):
         bucket = self._buckets.get(key) or TokenBucket(self._per_s, self._burst, now_s)
         self._buckets[key] = bucket
         return bucket
-
-
-class FairTurns(Generic[Key]):
-    """Places that parties take turns in, with a reserve for known ones.
-
-    Invariant: unknown parties together never hold the last `num_reserved` places; within a class the parties that wait
-    get a place one after the other, however much each of them asks for.
-
-    Example:
-        turns = FairTurns[NodeId](num_places=8, num_reserved=4, max_per_party=4)
-        async with turns.turn(sender, is_known=reputation.score(sender) > 0): ...
-    """
-
-    def __init__(self, num_places: int, num_reserved: int, max_per_party: int) -> None:
-        """`max_per_party`: places that one party holds at a time."""
-        assert 0 <= num_reserved < num_places and max_per_party > 0
-        self._most = {True: num_places, False: num_places - num_reserved}  # by is_known
-        self._num_reserved = num_reserved
-        self._max_per_party = max_per_party
-        self._num_held = {True: 0, False: 0}  # by is_known
-        self._held_by = Counter[Key]()
-        self._waiting: dict[bool, dict[Key, deque[asyncio.Future[None]]]] = {True: {}, False: {}}
-
-    def turn(self, party: Key, *, is_known: bool) -> "Turn[Key]":
-        """A context that waits for a place and holds it."""
-        return Turn(self, party, is_known)
-
-    async def enter(self, party: Key, is_known: bool) -> None:
-        """Waits for a place; every place that was given is left again by `leave`."""
-        has_room = is_known or self._num_held[False] < self._most[False]
-        has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
-        if has_room and sum(self._num_held.values()) < self._most[True] and not any(self._waiting.values()):
-            self._hold(party, is_known)  # nobody waits, and most come alone
-            return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[is_known].setdefault(party, deque()).append(place)
-        self._grant()
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.cancelled():
-                self._forget(party, is_known, place)
-            else:
-                self.leave(party, is_known)
-            raise
-
-    def leave(self, party: Key, is_known: bool) -> None:
-        """Gives a place back, to who waits next."""
-        self._num_held[is_known] -= 1
-        self._held_by[party] -= 1
-        if not self._held_by[party]:
-            del self._held_by[party]
-        self._grant()
-
-    def _hold(self, party: Key, is_known: bool) -> None:
-        self._num_held[is_known] += 1
-        self._held_by[party] = self._held_by.get(party, 0) + 1
-
-    def _grant(self) -> None:
-        if not (self._waiting[True] or self._waiting[False]):
-            return
-        while sum(self._num_held.values()) < self._most[True]:
-            known, unknown = self._first(is_known=True), self._first(is_known=False)
-            if self._num_held[False] >= self._most[False]:
-                unknown = None
-            # Each class has its share for certain, and takes what the other one leaves.
-            is_known = known is not None and (unknown is None or self._num_held[True] < max(1, self._num_reserved))
-            party = known if is_known else unknown
-            if party is None:
-                return
-            waiting = self._waiting[is_known].pop(party)
-            place = waiting.popleft()
-            if waiting:
-                self._waiting[is_known][party] = waiting  # the last in line
-            if place.done():
-                continue
-            self._hold(party, is_known)
-            place.set_result(None)
-
-    def _first(self, *, is_known: bool) -> Key | None:
-        parties = self._waiting[is_known]
-        return next((party for party in parties if self._held_by[party] < self._max_per_party), None)
-
-    def _forget(self, party: Key, is_known: bool, place: asyncio.Future[None]) -> None:
-        waiting = self._waiting[is_known].get(party)
-        if waiting is None or place not in waiting:
-            return
-        waiting.remove(place)
-        if not waiting:
-            del self._waiting[is_known][party]
-
-
-@dataclass(eq=False, slots=True)
-class Turn(Generic[Key]):
-    """A place for the time of a `with`: a generator for it would cost three times as much."""
-
-    turns: FairTurns[Key]
-    party: Key
-    is_known: bool
-    is_held: bool = False
-
-    async def __aenter__(self) -> "Turn[Key]":
-        await self.turns.enter(self.party, self.is_known)
-        self.is_held = True
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Gives the place back before the `with` ends."""
-        if self.is_held:
-            self.is_held = False
-            self.turns.leave(self.party, self.is_known)
 
 
 @dataclass(slots=True)

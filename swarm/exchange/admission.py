@@ -18,7 +18,7 @@ from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
-from swarm.flow import FairTurns, Turn
+from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import GroupStore, Producer, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule

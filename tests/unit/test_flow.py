@@ -1,11 +1,11 @@
-"""Signals wake who waits, backoff grows within its bounds, buckets keep their rate, tables a bound, turns are fair."""
+"""Signals wake who waits, backoff grows within its bounds, buckets keep their rate, tables a bound."""
 
 import asyncio
 import random
 
 import pytest
 
-from swarm.flow import Backoff, BoundedTable, DecayingSums, FairTurns, RateLimiter, RunningMean, Signal, TokenBucket
+from swarm.flow import Backoff, BoundedTable, DecayingSums, RateLimiter, RunningMean, Signal, TokenBucket
 from swarm.simulate.virtual.loop import run_virtual
 
 
@@ -102,81 +102,6 @@ def test_a_running_mean_begins_with_its_first_value() -> None:
     assert mean.value == 4.0
     mean.add(8.0)
     assert mean.value == 5.0
-
-
-@pytest.mark.parametrize("num_reserved", [1, 0])  # without a reserve a known party waits: the mutation
-async def test_unknown_parties_never_hold_the_reserved_place(num_reserved: int) -> None:
-    turns, order = FairTurns[str](num_places=3, num_reserved=num_reserved, max_per_party=1), list[str]()
-    release = asyncio.Event()
-
-    async def take(party: str, is_known: bool) -> None:
-        async with turns.turn(party, is_known=is_known):
-            order.append(party)
-            if not is_known:
-                await release.wait()
-
-    flood = [asyncio.create_task(take(f"new {i}", False)) for i in range(9)]
-    await asyncio.sleep(0)
-    known = asyncio.create_task(take("known", True))
-    await asyncio.sleep(0.01)
-    assert known.done() is bool(num_reserved) and len(order) == 3
-    release.set()
-    await asyncio.gather(*flood, known)
-    assert len(order) == 10
-
-
-async def test_a_party_that_asks_for_much_delays_another_by_one_turn() -> None:
-    turns, order = FairTurns[str](num_places=1, num_reserved=0, max_per_party=1), list[str]()
-
-    async def take(party: str) -> None:
-        async with turns.turn(party, is_known=False):
-            order.append(party)
-            await asyncio.sleep(0)
-
-    many = [asyncio.create_task(take("greedy")) for _ in range(20)]
-    await asyncio.sleep(0)
-    await asyncio.gather(take("modest"), take("third"), *many)
-    assert max(order.index("modest"), order.index("third")) <= 4 and len(order) == 22
-
-
-async def test_both_classes_go_on_while_both_wait() -> None:
-    turns, order = FairTurns[str](num_places=2, num_reserved=1, max_per_party=2), list[bool]()
-
-    async def take(is_known: bool) -> None:
-        async with turns.turn(str(is_known), is_known=is_known):
-            order.append(is_known)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(take(i % 2 == 0) for i in range(40)))
-    assert 8 <= sum(order[:20]) <= 12
-
-
-async def test_turns_that_are_cancelled_leave_nothing() -> None:
-    turns, rng = FairTurns[int](num_places=2, num_reserved=1, max_per_party=1), random.Random(3)
-
-    async def take(party: int) -> None:
-        async with turns.turn(party, is_known=party % 2 == 0):
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-
-    for _ in range(200):
-        tasks = [asyncio.create_task(take(rng.randrange(4))) for _ in range(6)]
-        for _ in range(rng.randrange(5)):
-            await asyncio.sleep(0)
-        rng.choice(tasks).cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert not turns._held_by and turns._num_held == {True: 0, False: 0}
-    assert turns._waiting == {True: {}, False: {}}
-
-
-async def test_a_turn_that_is_ended_early_is_given_back_once() -> None:
-    turns = FairTurns[str](num_places=1, num_reserved=0, max_per_party=1)
-    async with turns.turn("first", is_known=True) as turn:
-        turn.end()
-        async with turns.turn("second", is_known=True):
-            turn.end()
-            assert turns._num_held == {True: 1, False: 0}
-    assert turns._num_held == {True: 0, False: 0}
 
 
 def test_a_sum_halves_every_half_life() -> None:
