@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from node.ranks import join, open_policy
-from swarm.clock import SystemClock
+from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
@@ -53,8 +53,14 @@ class Engine(Generator, Protocol):
         ...
 
 
-def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock | None = None) -> Worker:
     """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
+
+    Args:
+        config: of the node.
+        node_id: ours, and the name of the policy that we train.
+        exchange: the agent.
+        clock: of the groups and the loops; None: the machine's.
 
     Raises:
         ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
@@ -62,10 +68,10 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -
     """
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator
-    return build(config, node_id, exchange)
+    return build(config, node_id, exchange, clock or SystemClock())
 
 
-def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock) -> Worker:
     """A worker that trains a policy of its own, and generates for it where the node has that role."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
@@ -116,7 +122,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
     greedy = None
     if Requirement.BASELINE_ROLLOUT in recipes.needs:
         greedy = partial(answer_greedily, evaluator, tokenizer, task_of, config.generator.max_new_tokens)
-    producer = make_producer(config, node_id, engine, tokenizer, environments, recipes)
+    producer = make_producer(config, node_id, engine, tokenizer, environments, recipes, clock)
     return Worker(
         config=config,
         exchange=exchange,
@@ -131,12 +137,12 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) 
         encode=publish,
         saves_when_stopped=True,
         close=closing.close,
-        clock=SystemClock(),
+        clock=clock,
         offload=asyncio.to_thread,
     )
 
 
-def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange) -> Worker:
+def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock) -> Worker:
     """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
@@ -153,7 +159,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
         keep=partial(keep_anchor, store),
         in_flight=config.follow.mode == "push" and config.follow.in_flight,
     )
-    producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes)
+    producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes, clock)
     return Worker(
         config=config,
         exchange=exchange,
@@ -166,7 +172,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
         evaluation_tasks=dict(evaluations),
         applier=applier,
         close=engine.close,
-        clock=SystemClock(),
+        clock=clock,
         offload=asyncio.to_thread,
     )
 
@@ -201,6 +207,7 @@ def make_producer(
     tokenizer: Tokenizer,
     environments: Mapping[str, Environment],
     recipes: RecipeSet,
+    clock: Clock,
 ) -> GroupProducer:
     """The endless sequence of training tasks, and the engine that answers them.
 
@@ -210,7 +217,7 @@ def make_producer(
     if recipes.main.prompts is not None:
         num_waiting *= NUM_CANDIDATES
     mixture = TaskMixture(environments, config.generator.env_weights, config.seed, spacing=max(SPACING, num_waiting))
-    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, SystemClock())
+    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, clock)
 
 
 def make_curriculum(

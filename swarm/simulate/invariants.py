@@ -5,7 +5,7 @@ recorded event file.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.events import (
@@ -63,6 +63,7 @@ class Invariants:
     _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
     _num_named: int = 0
+    _num_judged: int = 0
 
     def check(self, node: NodeId, event: Event) -> None:
         """One event of one node."""
@@ -210,6 +211,12 @@ class Invariants:
         if value > limit:
             self._violate(BOUNDS, f"{node[:8]}: {what} {value} exceeds {limit}")
 
+    def learned(self, node: NodeId, draw: int, wrong: Sequence[str]) -> None:
+        """A learner was given groups of others, and what of them no answer of the run may hold."""
+        self._num_judged += 1
+        for what in wrong:
+            self._violate(LEARNED, f"{node[:8]}: draw {draw}: {what}")
+
     def _violate(self, name: str, detail: str) -> None:
         self.violations[name].append(detail)
 
@@ -217,10 +224,12 @@ class Invariants:
         """Every invariant, whether it held, and the first violations."""
         num_abandoned = sum(map(len, self._abandoned.values()))
         shares = [SHARES] if self.members else []
+        learned = [LEARNED] if self._num_judged else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
             SHARES: f"{self._num_of_newcomers} groups of newcomers consumed",
+            LEARNED: f"{self._num_judged} draws looked through",
             EXISTED: f"{self._num_named} versions named, by producer",
             REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and announced"
             if num_abandoned
@@ -232,7 +241,7 @@ class Invariants:
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
-            for name in (REUSE, AGE, *shares, ADMITTED, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
+            for name in (REUSE, AGE, *shares, ADMITTED, *learned, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
         ]
 
     @property
@@ -245,6 +254,7 @@ REUSE = "no group consumed more often than max_reuse"
 AGE = "no group older than max_age at consumption"
 SHARES = "newcomers had at most an eighth of the places of others' groups"
 ADMITTED = "every consumed group of another node was admitted (signature, re-checked reward)"
+LEARNED = "every learned token of others is one that its answer shows, within the run's length"
 EXISTED = "every rollout's spans name versions that existed"
 ONCE = "no group counted twice"
 REPEAT = "a step made again after a crash learned from the same draw"

@@ -1,9 +1,10 @@
 """Counts of a group's fields and numbers on the wire, bounded before anything is parsed.
 
-Invariant: parsing what `check_counts` lets through makes at most SMALL_BYTES objects, or as many as the limits allow: a
-few hundred bytes can decompress to a million empty submessages or token ids, each dozens of bytes in memory and one
-turn of a Python loop. The bounds are a few times those of an honest group, so that what is merely of another
-configuration is refused later, with its exact reason.
+Invariant: parsing what `check_counts` lets through makes at most SMALL_BYTES objects (MIDDLING_BYTES, of a message that
+travelled as a quarter of so many bytes), or as many as the limits allow: a few hundred bytes can decompress to a
+million empty submessages or token ids, each dozens of bytes in memory and one turn of a Python loop. The bounds are a
+few times those of an honest group, so that what is merely of another configuration is refused later, with its exact
+reason.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from swarm.types import RefusalReason
 from swarm.wire.rollout_groups import MAX_ROLLOUTS, MAX_TOKENS, Malformed
 
 SMALL_BYTES: Final = 16_384  # a message that is no longer has no more numbers than bytes
+MIDDLING_BYTES: Final = 4 * SMALL_BYTES  # of one that travelled as at least a quarter: walking it costs 100 us
 MAX_FIELDS: Final = 16_384  # of the body, its rollouts and their traces together
 _PROMPT_TOKENS: Final = 4096  # that a message of any size may have; beyond, so many for each byte that travelled
 _PROMPT_TOKENS_PER_BYTE: Final = 16
@@ -57,14 +59,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
-    """Raises Malformed where a serialised GroupBody holds more than the limits; a small one is not looked at.
+    """Raises Malformed where a serialised GroupBody holds more than the limits; one too small for it is not looked at.
 
     Args:
         data: decompressed.
         num_travelled: bytes of it as it travelled.
         limits: of the whole group.
     """
-    if len(data) <= SMALL_BYTES:
+    if len(data) <= max(SMALL_BYTES, min(4 * num_travelled, MIDDLING_BYTES)):
         return  # whether it is well formed, the parser says
     walk = _Walk(data, limits, limits.prompt_tokens + _PROMPT_TOKENS_PER_BYTE * num_travelled)
     try:

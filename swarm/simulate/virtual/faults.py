@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
+from swarm.simulate.virtual.adversaries import ATTACKS
+
 TIGHT_STORES: Final = (4 * 2**10, 16 * 2**10)  # bytes: ten groups of a virtual swarm, or some forty
 
 
@@ -56,6 +58,15 @@ class SeamRates:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Turncoat:
+    """One more node, an ordinary one whose groups are those of an attack from some moment on."""
+
+    attack: str  # one of `swarm.simulate.virtual.adversaries.ATTACKS`
+    is_member: bool = False  # it counts in full, as honest nodes do; else it is a newcomer
+    honest_s: float = 0.0  # network time until which it does what honest nodes do
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FaultPlan:
     """The network and node faults of one run. The defaults are a perfect network.
 
@@ -80,6 +91,7 @@ class FaultPlan:
     wrong_clocks: tuple[WrongClock, ...] = ()  # at most one for each node
     seams: SeamRates = SeamRates()  # fail until the last quarter of the run
     settings: tuple[str, ...] = ()  # overrides of every node's configuration, as in `--set`
+    turncoats: tuple[Turncoat, ...] = ()  # more nodes, numbered after the honest ones
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
@@ -120,6 +132,7 @@ class FaultPlan:
                 slow_thread=sometimes(0.1),
             ),
             settings=_random_settings(rng),
+            turncoats=_random_turncoats(rng, num_nodes, duration_s),
         )
 
     def faults(self) -> "list[FaultPlan]":
@@ -177,6 +190,20 @@ def _random_settings(rng: random.Random) -> tuple[str, ...]:
         return ()
     keys = rng.sample(sorted(SETTINGS), rng.randint(1, 5))
     return tuple(f"{key}={rng.choice(SETTINGS[key])}" for key in keys)
+
+
+def _random_turncoats(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[Turncoat, ...]:
+    """Up to three in ten keys."""
+    if rng.random() < 0.5:
+        return ()
+    return tuple(
+        Turncoat(
+            attack=rng.choice(ATTACKS),
+            is_member=rng.random() < 0.5,
+            honest_s=rng.choice([0.0, rng.uniform(0.0, duration_s * 0.5)]),
+        )
+        for _ in range(rng.randint(1, max(1, 3 * num_nodes // 7)))
+    )
 
 
 def _random_clocks(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[WrongClock, ...]:

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import islice
 
 from swarm.clock import Clock
 from swarm.errors import StorageFull, is_disk_full
@@ -137,7 +138,11 @@ class MemoryGroupStore:
         return uses
 
     async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        return [scored for _, scored, _ in list(self._log.values())[max(0, len(self._log) - limit) :]]
+        return self.newest(limit)
+
+    def newest(self, limit: int) -> list[ScoredGroup]:
+        """The newest groups, oldest first."""
+        return [scored for _, scored, _ in islice(reversed(self._log.values()), limit)][::-1]
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()

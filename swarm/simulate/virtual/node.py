@@ -21,8 +21,9 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result, Tokenizer
 from swarm.loops import Worker
+from swarm.simulate.virtual.adversaries import Adversary
+from swarm.simulate.virtual.faults import Turncoat
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.seam_faults import SeamFaults
 from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
@@ -47,20 +48,25 @@ GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
 STEP_S = 2.0  # virtual seconds of one optimizer step
 MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
 MAX_ANSWERS = 8192  # answers of which the arrays are remembered
+FLOOD_PACE = 0.1  # of a node that sends as much as it can
+NUM_HEARD = 64  # groups that a plagiarist chooses from
 SPACING = 8  # questions between two appearances of one, for the mixture of a node
 
 
 class ScriptedLearner:
     """A learner whose weights are the hash of everything it learned from; its disk survives a crash."""
 
-    def __init__(self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]]) -> None:
-        self._disk = disk
+    def __init__(
+        self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]], judge: Callable[[Draw], None]
+    ) -> None:
+        self._disk, self._judge = disk, judge
         self.version, self.next_draw = disk.get(
             "checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1)
         )
 
     def step(self, draw: Draw) -> StepReport:
         """Mixes the drawn digests into the version's digest."""
+        self._judge(draw)
         digests = b"".join(drawn.scored.digest for drawn in draw.groups)
         self.version = PolicyVersion(
             policy_id=self.version.policy_id,
@@ -184,7 +190,6 @@ class Parts:
     replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
-    hostile: type[HostileNode] = HostileNode
 
 
 @dataclass
@@ -206,15 +211,38 @@ def scripted_worker(
     paces: Sequence[float],
     incarnation: str,
     seams: SeamFaults,
+    judge: Callable[[Draw], None],
+    turncoat: Turncoat | None = None,
 ) -> Worker:
-    """Learner and generator of a node of one of the `paces`; `incarnation` seeds its answers until the next restart."""
-    learner = ScriptedLearner(node_id, disk.learner)
+    """Learner and generator of a node of one of the `paces`.
+
+    Args:
+        incarnation: seeds its answers until the next restart.
+        judge: sees every draw that the learner is given.
+        turncoat: whose groups are those of an attack, from some moment on.
+    """
+    learner = ScriptedLearner(node_id, disk.learner, judge)
     generator = ScriptedGenerator(learner.version, tokenizer, environments, incarnation)
     mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     pace = random.Random(f"pace {config.seed}").choice(paces)
+    adversary = None
+    if turncoat is not None:
+        pace = FLOOD_PACE if turncoat.attack == "flood" else pace
+        adversary = Adversary(
+            attack=turncoat.attack,
+            node_id=node_id,
+            config=config,
+            tokenizer=tokenizer,
+            environments=environments,
+            clock=clock,
+            rng=random.Random(f"adversary {incarnation}"),
+            heard=lambda: [scored.group for scored in disk.store.newest(NUM_HEARD)],
+        )
 
     def produce(first_number: int, count: int) -> list[RolloutGroup]:
+        if adversary is not None and turncoat is not None and clock.monotonic_s() >= turncoat.honest_s:
+            return adversary.groups(mixture.tasks(first_number, count), generator.version)
         return [
             RolloutGroup(
                 run_id=config.run_id,

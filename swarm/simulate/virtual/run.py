@@ -86,7 +86,7 @@ def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
         num_rounds=swarm.num_rounds,
         scale=swarm.scale,
         invariants=swarm.invariants,
-        steps={f"n{index}": agent.head.step for index, agent in sorted(swarm.agents.items())},
+        steps={f"n{index}": swarm.agents[index].head.step for index in range(swarm.num_nodes)},
         num_events=swarm.log.num_events,
         log_digest=swarm.log.digest,
         network=dict(swarm.network.counts),

@@ -14,7 +14,17 @@ from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import MAX_MEMBERS, EntryConfig, NodeConfig
-from swarm.events import Event, GroupRefused, GroupsDrawn, LoopFailed, NodeFinished, NodeKilled, NodeRestarted, StepMade
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    LoopFailed,
+    NodeFinished,
+    NodeKilled,
+    NodeRestarted,
+    StepMade,
+)
 from swarm.exchange.admission import MAX_CONCURRENT
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
@@ -29,6 +39,7 @@ from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.node import Disk, Parts, scripted_worker
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
@@ -42,6 +53,7 @@ from swarm.simulate.virtual.shared_work import (
 )
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import ToyTokenizer
+from swarm.types import Draw
 from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
@@ -100,10 +112,14 @@ class VirtualSwarm:
         self.coordinator = VirtualCoordinator(clock)
         self.log = EventDigest()
         self.network = MemoryNetwork(seed, plan)
+        self.num_nodes = num_nodes  # honest ones; turncoats are numbered after them
         self.identities = [
-            self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest()) for index in range(num_nodes)
+            self._identity(hashlib.sha256(f"virtual {seed} {index}".encode()).digest())
+            for index in range(num_nodes + len(plan.turncoats))
         ]
-        ids = tuple(identity.node_id for identity in self.identities)
+        honest = [identity.node_id for identity in self.identities[:num_nodes]]
+        turned = zip(self.identities[num_nodes:], plan.turncoats, strict=True)
+        ids = (*honest, *(identity.node_id for identity, turncoat in turned if turncoat.is_member))
         self._entry = EntryConfig(members=ids if len(ids) <= MAX_MEMBERS else ())  # whoever else comes is a newcomer
         self.directory = MemoryDirectory(
             can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
@@ -116,12 +132,14 @@ class VirtualSwarm:
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
-        self._names = [f"n{index}" for index in range(num_nodes)]
+        self._names = [f"n{index}" for index in range(len(self.identities))]
         wrong = {clock.node: clock for clock in plan.wrong_clocks}
-        self._clocks = [NodeClock(clock, wrong.get(index)) for index in range(num_nodes)]
+        self._clocks = [NodeClock(clock, wrong.get(index)) for index in range(len(self.identities))]
         last_fault_s = 0.75 * num_rounds * SECONDS_PER_STEP
-        self._seams = [SeamFaults(plan.seams, f"{seed} {index}", clock, last_fault_s) for index in range(num_nodes)]
-        self._disks = {index: Disk(store=self._open_store(index)) for index in range(num_nodes)}
+        self._seams = [
+            SeamFaults(plan.seams, f"{seed} {index}", clock, last_fault_s) for index in range(len(self.identities))
+        ]
+        self._disks = {index: Disk(store=self._open_store(index)) for index in range(len(self.identities))}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unfinished = set(range(num_nodes))
         self._all_finished = asyncio.Event()
@@ -149,7 +167,8 @@ class VirtualSwarm:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
-        self.invariants.finish({i.node_id: self.agents[n].head.step for n, i in enumerate(self.identities)})
+        steps = {self.identities[index].node_id: self.agents[index].head.step for index in range(self.num_nodes)}
+        self.invariants.finish(steps)
 
     async def _until_time_is_over(self) -> None:
         """The last quarter is free of faults; where it is long enough, every node has to make a step in it."""
@@ -195,7 +214,7 @@ class VirtualSwarm:
     async def _hostile(self, number: int) -> None:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
-        node = self.parts.hostile(
+        node = HostileNode(
             identity,
             config,
             self.tokenizer,
@@ -209,14 +228,30 @@ class VirtualSwarm:
 
     def _note(self, index: int, event: Event) -> None:
         self.log.add(self.clock.monotonic_s(), self._names[index], event)
+        if index >= self.num_nodes and not isinstance(event, GroupPut):
+            return  # what an adversary does is nobody's promise; what it made may be learned by others
         self.invariants.check(self.identities[index].node_id, event)
         if isinstance(event, GroupsDrawn):
             self._check_bounds(self.agents[index])
         elif isinstance(event, StepMade) and self.scale.ends_by_steps:
             self._num_steps += 1
-            total = len(self.identities) * self.num_rounds
+            total = self.num_nodes * self.num_rounds
             if self._num_steps * 100 // total != (self._num_steps - 1) * 100 // total:
                 self._on_progress(min(1.0, self._num_steps / total))
+
+    def _judge(self, index: int, draw: Draw) -> None:
+        """What a learner is about to learn from others, seen where nothing of admission can hide it."""
+        if index >= self.num_nodes:
+            return
+        most, wrong = self.agents[index].config.generator.max_new_tokens, list[str]()
+        for drawn in draw.groups:
+            for rollout in () if drawn.scored.is_made_here else drawn.scored.group.rollouts:
+                ids = [] if rollout.trace is None else rollout.trace.token_ids.tolist()
+                if len(ids) > most:
+                    wrong.append(f"a row of {len(ids)} tokens, {most} are allowed")
+                if rollout.trace is not None and self.tokenizer.encode_response(rollout.text) != ids:
+                    wrong.append("tokens that the answer does not show")
+        self.invariants.learned(self.identities[index].node_id, draw.step, wrong)
 
     def _check_bounds(self, agent: Agent) -> None:
         bounds = {
@@ -254,6 +289,8 @@ class VirtualSwarm:
             self.scale.paces,
             incarnation,
             self._seams[index],
+            partial(self._judge, index),
+            self.plan.turncoats[index - self.num_nodes] if index >= self.num_nodes else None,
         )
         try:
             async with asyncio.TaskGroup() as tasks:

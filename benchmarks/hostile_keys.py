@@ -1,0 +1,112 @@
+"""What 30 % of hostile keys cost the accuracy of the others: every attack alone and all at once, against honest runs.
+
+    python -m benchmarks.hostile_keys --presets echo-tiny --attacks all       # about 10 minutes
+    python -m benchmarks.hostile_keys                                         # everything, hours: stop and go on
+    python -m benchmarks.hostile_keys --table                                 # what there is so far
+
+Ten nodes, three of them hostile, on virtual time (`benchmarks/_hostile_world.py`): as newcomers, who attack from the
+start, and as members, who are honest for a third of the steps and then turn. Under `tiny` every honest node trains and
+generates; under `echo-tiny` one trains and the others generate for it, so that hostile groups come under its own
+lineage. Accuracy is greedy on held-out problems at the end; the difference is to the run of the same seed in which the
+same ten nodes are honest members.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks._hostile_world import ALL, CASES, ENTRIES, HONEST, PRESETS, Job, Outcome, Setting, run
+from benchmarks._runs import RunFile, Workers
+from benchmarks._statistics import estimate, plain, signed
+
+ROOT: Final = Path(__file__).parents[1]
+LEAST: Final = -0.05  # of the lower end of the interval
+
+
+def jobs(presets: Sequence[str], entries: Sequence[str], attacks: Sequence[str], num_seeds: int) -> list[Job]:
+    """Honest runs first: without them there is no difference."""
+    setting = Setting()
+    made: list[Job] = []
+    for preset in presets:
+        for attack in (HONEST, *(attack for attack in attacks if attack != HONEST)):
+            for entry in entries if attack != HONEST else ENTRIES[1:]:
+                made += [
+                    Job(setting=setting, preset=preset, attack=attack, entry=entry, seed=seed)
+                    for seed in range(num_seeds)
+                ]
+    return made
+
+
+def decode(row: dict[str, Any]) -> Outcome:
+    """An outcome from its line of the file."""
+    job = row.pop("job")
+    return Outcome(job=Job(setting=Setting(**job.pop("setting")), **job), **row)
+
+
+def describe(outcome: Outcome) -> str:
+    """One finished run."""
+    job = outcome.job
+    return (
+        f"{job.preset} {job.attack} as {job.entry}, seed {job.seed}: accuracy {outcome.start:.3f} -> "
+        f"{outcome.accuracy:.3f}, {outcome.least_step} steps, hostile share {outcome.hostile_share:.3f}, "
+        f"held {outcome.num_held}, refused {sum(outcome.refusals.values())}, {outcome.seconds:.0f} s"
+    )
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """One row for each preset, entry and attack; `!` where the interval reaches below LEAST."""
+    honest = {(o.job.preset, o.job.seed): o for o in outcomes if o.job.attack == HONEST}
+    lines = [
+        "| preset | hostile keys are | attack | seeds | held-out accuracy | difference | share of draws | held |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for preset in PRESETS:
+        for entry in ENTRIES[::-1]:
+            for attack in CASES:
+                of = [o for o in outcomes if (o.job.preset, o.job.entry, o.job.attack) == (preset, entry, attack)]
+                if not of:
+                    continue
+                pairs = [(o, honest[preset, o.job.seed]) for o in of if (preset, o.job.seed) in honest]
+                difference = estimate([o.accuracy - h.accuracy for o, h in pairs]) if pairs else None
+                is_low = difference is not None and difference.mean - (difference.half_width or 0.0) < LEAST
+                share = max(o.hostile_share for o in of)
+                lines.append(
+                    f"| {preset} | {'-' if attack == HONEST else entry} | {attack} | {len(of)} "
+                    f"| {plain(estimate([o.accuracy for o in of]))} "
+                    f"| {'-' if attack == HONEST else signed(difference)}{' !' if is_low else ''} "
+                    f"| {share:.3f} | {sum(o.num_held for o in of)} |"
+                )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 0 when every wanted run exists."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
+    parser.add_argument("--entries", nargs="+", choices=ENTRIES, default=ENTRIES)
+    parser.add_argument("--attacks", nargs="+", choices=CASES[1:], default=[ALL, *CASES[1:-1]])
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each (default 2)")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hostile_keys.jsonl", help="where runs are kept")
+    parser.add_argument("--table", action="store_true", help="only print the table of the runs that are there")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True)
+    file = RunFile(path=options.out, decode=decode)
+    if not options.table:
+        wanted = jobs(options.presets, options.entries, options.attacks, options.seeds)
+        workers = Workers(run=run, describe=describe, num=options.workers)
+        try:
+            workers.measure(wanted, file, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; what is done is in {options.out}, start again to go on", soft_wrap=True)
+            return 130
+    print(table(file.read()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
