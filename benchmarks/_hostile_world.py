@@ -81,7 +81,7 @@ class Setting:
 
     num_nodes: int = 10
     num_hostile: int = 3
-    num_steps: int = 120  # of every honest trainer
+    num_steps: int = 50  # of every honest trainer
     latency_s: float = 0.02
 
 
