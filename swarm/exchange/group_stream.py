@@ -1,7 +1,8 @@
 """Streams of groups to peers, single groups by digest, and (through `WeightServer`) weights.
 
 Invariant: a group is sent only after it was stored and is known to be worth sending; nobody gets what they made or
-sent us themselves, nor what is older than anyone may use, nor zero-variance groups unless they ask for them.
+sent us themselves, nor what is older than anyone may use, nor zero-variance groups unless they ask for them. Those who
+give groups come first (`send_order.py`).
 """
 
 import logging
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from swarm.errors import NotHeld
 from swarm.exchange.novelty import commitment_of
+from swarm.exchange.send_order import SendOrder
 from swarm.exchange.staleness import age_steps
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore, StreamItem
@@ -60,6 +62,7 @@ class GroupStreams:
     _weight_server: WeightServer  # answers for weights
 
     def __post_init__(self) -> None:
+        self._order = SendOrder(self._reputation, self._context.clock)
         self._node_id = self._context.node_id
         self._config = self._context.config.replay
         self._grew = Signal()  # relaying streams wait for it
@@ -139,36 +142,45 @@ class GroupStreams:
         logger.debug("peer subscribed", extra=extra)
         self._peers.inbound[peer] = None
         grew = self._grew if wanted.relay else self._own_grew
-        while True:
-            self._reputation.require_allowed(peer)
-            newest = self.log_head
-            entries: list[tuple[Cursor, SealedGroup]] = []
-            if cursor != newest:
-                entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not wanted.relay)
-                ahead = self._own_commitments(entries, peer, wanted) if wanted.wants_commitments else ()
-                if ahead:  # before the first body: whoever copies it commits later
-                    yield StreamItem(cursor=cursor, digest=b"", size_bytes=0, sealed=None, commitments=ahead)
-            for position, sealed in entries:
-                if self._is_settling(sealed):
-                    await grew.wait()
-                    break
-                cursor = position
-                info = self._known.get(sealed.digest)
-                if info is None or not self._is_worth_sending(info, peer, wanted):
-                    continue
-                is_own = sealed.producer == self._node_id
-                self.bytes_sent += sealed.size_bytes if is_own else 0
-                yield StreamItem(
-                    cursor=cursor,
-                    digest=sealed.digest,
-                    size_bytes=sealed.size_bytes,
-                    sealed=sealed if is_own else None,
-                    commitments=() if is_own or not wanted.wants_commitments else (info.commitment,),
-                )
-            if not entries:
-                cursor = newest  # what lies between is not for this peer
-                if self.log_head == newest:
-                    await grew.wait(lambda: self._is_news(peer, wanted))
+        with self._order.stream() as stream:
+            while True:
+                self._reputation.require_allowed(peer)
+                newest = self.log_head
+                entries: list[tuple[Cursor, SealedGroup]] = []
+                if cursor != newest:
+                    entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not wanted.relay)
+                    ahead = self._own_commitments(entries, peer, wanted) if wanted.wants_commitments else ()
+                    if ahead:  # before the first body: whoever copies it commits later
+                        yield StreamItem(cursor=cursor, digest=b"", size_bytes=0, sealed=None, commitments=ahead)
+                for position, sealed in entries:
+                    if self._is_settling(sealed):
+                        await grew.wait()
+                        break
+                    cursor = position
+                    info = self._known.get(sealed.digest)
+                    if info is None or not self._is_worth_sending(info, peer, wanted):
+                        continue
+                    is_own = sealed.producer == self._node_id
+                    self.bytes_sent += sealed.size_bytes if is_own else 0
+                    item = StreamItem(
+                        cursor=cursor,
+                        digest=sealed.digest,
+                        size_bytes=sealed.size_bytes,
+                        sealed=sealed if is_own else None,
+                        commitments=() if is_own or not wanted.wants_commitments else (info.commitment,),
+                    )
+                    if not is_own:
+                        yield item
+                        continue
+                    is_first = peer == info.policy_id or self._order.is_giver(peer)  # its trainer waits for it
+                    if not is_first:
+                        await self._order.turn()
+                    with self._order.item(stream, is_first=is_first):
+                        yield item
+                if not entries:
+                    cursor = newest  # what lies between is not for this peer
+                    if self.log_head == newest:
+                        await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer of low reputation."""
@@ -176,6 +188,8 @@ class GroupStreams:
         sealed = await self._store.get(digest)
         if sealed is None:
             raise NotHeld(f"group {short(digest)} is not held")
+        if not self._order.is_giver(peer):
+            await self._order.turn()
         self.bytes_sent += sealed.size_bytes
         return sealed
 

@@ -1,0 +1,93 @@
+"""Order of sending: peers that give groups before those that only take, where sending is what limits this node.
+
+Invariant: where all that there is goes out at once nobody waits; elsewhere those who give nothing have, together, one
+item of SHARE. Nobody is refused.
+
+That sending is the limit shows at the streams to those who give: most of them are in the middle of an item. One that
+takes no item for STUCK_S does not count, nor do few among many: who reads slowly is no reason to hold up others.
+"""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from swarm.clock import Clock
+from swarm.flow import Signal
+from swarm.peers.parties import SHARE
+from swarm.peers.reputation import Reputation
+from swarm.types import NodeId
+
+STUCK_S: Final = 1.0  # that an item to one who gives counts as being sent
+GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
+
+
+class SendOrder:
+    """Who gives groups, and whether sending to them takes all that this node can send.
+
+    Args:
+        reputation: what peers gave: an admitted group counts for its producer, whoever relayed it.
+        clock: of the node.
+
+    Example:
+        with order.stream() as stream:
+            is_first = order.is_giver(peer)
+            if not is_first:
+                await order.turn()
+            with order.item(stream, is_first=is_first):
+                yield item
+    """
+
+    def __init__(self, reputation: Reputation, clock: Clock) -> None:
+        self._reputation = reputation
+        self._clock = clock
+        self._streams: dict[object, float | None] = {}  # to those who give: since when an item is being sent
+        self._num_since = 0  # items to those who give, since the last one to others
+        self._sent = Signal()
+        self._others = asyncio.Lock()  # held by the one of them whose turn is next
+
+    def is_giver(self, peer: NodeId) -> bool:
+        """Whether groups that it made were admitted lately."""
+        return self._reputation.score(peer) >= GIVER_SCORE
+
+    @contextmanager
+    def stream(self) -> Generator[object]:
+        """A stream to a peer, until it ends."""
+        stream = object()
+        try:
+            yield stream
+        finally:
+            if stream in self._streams:
+                del self._streams[stream]
+                self._sent.fire()
+
+    @contextmanager
+    def item(self, stream: object, *, is_first: bool) -> Generator[None]:
+        """While the transport takes an item of a stream; `is_first`: of one who gives."""
+        if not is_first:
+            self._streams.pop(stream, None)
+            yield
+            return
+        self._streams[stream] = self._clock.monotonic_s()
+        try:
+            yield
+        finally:
+            self._streams[stream] = None
+            self._num_since += 1
+            self._sent.fire()
+
+    async def turn(self) -> None:
+        """Waits until it is the turn of an item to somebody who gives nothing, one after the other."""
+        async with self._others:
+            while self._is_busy() and self._num_since < SHARE - 1:
+                try:
+                    async with asyncio.timeout(STUCK_S):
+                        await self._sent.wait()
+                except TimeoutError:
+                    continue  # what is stuck does not count any more
+            self._num_since = 0
+
+    def _is_busy(self) -> bool:
+        since_s = self._clock.monotonic_s() - STUCK_S
+        num_sending = sum(began_s is not None and began_s > since_s for began_s in self._streams.values())
+        return 2 * num_sending > len(self._streams)
