@@ -142,6 +142,8 @@ class Daemon(Service):
             require_allowed=self.agent.reputation.require_allowed,
             require_entry=self.entry.require,
             credential=self._credential.shown,
+            standing=self.agent.standing,
+            note_call=self.agent.peers.record_call,
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)

@@ -337,6 +337,13 @@ class Agent:
         peers = self.peers
         return node_id in self.address_book.known or node_id in peers.inbound or node_id in peers.delivered_steps
 
+    def standing(self, node_id: NodeId) -> int:
+        """2 for who is established where not everybody is, 1 for who delivered groups or answered at its address, 0 for
+        all others: their streams make room first."""
+        if not self.parties.is_private and self.parties.is_established(node_id):
+            return 2
+        return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
+
     # --- what others may know about us ------------------------------------------------------------
 
     def advert(self) -> Advert:

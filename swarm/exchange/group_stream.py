@@ -140,7 +140,7 @@ class GroupStreams:
         """
         extra = {"peer": short(peer), "relay": wanted.relay, "zero_variance": wanted.wants_zero_variance}
         logger.debug("peer subscribed", extra=extra)
-        self._peers.inbound[peer] = None
+        self._peers.record_call(peer)
         grew = self._grew if wanted.relay else self._own_grew
         with self._order.stream() as stream:
             while True:
@@ -194,7 +194,7 @@ class GroupStreams:
         return sealed
 
     def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        self._peers.inbound[peer] = None
+        self._peers.record_call(peer)
         return self._weight_server.watch(peer, policy_id, window)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:

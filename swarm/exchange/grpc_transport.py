@@ -9,7 +9,7 @@ most of them makes room.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, cast
 
@@ -51,6 +51,7 @@ FETCH_BYTES: Final = 2**20  # of a group in one message
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
 STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
 STREAMS_TOTAL: Final = 256
+STREAMS_OF_NEWCOMERS: Final = 64  # of them that are not taken for peers of higher standing
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
@@ -78,13 +79,24 @@ class GrpcTransport:
         require_allowed: Callable[[NodeId], None] = lambda node_id: None,
         require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
         credential: Callable[[], bytes] = bytes,
+        standing: Callable[[NodeId], int] = lambda node_id: 0,
+        note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
     ) -> None:
-        """`require_allowed`, `require_entry`: see `Sessions`. `credential`: what we show to peers."""
+        """What a node knows of its peers.
+
+        Args:
+            require_allowed: see `Sessions`.
+            require_entry: see `Sessions`.
+            credential: what we show to peers.
+            standing: a peer's, whose streams make room last where it is high.
+            note_call: called with a peer that opens a stream, and the subnet that it calls from.
+        """
         self._identity = identity
         self._run_id = run_id
         self._config = config
         self._clock = clock
         self._credential = credential
+        self._standing, self._note_call = standing, note_call
         self._sessions = Sessions(identity, run_id, clock, limits, require_allowed, require_entry)
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
@@ -97,7 +109,7 @@ class GrpcTransport:
             ConfigError: exchange.listen cannot be listened on, or nobody could dial what it says.
         """
         assert self._server is None, "serve() was called twice"
-        servicer = ExchangeServicer(handler, self._sessions, self._stall_timeout_s)
+        servicer = ExchangeServicer(handler, self._sessions, self._stall_timeout_s, self._standing, self._note_call)
         add = cast(Any, pb_grpc.add_ExchangeServiceServicer_to_server)
         endpoint = self._config.advertise or self._config.listen
         host, _, port = endpoint.rpartition(":")
@@ -292,7 +304,15 @@ def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None
 class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
     """Answers peers from an ExchangeHandler."""
 
-    def __init__(self, handler: ExchangeHandler, sessions: Sessions, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        handler: ExchangeHandler,
+        sessions: Sessions,
+        stall_timeout_s: float,
+        standing: Callable[[NodeId], int] = lambda node_id: 0,
+        note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
+    ) -> None:
+        self._standing, self._note_call = standing, note_call
         self._handler = handler
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
@@ -356,11 +376,12 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
     async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
         """Counts a stream while it is open. Raises Unavailable at the bounds, or when it has to make room."""
         subnet = peer_subnet(context.peer())
+        self._note_call(peer, subnet)
         num_own = len(self._streams.get(peer, ()))
         if num_own >= STREAMS_PER_PEER:
             raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
         if sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
-            self._make_room(subnet, num_own + 1)
+            self._make_room(peer, subnet, num_own + 1)
         async with _ended_by_timeout() as ending:
             self._streams.setdefault(peer, []).append(ending)
             self._subnets[peer] = subnet
@@ -374,19 +395,37 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     self._streams.pop(peer, None)
                     self._subnets.pop(peer, None)
 
-    def _make_room(self, subnet: str, num_own: int) -> None:
-        """The subnet with the most streams loses one, where another would have fewer even so; else the peer with the
-        most. Keys are free: counted by them alone, 256 of one address would hold every stream."""
-        num_of = Counter({subnet: 0})
-        for peer, own in self._streams.items():
-            num_of[self._subnets[peer]] += len(own)
-        fullest, most = num_of.most_common(1)[0]
-        is_shared = most <= num_of[subnet] + 1  # by subnet there is nothing to take
-        of = [own for peer, own in self._streams.items() if own and (is_shared or self._subnets[peer] == fullest)]
-        longest = max(of, key=len)
-        if is_shared and len(longest) <= num_own:
+    def _make_room(self, peer: NodeId, subnet: str, num_own: int) -> None:
+        """Ends a stream of those of lower standing, as long as they have more than their part.
+
+        Else the subnet with the most streams loses one, where another would have fewer even so; else the peer with the
+        most. Keys are free: counted by them alone, 256 of one address would hold every stream.
+        """
+        standing = self._standing(peer)
+        lower = {other: own for other, own in self._streams.items() if own and self._standing(other) < standing}
+        if sum(map(len, lower.values())) > STREAMS_OF_NEWCOMERS:
+            self._end_one_of(lower)
+            return
+        others = {other: own for other, own in self._streams.items() if own and self._standing(other) <= standing}
+        if sum(map(len, others.values())) < STREAMS_OF_NEWCOMERS:  # less than the part of those of this standing
+            others = {other: own for other, own in self._streams.items() if own}
+        num_of = self._num_of_subnets(others)
+        is_shared = max(num_of.values(), default=0) <= num_of[subnet] + 1  # by subnet there is nothing to take
+        if is_shared and max(map(len, others.values()), default=0) <= num_own:
             raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
-        longest.pop().reschedule(asyncio.get_running_loop().time())
+        self._end_one_of(others, by_subnet=not is_shared)
+
+    def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
+        """Ends the newest stream of the peer with most of them, in the subnet with most of them."""
+        num_of = self._num_of_subnets(streams)
+        victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
+        streams[victim].pop().reschedule(asyncio.get_running_loop().time())
+
+    def _num_of_subnets(self, streams: Mapping[NodeId, list[asyncio.Timeout]]) -> Counter[str]:
+        num_of = Counter[str]()
+        for peer, own in streams.items():
+            num_of[self._subnets[peer]] += len(own)
+        return num_of
 
 
 @asynccontextmanager

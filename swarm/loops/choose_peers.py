@@ -93,10 +93,9 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     moved = [address for address in unproven if address.node_id in book.known]
     alive = [a for a in unproven if a.node_id not in book.known and agent.is_alive(a.node_id)]
     strangers = [a for a in unproven if a.node_id not in book.known and not agent.is_alive(a.node_id)]
-    alive.sort(key=lambda a: a.node_id not in agent.peers.delivered_steps)  # a call is free, an admitted group less so
     num_free = limit - len(places)
     if num_free:
-        strangers = _one_of_each_subnet_first(strangers)
+        alive, strangers = _most_credible_first(agent, alive), _one_of_each_subnet_first(strangers)
     else:
         alive, strangers = (
             [a for a in choose_neighbours(own, [*kept, *pool], limit, kept) if not book.is_known(a)]
@@ -111,15 +110,37 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     )
 
 
+def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
+    """Addresses that keys claim which are alive: a call is free, an admitted group less so, and a voucher is scarce.
+
+    Then those whose claims failed least come first, and one of each subnet that they called from: who has many keys in
+    one place, and claims dead addresses everywhere, is tried a few times.
+    """
+    book, inbound = agent.address_book, agent.peers.inbound
+
+    def doubts(address: PeerAddress) -> tuple[int, int]:
+        node_id = address.node_id
+        return -agent.standing(node_id), book.num_false_claims(node_id, inbound.get(node_id, ""))
+
+    turns = _turns([inbound.get(a.node_id) or unit_of(a.endpoint) for a in addresses])
+    order = sorted(range(len(addresses)), key=lambda index: (doubts(addresses[index]), turns[index]))
+    return [addresses[index] for index in order]
+
+
 def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
     """The same, so that a subnet with many addresses is not tried more than one with a single one."""
+    turns = _turns([unit_of(address.endpoint) for address in addresses])
+    return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
+
+
+def _turns(units: Sequence[str]) -> list[int]:
+    """How many of the same unit come before each."""
     num_before = Counter[str]()
     turns: list[int] = []
-    for address in addresses:
-        unit = unit_of(address.endpoint)
+    for unit in units:
         turns.append(num_before[unit])
         num_before[unit] += 1
-    return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
+    return turns
 
 
 def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:

@@ -16,15 +16,16 @@ async def dial(agent: Agent, transport: Transport, address: PeerAddress) -> Peer
         Unauthenticated: somebody else answered.
     """
     book, is_alive = agent.address_book, agent.is_alive(address.node_id)
+    caller = agent.peers.inbound.get(address.node_id, "")
     if not book.begin_dial(address, is_alive=is_alive):
         raise Unavailable(f"{address.endpoint} is not dialled now: it failed before, or too many others did")
     try:
         client = await transport.connect(address, agent.config.exchange.dial_timeout_s)
     except OtherNode as error:
-        book.record_other(address, error.found)
+        book.record_other(address, error.found, caller)
         raise
     except Unavailable:
-        book.record_failure(address)
+        book.record_failure(address, caller)
         raise
     book.record_answer(address, is_alive=is_alive)
     return client

@@ -81,6 +81,7 @@ class AddressBook:
         self.known: dict[NodeId, KnownPeer] = {}
         self._owners: dict[str, NodeId] = {}  # endpoint -> known peer
         self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by endpoint, whoever claims it
+        self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
         self._stranger_dials = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, now_s)
@@ -146,15 +147,31 @@ class AddressBook:
             self._stranger_dials.put_back(now_s)
             self._per_subnet[is_alive].put_back(unit_of(address.endpoint), now_s)
             self._failures.pop(address.endpoint, None)
+        self._false_claims.pop(address.node_id, None)
         self._add(address, self._clock.now_s())
 
     def record_working(self, address: PeerAddress) -> None:
         """A stream from there brought something, or lasted: earlier failures are forgotten."""
         self._failures.pop(address.endpoint, None)
 
-    def record_failure(self, address: PeerAddress) -> None:
-        """Nobody answered there, or what answered was of no use."""
+    def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
+        """How often an address failed that this key claimed, or another one that called from its subnet."""
+        return max(self._false_claims.get(node_id, 0), self._false_claims.get(caller, 0) if caller else 0)
+
+    def _count_false_claim(self, node_id: NodeId, caller: str) -> None:
+        for claimant in filter(None, (node_id, caller)):
+            self._false_claims[claimant] = self._false_claims.get(claimant, 0) + 1
+
+    def record_failure(self, address: PeerAddress, caller: str = "") -> None:
+        """Nobody answered there, or what answered was of no use.
+
+        Args:
+            address: that was dialled.
+            caller: subnet from which its author called us; empty where it did not.
+        """
         self.num_failed += 1
+        if not self._is_trusted(address):
+            self._count_false_claim(address.node_id, caller)
         failures = self._failures.get(address.endpoint) or _Failures()
         failures.num_in_row += 1
         self._failures[address.endpoint] = failures
@@ -167,15 +184,21 @@ class AddressBook:
         if failures.num_in_row >= FORGOTTEN_AFTER and self.is_known(address):
             self._forget(address.node_id)
 
-    def record_other(self, address: PeerAddress, other: NodeId) -> None:
+    def record_other(self, address: PeerAddress, other: NodeId, caller: str = "") -> None:
         """Another node than the one expected proved its key there: the claims of all others to it are void.
 
         A peer whose known address works keeps it: a liar's one may forward calls to it, and then cut them off.
+
+        Args:
+            address: that was dialled.
+            other: who answered.
+            caller: as in `record_failure`.
         """
         known = self.known.get(other)
         if known is not None and known.address.endpoint != address.endpoint and not self._is_failing(known):
-            self.record_failure(address)
+            self.record_failure(address, caller)
             return
+        self._count_false_claim(address.node_id, caller)
         self.num_failed += 1
         self._failures.pop(address.endpoint, None)
         self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())

@@ -35,7 +35,7 @@ class Peers:
         self._served: frozenset[str] = frozenset()  # lineages that connected peers advertise
         self.delivered_steps = BoundedTable[NodeId, int](MAX_PEERS)  # newest policy step in admitted groups of each
         self.connected: set[NodeId] = set()
-        self.inbound = BoundedTable[NodeId, None](MAX_INBOUND)  # that proved their key to us when they called
+        self.inbound: dict[NodeId, str] = {}  # that proved their key when they called -> subnet called from, or ""
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
         self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
 
@@ -60,6 +60,19 @@ class Peers:
         else:
             del self._num_streams[peer]
             self.connected.discard(peer)
+
+    def record_call(self, peer: NodeId, subnet: str = "") -> None:
+        """A peer that proved its key called us. Where there is no room, the subnet with most callers loses its oldest.
+
+        Args:
+            peer: who called.
+            subnet: where from; empty where the transport does not know.
+        """
+        known = self.inbound.pop(peer, "")
+        self.inbound[peer] = subnet or known
+        if len(self.inbound) > MAX_INBOUND:
+            fullest, _ = Counter(self.inbound.values()).most_common(1)[0]
+            del self.inbound[next(caller for caller, known in self.inbound.items() if known == fullest)]
 
     def observe(self, adverts: Sequence[Advert]) -> None:
         """Takes the newest signed head of each peer from the directory.

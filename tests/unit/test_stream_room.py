@@ -36,6 +36,50 @@ async def hold(servicer: ExchangeServicer, peer: str, address: str, opened: asyn
     raise AssertionError("the event is never set")
 
 
+def standing(peer: str) -> int:
+    """As the name of the peer says."""
+    return {"known": 1, "vouched": 2}.get(peer.partition(" ")[0], 0)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all are alike"])
+async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_keep_their_part(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", NUM_STREAMS)
+    monkeypatch.setattr(grpc_transport, "STREAMS_OF_NEWCOMERS", 2)
+    calls: list[tuple[str, str]] = []
+    ranks = standing if is_defended else lambda peer: 0
+    servicer = ExchangeServicer(
+        cast(Any, None), cast(Any, None), 1.0, ranks, lambda peer, subnet: calls.append((peer, subnet))
+    )
+    opened = asyncio.Queue[str]()
+    held: list[asyncio.Task[str]] = []
+
+    async def offer(peer: str) -> bool:
+        """Whether a peer of a subnet of its own gets a stream."""
+        task = tasks.create_task(hold(servicer, peer, f"{len(held) + 1}.0.0.1", opened))
+        held.append(task)
+        while (name := await opened.get()) != peer:
+            if task.done():
+                return False
+            assert name == "", "another one made room"
+        return True
+
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        assert [await offer(f"key {number}") for number in range(NUM_STREAMS)] == [True] * NUM_STREAMS
+        assert calls[:2] == [("key 0", "1.0.0.0/24"), ("key 1", "2.0.0.0/24")]
+        assert not await offer("another key")
+        assert [await offer(f"known {number}") for number in range(6)] == [is_defended] * 6
+        if is_defended:
+            streams = servicer._streams.items()  # pyright: ignore[reportPrivateUsage]
+            assert sum(len(own) for peer, own in streams if not standing(peer)) == 2, "strangers keep their part"
+            assert not await offer("known one more") and not await offer("one key more")
+            assert await offer("vouched")
+        for task in held:
+            task.cancel()
+
+
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "by keys alone"])
 async def test_many_keys_of_one_subnet_hold_no_stream_of_others(
     monkeypatch: pytest.MonkeyPatch, is_defended: bool
