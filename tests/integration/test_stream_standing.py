@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from test_heartbeat_flood import forwarding
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -19,6 +18,7 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import HoldsNothing, make_identity
+from swarm.testing.call_flood import forwarding
 from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import Cursor, NodeId, StreamFilter
 
