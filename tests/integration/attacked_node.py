@@ -39,7 +39,7 @@ VICTIM = make_identity(1)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for what another task makes true."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(50):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -117,16 +117,24 @@ class AttackedNode:
         """A peer at a socket of its own, whose groups the node takes from now on."""
         sender = Sender(identity)
         (endpoint,) = await self._transport(identity).serve(sender)
-        address = PeerAddress(node_id=identity.node_id, endpoint=endpoint)
-        self._streams.append(NeighbourStream(self.agent, self.transport, address, False, {}, random.Random(0)))
-        self._streams[-1].start(self._tasks)
+        self.stream_from(PeerAddress(node_id=identity.node_id, endpoint=endpoint))
         await until(lambda: identity.node_id in self.agent.peers.connected)
         return sender
 
+    def stream_from(self, address: PeerAddress) -> NeighbourStream:
+        """Takes groups from a peer until the node ends."""
+        stream = NeighbourStream(self.agent, self.transport, address, False, {}, random.Random(0))
+        stream.start(self._tasks)
+        self._streams.append(stream)
+        return stream
+
     async def judged(self, count: int) -> None:
         """Waits until so many groups were admitted or refused."""
-        ingest = self.agent.ingest
-        await until(lambda: ingest.num_admitted + sum(ingest.refusals.values()) >= count)
+        await until(lambda: self.num_judged >= count)
+
+    @property
+    def num_judged(self) -> int:
+        return self.agent.ingest.num_admitted + sum(self.agent.ingest.refusals.values())
 
     @property
     def refused(self) -> dict[RefusalReason, int]:

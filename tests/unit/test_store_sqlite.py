@@ -19,13 +19,22 @@ from swarm.testing.builders import make_group, make_identity, make_scored, make_
 from swarm.types import Draw, DrawnGroup, ScoredGroup, SealedGroup
 
 WRITER = """
-import asyncio, sys
+import asyncio, contextlib, sys
 from pathlib import Path
 from swarm.clock import ManualClock
+from swarm.exchange.group_database import GroupDatabase
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.testing.builders import make_group, make_scored, make_sealed
 
+@contextlib.contextmanager
+def without_commit(self, size_bytes):
+    if not self._connection.in_transaction:
+        self._connection.execute("BEGIN IMMEDIATE")
+    yield
+
 async def main():
+    if sys.argv[2] == "mutation":
+        GroupDatabase._transaction = without_commit
     store = await SqliteGroupStore.open(Path(sys.argv[1]), ManualClock(), 10**9)
     for task_id in range(10**6):
         sealed = make_sealed(make_group(task_id=task_id))
@@ -46,11 +55,12 @@ async def open_store(path: Path, max_bytes: int = 10**9) -> SqliteGroupStore:
     return await SqliteGroupStore.open(path, ManualClock(), max_bytes)
 
 
-async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutation", ["", "mutation"])  # without_commit: `put` returns before it is durable
+async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path, mutation: str) -> None:
     path = tmp_path / "groups.sqlite"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WRITER, str(path), stdout=subprocess.PIPE, env=environment
+        sys.executable, "-c", WRITER, str(path), mutation, stdout=subprocess.PIPE, env=environment
     )
     assert process.stdout is not None
     digests = [bytes.fromhex((await process.stdout.readline()).decode()) for _ in range(40)]
@@ -58,7 +68,10 @@ async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path
     digests += [bytes.fromhex(line) for line in (await process.stdout.read()).decode().split("\n") if len(line) == 64]
     await process.wait()
     store = await open_store(path)
-    assert all([await store.get(digest) is not None for digest in digests])
+    assert all([await store.get(digest) is not None for digest in digests]) is not bool(mutation)
+    if mutation:
+        await store.close()
+        return
     held = await store.load_scored(10**6)
     assert 0 <= len(held) - len(digests) <= 1  # at most the one whose put had not returned
     await store.close()
