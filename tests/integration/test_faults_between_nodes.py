@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from attacked_node import AttackedNode, until
 
+from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
 from swarm.exchange import admission as admission_module
 from swarm.exchange.staleness import CLOCK_SKEW_S
@@ -162,7 +163,7 @@ async def test_a_process_that_is_stopped_for_longer_than_its_connections_last_ex
     async with (
         peer_process(tmp_path / "alice") as (process, endpoint),
         Relay(endpoint) as relay,
-        AttackedNode(tmp_path / "victim") as node,
+        AttackedNode(tmp_path / "victim", exchange=ExchangeConfig(dial_timeout_s=1.0)) as node,
     ):
         address = PeerAddress(node_id=ALICE.node_id, endpoint=relay.endpoint)
         stream = node.stream_from(address)

@@ -1,0 +1,124 @@
+"""Answers that burn a verifier's time, or that a library pays for though they are wrong, sent over real sockets."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attacked_node import AttackedNode
+
+from swarm.config import EnvironmentConfig, GeneratorConfig, SandboxConfig
+from swarm.environments import reasoning_gym
+from swarm.environments.load import build_environment
+from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.identity import Identity
+from swarm.interfaces import Environment, Verifier
+from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_group, make_identity
+from swarm.types import RefusalReason, RolloutGroup, Sampling
+
+pytestmark = pytest.mark.timeout(120)
+
+ALICE, EVE = make_identity(2), make_identity(3)
+DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
+BURNING = "a" * 31 + "!"
+NUM_SENT = 2
+
+OUR_PARSER = "from swarm.environments.formulas import is_formula\n"
+# One pattern over a whole formula, in which a long word can be cut in exponentially many ways.
+ONE_PATTERN = """import re
+PATTERN = re.compile(r"(?:[0-9]{1,12}(?:[.][0-9]{1,12})?|[A-Za-z]{1,4}|[*]{2}|[-+*/() ]){1,200}")
+def is_formula(answer):
+    return PATTERN.fullmatch(answer) is not None
+"""
+RULE = """
+def score(question, answer, reference):
+    return is_formula(answer) and answer == reference
+"""
+
+
+class AnsweredNode(AttackedNode):
+    """A node whose answers are judged in one environment; texts of up to 64 characters."""
+
+    def __init__(self, directory: Path, environment: EnvironmentConfig, verifier: Verifier | None = None) -> None:
+        super().__init__(directory, generator=GeneratorConfig(max_new_tokens=64))
+        self.environment: Environment = build_environment(environment)
+        self.verifier = verifier or InlineVerifier({environment.name: self.environment})
+        self.usable = [number for number in range(50) if not self.environment.task(number).is_held_out]
+
+    def parts(self) -> dict[str, Any]:
+        return {"verifier": self.verifier, "environments": frozenset({self.environment.name})}
+
+    def answered(self, identity: Identity, wrong: str, claimed: float = 0.0) -> RolloutGroup:
+        """Four right answers to a task, and four others for which its sender claims a reward."""
+        task_id = self.usable.pop()
+        right = self.environment.reference(task_id)
+        group = make_group(
+            identity.node_id,
+            task_id=task_id,
+            env=self.environment.name,
+            texts=[right] * 4 + [wrong] * 4,
+            sampling=Sampling(max_new_tokens=64),
+        )
+        rewards = [1.0] * 4 + [claimed] * 4
+        prompt = ToyTokenizer().encode_prompt(self.environment.task(task_id))
+        return _with(group, rewards, np.array(prompt, np.int32), self.environment.verifier)
+
+
+def _with(group: RolloutGroup, rewards: list[float], prompt: Any, verifier: str) -> RolloutGroup:
+    rollouts = tuple(replace(r, claimed_reward=reward) for r, reward in zip(group.rollouts, rewards, strict=True))
+    return replace(group, rollouts=rollouts, prompt_ids=prompt, verifier=verifier)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
+@DEFENDED_AND_NOT
+async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothing(
+    is_defended: bool, tmp_path: Path
+) -> None:
+    """31 letters; the mutation is one_pattern_over_the_whole_formula, whose answers the kernel has to end."""
+    (tmp_path / "rule.py").write_text((OUR_PARSER if is_defended else ONE_PATTERN) + RULE)
+    records = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(200)]
+    (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    environment = EnvironmentConfig(
+        name="sums",
+        kind="function",
+        dataset=f"{tmp_path / 'rule.py'}:score",
+        params={"path": str(tmp_path / "records.jsonl")},
+    )
+    verifier = SandboxVerifier((environment,), SandboxConfig())
+    try:
+        async with AnsweredNode(tmp_path / "node", environment, verifier) as node:
+            eve, alice = await node.follow(EVE), await node.follow(ALICE)
+            for _ in range(NUM_SENT):
+                eve.send(node.answered(EVE, BURNING))
+            await node.judged(NUM_SENT)
+            alice.send(node.answered(ALICE, "0"))
+            await node.judged(NUM_SENT + 1)
+            assert node.agent.ingest.num_admitted == (NUM_SENT + 1 if is_defended else 1), "the honest one passes"
+            assert node.refused == ({} if is_defended else {RefusalReason.VERIFIER_FAILED: NUM_SENT})
+            assert (verifier.num_replaced > 0) is not is_defended
+    finally:
+        await verifier.close()
+
+
+def what_the_library_pays(dataset: str, answer: str, reference: str, entry: Any, score: Any) -> bool:
+    return score(answer) >= 1.0
+
+
+@DEFENDED_AND_NOT
+async def test_what_a_library_pays_though_it_is_wrong_is_not_admitted_as_right(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nan` for every task of a dataset; the mutation is what_the_library_pays."""
+    if not is_defended:
+        monkeypatch.setattr(reasoning_gym, "is_right", what_the_library_pays)
+    environment = EnvironmentConfig(name="complex", kind="reasoning_gym", dataset="complex_arithmetic")
+    async with AnsweredNode(tmp_path, environment) as node:
+        eve, alice = await node.follow(EVE), await node.follow(ALICE)
+        eve.send(node.answered(EVE, "nan", claimed=1.0))
+        alice.send(node.answered(ALICE, "wrong"))
+        await node.judged(2)
+        assert node.refused == ({RefusalReason.FALSE_REWARD: 1} if is_defended else {})
+        assert node.agent.ingest.num_admitted == (1 if is_defended else 2)
