@@ -59,7 +59,7 @@ async def test_nothing_is_taken_across_clocks_that_differ_and_all_of_it_once_the
 async def test_mutation_without_a_look_at_the_date_old_and_future_groups_are_learned_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission_module, "check_freshness", lambda *_: None)
+    monkeypatch.setattr(admission_module, "check_freshness", lambda *_, **__: None)
     assert await exchange_across_clocks(tmp_path, HOUR_S) == (NUM_SENT, NUM_SENT)
 
 

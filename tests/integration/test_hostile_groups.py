@@ -179,7 +179,7 @@ def taken_over(group: RolloutGroup, step: int = 0) -> RolloutGroup:
 
 
 def without_memory_of_answers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Novelty, "copied_bits", lambda *_: 0.0)
+    patch.setattr(Novelty, "copied_bits", lambda *_, **__: 0.0)
 
 
 def without_task_quota(patch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def without_task_quota(patch: pytest.MonkeyPatch) -> None:
         self._most_of_one_task = 1_000_000
 
     patch.setattr(DrawPlaces, "__init__", begin_without)
-    patch.setattr(ReplayTables, "has_enough_of_task", lambda *_: False)
+    patch.setattr(ReplayTables, "has_enough_of_task", lambda *_, **__: False)
 
 
 DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])

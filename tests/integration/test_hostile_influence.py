@@ -164,7 +164,7 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
     if not is_defended:
         every_key_counts_in_full(monkeypatch)
     async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
-        followers = [await node.is_followed_by(identity, 0.02) for identity in HONEST]
+        followers = [await node.is_followed_by(identity, 0.1) for identity in HONEST]
         followers += [await node.is_followed_by(identity, 0.0) for identity in HOSTILE]
         drawn = Counter[NodeId]()
         for _ in range(12):
@@ -174,7 +174,4 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
             task.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
-        if is_defended:
-            assert num_hostile <= drawn.total() / SHARE + 1
-        else:
-            assert num_hostile > drawn.total() / 2
+        assert (num_hostile <= drawn.total() / SHARE + 1) is is_defended, drawn
