@@ -112,6 +112,11 @@ class Admission:
         self._reputation.record_good(sealed.producer)
         return arrival.scored
 
+    def is_well_formed(self, scored: ScoredGroup) -> bool:
+        """Whether a stored group would still be let in by its form: an earlier release, or other limits, may have let
+        in what stops whoever learns from it, after every restart again."""
+        return scored.is_made_here or check_form(scored.group, self._tokenizer, self._limits) is None
+
     def refuse_items(self, via: NodeId) -> Refused:
         """A neighbour's stream exceeds its quota of items; it is charged."""
         return self._count(

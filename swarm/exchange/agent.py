@@ -187,9 +187,10 @@ class Agent:
             await self.version_publisher.restore()
         num_draws = await self.journal.restore()
         groups = await self.store.load_scored(self.config.replay.max_groups)
+        usable = await self.context.offload(lambda: [*filter(self.admission.is_well_formed, groups)])
         if self.weight_follower is None:
-            self.replay.restore(await self.store.uses(), groups)
-        await self.streams.restore(groups)
+            self.replay.restore(await self.store.uses(), usable)
+        await self.streams.restore(usable)
         for scored in groups:
             if scored.is_made_here:
                 self.novelty.measure_own(scored.group)
@@ -230,7 +231,12 @@ class Agent:
         return await self.journal.draw(head)
 
     async def redraw(self, from_step: int) -> list[Draw]:
-        return await self.journal.redraw(from_step)
+        draws = await self.journal.redraw(from_step)
+        made = [
+            replace(draw, groups=tuple(g for g in draw.groups if self.admission.is_well_formed(g.scored)))
+            for draw in draws
+        ]
+        return [draw for draw in made if draw.groups]
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
         return await self.journal.begin_again(step, passed)

@@ -6,22 +6,24 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
+from swarm.exchange.admission import Admission
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.loops import run_agent
 from swarm.loops.supervise import supervise
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
-from swarm.testing.builders import ScriptedVerifier, make_group, make_identity
+from swarm.testing.builders import ScriptedVerifier, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Advice, EdgeReport, NodeReport, PolicyVersion, StepReport
+from swarm.types import Advice, EdgeReport, NodeReport, PolicyVersion, RolloutGroup, StepReport
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
-IDENTITY = make_identity(1)
+IDENTITY, PEER = make_identity(1), make_identity(2)
 HEAD = PolicyVersion(policy_id=IDENTITY.node_id, step=0)
 
 
@@ -167,6 +169,43 @@ def test_a_kill_while_the_disk_is_full_loses_no_group_either() -> None:
         await again.restore()
         draw = await again.draw(HEAD)
         assert [(drawn.scored.group.task_id, drawn.use) for drawn in draw.groups] == [(7, 1), (17, 1)]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nobody looks again"])
+def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_restart(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pill(task_id: int, now_s: float) -> RolloutGroup:
+        group = make_group(PEER.node_id, task_id=task_id, created_at_s=now_s)
+        first, *others = group.rollouts
+        assert first.trace is not None
+        ids = np.concatenate([np.full(40, 5, np.int32), first.trace.token_ids])
+        trace = replace(first.trace, token_ids=ids, action_mask=ids != 5, logprobs=None, turn_ids=np.int16(0) * ids)
+        bare = [replace(r, trace=replace(r.trace, logprobs=None)) for r in others if r.trace is not None]
+        return replace(group, rollouts=(replace(first, trace=trace), *bare))
+
+    async def main() -> None:
+        bench = Bench()
+        bench.config = bench.config.model_copy(update={"replay": ReplayConfig(local_groups=2, external_groups=2)})
+        agent = bench.agent = bench.start()
+        await bench.put(task_id=7)
+        await bench.put(task_id=17)
+        with monkeypatch.context() as earlier:
+            earlier.setattr("swarm.exchange.admission.check_form", lambda *_: None)
+            drawn, waiting = [make_sealed(pill(task_id, bench.clock.now_s()), PEER) for task_id in (7, 18)]
+            await agent.ingest.receive(drawn, via=PEER.node_id)
+            draw = await agent.draw(HEAD)
+            await agent.ingest.receive(waiting, via=PEER.node_id)
+        assert drawn.digest in {each.scored.digest for each in draw.groups} and waiting.digest in agent.replay.digests
+        if not is_defended:
+            monkeypatch.setattr(Admission, "is_well_formed", lambda *_: True)
+        again = bench.start()
+        await again.restore()
+        (draw,) = await again.redraw(1)
+        assert len(draw.groups) == (2 if is_defended else 3)
+        assert (waiting.digest in again.replay.digests) is not is_defended
 
     run_virtual(main())
 
