@@ -45,7 +45,7 @@ from swarm.peers.reputation import REPUTATION
 from swarm.telemetry import read_events
 from swarm.types import Draw
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 FIRST, MORE = 6, 4  # steps of the fixture, and steps to go on with
 
@@ -77,7 +77,7 @@ async def running(config: NodeConfig) -> AsyncGenerator[tuple[Daemon, asyncio.Ta
 
 
 async def until(task: asyncio.Task[None], condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while not condition():
             if task.done():
                 task.result()
