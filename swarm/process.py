@@ -57,6 +57,13 @@ def die_with(parent: int) -> None:
         sys.exit(f"the process that started this one ({parent}) is gone")
 
 
+def boot_id() -> str:
+    """Which start of the machine this is; empty where the system does not tell (only Linux does)."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
 class Service(ABC):
     """A part that starts on entry and stops on exit. A subclass implements `_start` and fills `_exit` as it goes.
 

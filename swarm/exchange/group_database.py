@@ -1,17 +1,21 @@
 """The SQLite file behind a group store: one plain function for each transaction.
 
 Invariant: every function is all or nothing, and what cannot be written for lack of room raises StorageFull with
-everything before it intact. A digest stays known for longer than any group may be used, so a replay is never news. A
-row that the disk changed never becomes a group: the signature over its bytes is checked again. A damaged file is moved
-aside when it is opened. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
+everything before it intact. What decides about draws is on the disk when its function returns, and with it every group
+stored before: only groups since the newest of these can be lost with the power, and then the log has another epoch. A
+digest stays known for longer than any group may be used, so a replay is never news. A row that the disk changed never
+becomes a group, and no peer gets it: digest or signature over its bytes is checked again. A damaged file is moved aside
+when it is opened. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
 """
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import secrets
 import sqlite3
+import zlib
 from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +26,7 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.interfaces import BeforeWrite
+from swarm.process import boot_id
 from swarm.sqlite_file import DamagedFile, is_damage, is_full, move_aside
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group
@@ -33,6 +38,7 @@ TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is ol
 MAX_TOMBSTONES: Final = 1_000_000
 _RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
 _SCHEMA_VERSION: Final = 1
+_BOOT: Final = "boot"  # key in the table of meta data: the start of the machine in which the file is, or was, open
 _NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
 _MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
 
@@ -120,6 +126,8 @@ class GroupDatabase:
 
     def close(self) -> None:
         """Writes the log back into the file."""
+        with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
+            self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # where this is kept, all before it is
         self._connection.close()
 
     # --- groups ----------------------------------------------------------------------------------
@@ -128,7 +136,7 @@ class GroupDatabase:
         """Sequence of each group, or why there was no room for it. Raises StorageFull for all of them."""
         results: list[int | StorageFull] = []
         num_bytes = self._num_bytes
-        with self._transaction(sum(sealed.size_bytes for _, sealed in batch)):
+        with self._transaction(sum(sealed.size_bytes for _, sealed in batch), is_synced=False):
             for scored, sealed in batch:
                 held = self._rows("SELECT sequence FROM groups WHERE digest = ?", (sealed.digest,))
                 if held:
@@ -143,9 +151,10 @@ class GroupDatabase:
         return results
 
     def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None."""
+        """The sealed group, or None where it is not held, or not as it was."""
         rows = self._rows(f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
-        return _sealed_of(rows[0]) if rows else None
+        sealed = _sealed_of(rows[0]) if rows else None
+        return sealed if sealed is not None and is_whole(sealed) else None
 
     def contains(self, digest: Digest) -> bool:
         """True for groups held and for those deleted within the tombstone horizon."""
@@ -153,13 +162,17 @@ class GroupDatabase:
         return bool(self._rows(query, (digest,)))
 
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
-        """Up to `limit` groups after a sequence, oldest first."""
-        rows = self._rows(
+        """Up to `limit` groups after a sequence, oldest first; one that the disk changed is logged and left out."""
+        query = (
             f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
-            "ORDER BY g.sequence LIMIT ?",
-            (1 if own_only else 0, after, limit),
+            "ORDER BY g.sequence LIMIT ?"
         )
-        return [(row[0], _sealed_of(row)) for row in rows]
+        while rows := self._rows(query, (1 if own_only else 0, after, limit)):
+            found = [(row[0], sealed) for row in rows for sealed in (_sealed_of(row),) if is_whole(sealed)]
+            if found:
+                return found
+            after = rows[-1][0]
+        return []
 
     def head(self) -> int:
         """Sequence of the newest group; it never goes back when groups are deleted."""
@@ -298,7 +311,7 @@ class GroupDatabase:
             if digest not in kept and (first_seen_s < before_s or num_bytes > max_bytes):
                 victims.append((sequence, digest))
                 num_bytes -= size_bytes
-        with self._transaction(0):
+        with self._transaction(0, is_synced=False):
             self._delete(victims, from_step)
         self._num_bytes = num_bytes
         return len(victims)
@@ -333,9 +346,11 @@ class GroupDatabase:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection.text_factory = lambda text: text.decode(errors="replace")  # wrong text is no error of SQL
             try:
                 self._prepare()
                 self._check()
+                self._begin_epoch()
             except BaseException:
                 self._connection.close()
                 raise
@@ -361,9 +376,19 @@ class GroupDatabase:
         self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
         self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
+    def _begin_epoch(self) -> None:
+        """Another epoch where the power was cut: positions that peers know may have been lost, and come again."""
+        known, now = self._rows("SELECT value FROM meta WHERE key = ?", (_BOOT,)), boot_id()
+        if known and now and known[0][0] != now:
+            self.epoch = secrets.token_hex(8)
+            logger.warning("the machine went down while the store was open; newest groups may be lost")
+        with contextlib.suppress(StorageFull), self._transaction(0):  # opened all the same, as it was
+            rows = (("epoch", self.epoch), (_BOOT, now))
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")  # but `_transaction` says FULL
         version = int(self._scalar("PRAGMA user_version"))
         if version not in (0, _SCHEMA_VERSION):
             raise ConfigError(f"{self._path}: schema version {version}, expected {_SCHEMA_VERSION}; move it away")
@@ -386,11 +411,15 @@ class GroupDatabase:
         return self._connection.execute(query, values).fetchone()[0]
 
     @contextlib.contextmanager
-    def _transaction(self, size_bytes: int) -> Generator[None, None, None]:
-        """All or nothing; a full or failing disk becomes StorageFull with everything before it intact."""
+    def _transaction(self, size_bytes: int, *, is_synced: bool = True) -> Generator[None, None, None]:
+        """All or nothing; a full or failing disk becomes StorageFull with everything before it intact.
+
+        `is_synced`: a power cut loses neither this nor anything before it, for one fsync.
+        """
         try:
             if self._before_write is not None:
                 self._before_write(size_bytes)
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._connection.execute("COMMIT")
@@ -413,7 +442,7 @@ class GroupDatabase:
                 sealed.signature,
                 sealed.is_compressed,
                 scored.is_made_here,
-                np.asarray(scored.rewards, "<f4").tobytes(),
+                _guarded(np.asarray(scored.rewards, "<f4").tobytes(), scored.correction),
                 str(scored.correction),
                 scored.first_seen_s,
                 sealed.size_bytes,
@@ -428,6 +457,15 @@ class GroupDatabase:
         query = f"SELECT {_SCORED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?"
         row = self._connection.execute(query, (digest,)).fetchone()
         return None if row is None else _scored_of(row)
+
+
+def is_whole(sealed: SealedGroup) -> bool:
+    """Whether a stored group is as it was written. Whoever sends another one is charged with it (3.6 us for 4 KiB)."""
+    with contextlib.suppress(TypeError):  # no bytes, where a bit of the row's header flipped
+        if hashlib.sha256(sealed.body).digest() == sealed.digest:
+            return True
+    logger.warning("stored group is not as it was written, and is not sent", extra={"digest": short(sealed.digest)})
+    return False
 
 
 def _sealed_of(row: tuple[Any, ...]) -> SealedGroup:
@@ -452,7 +490,11 @@ def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
         return None
     is_made_here, blob, name, first_seen_s, size_bytes = row[7:]
     try:
-        rewards, correction = np.frombuffer(blob, "<f4").astype(np.float32), Correction(name)
+        correction = Correction(name)
+        plain: bytes = blob[: 4 * len(group.rollouts)]
+        if blob != plain and blob != _guarded(plain, correction):  # without a checksum: of release 0.1.0
+            raise ValueError("its checksum is another one")
+        rewards = np.frombuffer(plain, "<f4").astype(np.float32)
     except (TypeError, ValueError) as error:
         rewards, correction = np.zeros(0, np.float32), Correction.EXACT
         logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})
@@ -467,3 +509,8 @@ def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
     )
+
+
+def _guarded(rewards: bytes, correction: Correction) -> bytes:
+    """Rewards with a checksum of them: no signature covers what this node found a group worth."""
+    return rewards + zlib.crc32(rewards + str(correction).encode()).to_bytes(4, "little")

@@ -1,9 +1,8 @@
 """Durable, content-addressed groups of one node: an append-only log, bodies, tombstones, and the draw journal.
 
-Invariant: once `put` or `record_draw` returned, a kill -9 of the process loses nothing of it. SQLite in
-WAL mode with synchronous=NORMAL gives exactly that: a commit is in the operating system's cache, which
-outlives the process; a power cut may take the newest commits, never the file. FULL would add one fsync
-to every commit for the power cut alone.
+Invariant: once `put` or `record_draw` returned, a kill -9 of the process loses nothing of it: a commit in WAL mode is
+in the operating system's cache, which outlives the process. A power cut takes no draw, and no group that a draw was
+made of: what decides about draws is synced (one fsync for each step), groups are not, or each would cost one.
 """
 
 import asyncio

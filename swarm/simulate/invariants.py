@@ -1,9 +1,14 @@
 """Invariants of a run, checked from the nodes' own events while they happen.
 
 Invariant: the checks know only events, so that the same ones judge a virtual swarm, a swarm of processes, and a
-recorded event file.
+recorded event file; a virtual swarm also shows them what is sent, and the calls of the coordinator.
+
+Safety and liveness are checked apart. What must never happen (every `_violate` of `check`, `sent`, `bound`) is checked
+at each event, while faults go on. What must happen in the end (PROGRESS) is only asked after `healed`: nothing is owed
+while faults go on.
 """
 
+import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +24,13 @@ from swarm.events import (
     LoopFailed,
     NodeRestored,
     StepMade,
+    StoreDamaged,
     VersionPublished,
     WorkerDied,
 )
 from swarm.exchange.draw_shares import WINDOW
 from swarm.peers.parties import SHARE
-from swarm.types import NodeId
+from swarm.types import Cursor, NodeId, SealedGroup
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
 
@@ -64,6 +70,10 @@ class Invariants:
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
     _num_named: int = 0
     _num_judged: int = 0
+    _num_journals_lost: int = 0
+    _places_of: dict[tuple[NodeId, str, int], str] = field(default_factory=dict[tuple[NodeId, str, int], str])
+    _num_sent: int = 0
+    _num_calls: int = 0  # of the coordinator, whose answers were checked
 
     def check(self, node: NodeId, event: Event) -> None:
         """One event of one node."""
@@ -85,6 +95,8 @@ class Invariants:
                     (self._put if is_made_here else self._admitted)[node].add(digest)
             case DrawsAbandoned():
                 self._abandon(node, event.first, event.last)
+            case StoreDamaged():
+                self._forget_draws(node)
             case GroupGivenUp():
                 self._change(node, event.draw_step)
             case LoopFailed():
@@ -135,6 +147,31 @@ class Invariants:
         """The node announced that it cannot repeat these draws: steps of other draws may take the place of theirs."""
         self._abandoned[node].update(range(first, last + 1))
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
+
+    def _forget_draws(self, node: NodeId) -> None:
+        """The node announced that its journal is lost: numbers of draws come again, and groups may be used again."""
+        for told in (self._drawn, self._uses, self._steps, self._made, self._abandoned, self._places):
+            told.pop(node, None)
+        self._num_journals_lost += 1
+
+    def sent(self, node: NodeId, sealed: SealedGroup) -> None:
+        """An honest node sends a group."""
+        self._num_sent += 1
+        if hashlib.sha256(sealed.body).digest() != sealed.digest:
+            self._violate(SENT_WHOLE, f"{node[:8]} sent group {sealed.digest.hex()[:8]} with other bytes")
+
+    def placed(self, node: NodeId, at: Cursor, digest: str) -> None:
+        """A group has a position in the log of a node."""
+        known = self._places_of.setdefault((node, at.epoch, at.sequence), digest)
+        if known != digest:
+            what = f"position {at.sequence} of its log is that of groups {known[:8]} and {digest[:8]}"
+            self._violate(ONE_PLACE, f"{node[:8]}: {what}")
+
+    def coordinator(self, violations: Sequence[str], num_calls: int) -> None:
+        """What was found in the calls of the coordinator."""
+        self._num_calls = num_calls
+        for violation in violations:
+            self._violate(COORDINATED, violation)
 
     def _change(self, node: NodeId, draw: int) -> None:
         """The node announced that it makes the step of this draw, and those after it, without one of the groups."""
@@ -225,15 +262,20 @@ class Invariants:
         num_abandoned = sum(map(len, self._abandoned.values()))
         shares = [SHARES] if self.members else []
         learned = [LEARNED] if self._num_judged else []
+        seen = [SENT_WHOLE, ONE_PLACE, COORDINATED] if self._num_calls else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
             SHARES: f"{self._num_of_newcomers} groups of newcomers consumed",
             LEARNED: f"{self._num_judged} draws looked through",
             EXISTED: f"{self._num_named} versions named, by producer",
+            ONCE: f"{self._num_journals_lost} journals lost and announced" if self._num_journals_lost else "",
             REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and announced"
             if num_abandoned
             else f"{self._num_repeated} steps made again",
+            SENT_WHOLE: f"{self._num_sent} groups sent",
+            ONE_PLACE: f"{len(self._places_of)} positions",
+            COORDINATED: f"{self._num_calls} calls",
         }
         return [
             InvariantVerdict(
@@ -241,7 +283,10 @@ class Invariants:
                 holds=not self.violations.get(name),
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
-            for name in (REUSE, AGE, *shares, ADMITTED, *learned, EXISTED, ONCE, REPEAT, PROGRESS, NO_FAILURE, BOUNDS)
+            for name in (
+                *(REUSE, AGE, *shares, ADMITTED, *learned, EXISTED, ONCE, REPEAT, *seen),
+                *(PROGRESS, NO_FAILURE, BOUNDS),
+            )
         ]
 
     @property
@@ -258,6 +303,9 @@ LEARNED = "every learned token of others is one that its answer shows, within th
 EXISTED = "every rollout's spans name versions that existed"
 ONCE = "no group counted twice"
 REPEAT = "a step made again after a crash learned from the same draw"
+SENT_WHOLE = "no honest node sent a group that its disk had changed"
+ONE_PLACE = "a position in a node's log was never that of two groups"
+COORDINATED = "the coordinator's answers are those of one ledger and one table of members"
 PROGRESS = "every live node made optimizer steps"
 NO_FAILURE = "no task or exception swallowed"
 BOUNDS = "memory and buffers within their bounds"

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.group_database import GroupDatabase
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
 
 WRITER = """
 import asyncio, contextlib, sys
@@ -121,6 +122,41 @@ async def test_a_body_that_the_disk_changed_is_left_out_of_the_refill(tmp_path: 
     await store.close()
 
 
+async def test_a_body_that_the_disk_changed_is_sent_to_nobody(tmp_path: Path) -> None:
+    """A peer charges the sender with it: after three such groups it would refuse an honest node with a bad disk."""
+    path = tmp_path / "groups.sqlite"
+    await filled(path)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE bodies SET body = zeroblob(length(body)) WHERE sequence <= 35")
+    database.close()
+    store = await open_store(path)
+    assert await store.get(entry(0)[1].digest) is None and await store.contains(entry(0)[1].digest)
+    cursor, sealed = (await store.since(Cursor(), 32, own_only=False))[0]
+    assert (cursor.sequence, sealed) == (36, entry(35)[1]), "a whole page of changed ones hides none behind it"
+    await store.close()
+
+
+async def test_what_decides_about_draws_is_synced_and_groups_are_not(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "groups.sqlite")
+    statements: list[str] = []
+    store._database._connection.set_trace_callback(statements.append)
+
+    async def is_synced(write: Awaitable[object]) -> bool:
+        statements.clear()
+        await write
+        return statements[statements.index("BEGIN IMMEDIATE") - 1] == "PRAGMA synchronous = FULL"
+
+    scored, sealed = entry(0)
+    draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
+    assert not await is_synced(store.put(scored, sealed))
+    assert await is_synced(store.record_draw(draw))
+    assert await is_synced(store.give_up(1, sealed.digest))
+    assert await is_synced(store.abandon(1, 1))
+    assert await is_synced(store.put_note("attempts", "{}"))
+    assert not await is_synced(store.forget(1e12, 0))
+    await store.close()
+
+
 async def test_another_schema_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "groups.sqlite"
     await (await open_store(path)).close()
@@ -200,8 +236,11 @@ async def test_damage_that_is_met_in_the_middle_is_a_sentence(
         monkeypatch.setattr(
             GroupDatabase,
             "_scalar",
-            lambda self, query, *rest: "ok" if "quick" in query else scalar(self, query, *rest),
+            lambda self, query, *rest: (
+                "ok" if "quick" in query else 0 if "SUM(" in query else scalar(self, query, *rest)
+            ),
         )
+        monkeypatch.setattr(GroupDatabase, "_begin_epoch", lambda self: None)  # pyright: ignore
     store = await open_store(path)
     if is_checked:
         assert await store.load_scored(100) == []

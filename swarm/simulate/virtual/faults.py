@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Any, Final, cast
 
 from swarm.simulate.virtual.adversaries import ATTACKS
@@ -44,6 +45,23 @@ class WrongClock:
     skew_s: float  # ahead of true time from the start
     jumps_at_s: float  # network time
     jump_s: float  # ahead of that from then on; negative: back
+
+
+class DiskFault(StrEnum):
+    """What a disk does between two lives of its node."""
+
+    POWER_CUT = "power_cut"  # what was not synced is lost, all of it or the newest part
+    ROTTEN_GROUPS = "rotten_groups"  # some stored bodies have other bytes
+    ROTTEN_CHECKPOINT = "rotten_checkpoint"  # the newest one, where there is one before it
+    LOST_STORE = "lost_store"  # damaged beyond reading: moved aside, and begun anew
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskDamage:
+    """The disk of a node has a fault at its crash."""
+
+    node: int  # node number, of a `Crash`
+    fault: DiskFault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +110,8 @@ class FaultPlan:
     seams: SeamRates = SeamRates()  # fail until the last quarter of the run
     settings: tuple[str, ...] = ()  # overrides of every node's configuration, as in `--set`
     turncoats: tuple[Turncoat, ...] = ()  # more nodes, numbered after the honest ones
+    damages: tuple[DiskDamage, ...] = ()
+    coordinator_write_s: float = 0.0  # most that a write of the coordinator to its disk takes; a crash may undo it
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
@@ -121,7 +141,7 @@ class FaultPlan:
             coordinator_crash=_random_crash(rng, -1, duration_s) if rng.random() < 0.3 else None,
             num_hostile=rng.choice([0, 0, 1]),
         )
-        return replace(  # each drawn after all that was there before: those are as they were
+        plan = replace(  # each drawn after all that was there before: those are as they were
             plan,
             store_bytes=rng.choice([0, 0, *TIGHT_STORES]),
             wrong_clocks=_random_clocks(rng, num_nodes, duration_s),
@@ -133,6 +153,11 @@ class FaultPlan:
             ),
             settings=_random_settings(rng),
             turncoats=_random_turncoats(rng, num_nodes, duration_s),
+        )
+        return replace(
+            plan,
+            damages=tuple(damage for crash in plan.crashes for damage in _random_damages(rng, crash.node)),
+            coordinator_write_s=rng.choice([0.0, 0.02, 0.1]),
         )
 
     def faults(self) -> "list[FaultPlan]":
@@ -204,6 +229,13 @@ def _random_turncoats(rng: random.Random, num_nodes: int, duration_s: float) -> 
         )
         for _ in range(rng.randint(1, max(1, 3 * num_nodes // 7)))
     )
+
+
+def _random_damages(rng: random.Random, node: int) -> list[DiskDamage]:
+    if rng.random() < 0.4:
+        return []
+    faults = rng.sample(sorted(DiskFault), rng.choice([1, 1, 2]))
+    return [DiskDamage(node=node, fault=fault) for fault in faults]
 
 
 def _random_clocks(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[WrongClock, ...]:

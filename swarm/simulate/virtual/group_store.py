@@ -1,21 +1,27 @@
 """Group store in memory, with the contract of the one on disk: the disk of the virtual swarm.
 
-Invariant: an accepted group survives the node that stored it, for as long as this object lives.
+Invariant: an accepted group survives the node that stored it, for as long as this object lives; what a power cut takes
+is the newest part of what the real store does not sync.
 """
 
 import errno
 import math
+import random
 import secrets
 from collections.abc import Collection
+from copy import copy
 from dataclasses import replace
 from itertools import islice
+from typing import Any, Final
 
 from swarm.clock import Clock
 from swarm.errors import StorageFull, is_disk_full
-from swarm.exchange.group_database import GIVEN_UP_USES, MAX_PLACES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S
+from swarm.exchange.group_database import GIVEN_UP_USES, MAX_PLACES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, is_whole
 from swarm.flow import BoundedTable
 from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
+
+_NOT_ON_DISK: Final = frozenset({"_clock", "_max_bytes", "_before_write", "_states"})
 
 
 class MemoryGroupStore:
@@ -45,6 +51,7 @@ class MemoryGroupStore:
         self._notes: dict[str, str] = {}
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
+        self._states: list[dict[str, Any]] | None = None  # the synced one, and those after it; None: nothing is lost
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
         self._prepare(sealed.size_bytes)
@@ -58,11 +65,15 @@ class MemoryGroupStore:
             self._num_bytes += sealed.size_bytes
             self._is_by_age = self._is_by_age and scored.first_seen_s >= self._newest_seen_s
             self._newest_seen_s = scored.first_seen_s
+            self._note_state(is_synced=False)
         return self._positions[sealed.digest]
 
     async def get(self, digest: Digest) -> SealedGroup | None:
         position = self._positions.get(digest)
-        return None if position is None else self._log[position.sequence][2]
+        if position is None:
+            return None
+        sealed = self._log[position.sequence][2]
+        return sealed if is_whole(sealed) else None
 
     async def contains(self, digest: Digest) -> bool:
         """True for groups held and for those deleted within the tombstone horizon."""
@@ -74,7 +85,7 @@ class MemoryGroupStore:
         for position, scored, sealed in reversed(self._log.values()):
             if position.sequence <= after:
                 break
-            if scored.is_made_here or not own_only:
+            if (scored.is_made_here or not own_only) and is_whole(sealed):
                 found.append((position, sealed))
         return found[::-1][:limit]
 
@@ -85,6 +96,7 @@ class MemoryGroupStore:
     async def record_draw(self, draw: Draw) -> None:
         self._prepare(64 * (len(draw.groups) + len(draw.zero_variance_digests)))
         self._write(draw)
+        self._note_state(is_synced=True)
 
     async def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         return [
@@ -94,7 +106,7 @@ class MemoryGroupStore:
     async def draws(self, from_step: int) -> list[Draw]:
         draws: list[Draw] = []
         for draw in self._drawn_from(from_step):
-            if any(drawn.scored.digest not in self._positions for drawn in draw.groups):
+            if not all([await self.get(drawn.scored.digest) for drawn in draw.groups]):
                 break
             draws.append(draw)
         return draws
@@ -112,6 +124,7 @@ class MemoryGroupStore:
         for step in range(first_step, last_step + 1):
             draw = self._draws.get(step, Draw(step=step, groups=(), num_zero_variance=0))
             self._write(replace(draw, groups=(), zero_variance_digests=_digests_of(draw)))
+        self._note_state(is_synced=True)
 
     async def give_up(self, step: int, digest: Digest) -> None:
         self._prepare(64)
@@ -120,12 +133,14 @@ class MemoryGroupStore:
             kept = tuple(drawn for drawn in draw.groups if drawn.scored.digest != digest)
             self._write(replace(draw, groups=kept, zero_variance_digests=(*draw.zero_variance_digests, digest)))
             self._given_up.add(digest)
+            self._note_state(is_synced=True)
 
     async def put_note(self, key: str, text: str) -> None:
         self._prepare(len(key) + len(text))
         self._notes.pop(key, None)
         if text:
             self._notes[key] = text
+        self._note_state(is_synced=True)
 
     async def notes(self) -> dict[str, str]:
         return dict(self._notes)
@@ -142,7 +157,8 @@ class MemoryGroupStore:
 
     def newest(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, oldest first."""
-        return [scored for _, scored, _ in islice(reversed(self._log.values()), limit)][::-1]
+        newest = islice(reversed(self._log.values()), limit)
+        return [scored for _, scored, sealed in newest if is_whole(sealed)][::-1]
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
@@ -157,10 +173,53 @@ class MemoryGroupStore:
             self._maybe_gone.update(self._steps_of.get(sealed.digest, ()))
         self._drop_draws(keep_from_step)
         self._drop_tombstones()
+        self._note_state(is_synced=False)
         return len(victims)
 
     async def close(self) -> None:
         """Nothing to flush."""
+
+    def position_of(self, digest: str) -> Cursor | None:
+        """Where a group is in the log, by its digest in hex."""
+        return self._positions.get(bytes.fromhex(digest))
+
+    # --- what a disk does -------------------------------------------------------------------------
+
+    def remember_states(self) -> None:
+        """From now on a power cut takes what is not synced."""
+        self._states = [self._state()]
+
+    def cut_power(self, rng: random.Random) -> None:
+        """Takes some or all of what was not synced; the log has another epoch, as after a boot of the machine."""
+        assert self._states is not None, "remember_states was not called"
+        vars(self).update(rng.choice(self._states))
+        self.remember_states()
+        self._begin_epoch(f"{self._epoch}+")
+
+    def rot(self, rng: random.Random) -> None:
+        """Flips a byte in about every fourth body, in one at least."""
+        for sequence in [s for s in self._log if rng.random() < 0.25] or list(self._log)[:1]:
+            position, scored, sealed = self._log[sequence]
+            body = bytearray(sealed.body)
+            body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
+            self._log[sequence] = (position, scored, replace(sealed, body=bytes(body)))
+
+    def _begin_epoch(self, epoch: str) -> None:
+        self._epoch = epoch
+        self._head = replace(self._head, epoch=epoch)
+        self._log = {s: (replace(at, epoch=epoch), scored, sealed) for s, (at, scored, sealed) in self._log.items()}
+        self._positions = {digest: replace(at, epoch=epoch) for digest, at in self._positions.items()}
+
+    def _note_state(self, *, is_synced: bool) -> None:
+        if self._states is not None:
+            self._states = [*([] if is_synced else self._states), self._state()]
+
+    def _state(self) -> dict[str, Any]:
+        """All that is on the disk; groups and draws are never changed in place."""
+        state = {name: copy(value) for name, value in vars(self).items() if name not in _NOT_ON_DISK}
+        return {**state, "_steps_of": {digest: list(steps) for digest, steps in self._steps_of.items()}}
+
+    # --- inside -----------------------------------------------------------------------------------
 
     def _prepare(self, size_bytes: int) -> None:
         """The storage seam: where a test makes the disk full."""

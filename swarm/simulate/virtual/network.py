@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.types import NodeId
+from swarm.types import NodeId, SealedGroup
 
 Item = TypeVar("Item")
 
@@ -40,6 +40,7 @@ class MemoryNetwork:
         self.counts: Counter[str] = Counter()  # events by kind: delivered, drop, corrupt, duplicate, ...
         self._rng = random.Random(f"network {seed}")
         self._observe = observe
+        self.inspect: Callable[[NodeId, SealedGroup], None] | None = None  # called with each group that a node sends
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._numbers: dict[NodeId, int] = {}

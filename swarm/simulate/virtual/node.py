@@ -7,12 +7,13 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from coordinator.core import CoordinatorCore
 from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
@@ -22,7 +23,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.adversaries import Adversary
-from swarm.simulate.virtual.faults import Turncoat
+from swarm.simulate.virtual.faults import DiskFault, Turncoat
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.seam_faults import SeamFaults
 from swarm.testing.builders import ToyTokenizer
@@ -54,14 +55,13 @@ SPACING = 8  # questions between two appearances of one, for the mixture of a no
 
 
 class ScriptedLearner:
-    """A learner whose weights are the hash of everything it learned from; its disk survives a crash."""
+    """A learner whose weights are the hash of everything it learned from; its checkpoints survive a crash."""
 
-    def __init__(
-        self, policy_id: str, disk: dict[str, tuple[PolicyVersion, int]], judge: Callable[[Draw], None]
-    ) -> None:
-        self._disk, self._judge = disk, judge
-        self.version, self.next_draw = disk.get(
-            "checkpoint", (PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()), 1)
+    def __init__(self, policy_id: str, checkpoints: "Checkpoints", judge: Callable[[Draw], None]) -> None:
+        self._checkpoints, self._judge = checkpoints, judge
+        self.version, self.next_draw = checkpoints.read() or (
+            PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()),
+            1,
         )
 
     def step(self, draw: Draw) -> StepReport:
@@ -100,7 +100,7 @@ class ScriptedLearner:
         """Learns nothing from them."""
 
     def save(self) -> None:
-        self._disk["checkpoint"] = (self.version, self.next_draw)
+        self._checkpoints.write(self.version, self.next_draw)
 
 
 class ScriptedGenerator:
@@ -183,6 +183,34 @@ def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     return arrays
 
 
+class Checkpoints:
+    """The newest two checkpoints of one node, as `swarm.learn.checkpoint` keeps them: each with the digest of it."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[PolicyVersion, int, bytes]] = []  # oldest first
+
+    def write(self, version: PolicyVersion, next_draw: int) -> None:
+        """Whole or not at all; one of a later step is damaged, or of another branch."""
+        earlier = [saved for saved in self._saved if saved[0].step < version.step]
+        self._saved = [*earlier, (version, next_draw, version.digest)][-2:]
+
+    def read(self) -> tuple[PolicyVersion, int] | None:
+        """The newest that is as it was written, with the draw after it; None where there is none."""
+        whole = [saved[:2] for saved in self._saved if self.is_whole(saved[0], saved[2])]
+        return whole[-1] if whole else None
+
+    def is_whole(self, version: PolicyVersion, digest: bytes) -> bool:
+        """Whether the weights are as they were written."""
+        return version.digest == digest
+
+    def rot(self) -> None:
+        """Flips a byte of the newest, where there is another: without any, only its operator can help a node."""
+        if len(self._saved) == 2:
+            version, next_draw, digest = self._saved.pop()
+            changed = replace(version, digest=bytes([version.digest[0] ^ 1]) + version.digest[1:])
+            self._saved.append((changed, next_draw, digest))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
@@ -190,14 +218,37 @@ class Parts:
     replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
+    checkpoints: type[Checkpoints] = Checkpoints
+    coordinator: type[CoordinatorCore] = CoordinatorCore
 
 
 @dataclass
 class Disk:
     """What survives a crash of one node."""
 
-    store: MemoryGroupStore
-    learner: dict[str, tuple[PolicyVersion, int]] = field(default_factory=dict[str, tuple[PolicyVersion, int]])
+    open_store: Callable[[str], MemoryGroupStore]  # an empty one, whose log has this epoch
+    checkpoints: Checkpoints
+    num_stores: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin_store()
+
+    def begin_store(self) -> None:
+        """An empty store in place of the one that was there."""
+        self.num_stores += 1
+        self.store = self.open_store(f"store {self.num_stores}")
+
+    def damage(self, fault: DiskFault, rng: random.Random) -> None:
+        """What the disk does while its node is down."""
+        match fault:
+            case DiskFault.POWER_CUT:
+                self.store.cut_power(rng)
+            case DiskFault.ROTTEN_GROUPS:
+                self.store.rot(rng)
+            case DiskFault.ROTTEN_CHECKPOINT:
+                self.checkpoints.rot()
+            case DiskFault.LOST_STORE:
+                self.begin_store()
 
 
 def scripted_worker(
@@ -221,7 +272,7 @@ def scripted_worker(
         judge: sees every draw that the learner is given.
         turncoat: whose groups are those of an attack, from some moment on.
     """
-    learner = ScriptedLearner(node_id, disk.learner, judge)
+    learner = ScriptedLearner(node_id, disk.checkpoints, judge)
     generator = ScriptedGenerator(learner.version, tokenizer, environments, incarnation)
     mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)

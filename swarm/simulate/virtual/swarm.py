@@ -16,6 +16,7 @@ from swarm.clock import Clock
 from swarm.config import MAX_MEMBERS, EntryConfig, NodeConfig
 from swarm.events import (
     Event,
+    GroupAdmitted,
     GroupPut,
     GroupRefused,
     GroupsDrawn,
@@ -24,6 +25,7 @@ from swarm.events import (
     NodeKilled,
     NodeRestarted,
     StepMade,
+    StoreDamaged,
 )
 from swarm.exchange.admission import MAX_CONCURRENT
 from swarm.exchange.agent import Agent
@@ -35,9 +37,9 @@ from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
 from swarm.simulate.invariants import Invariants
-from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
+from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
-from swarm.simulate.virtual.faults import Crash, FaultPlan
+from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
@@ -53,11 +55,12 @@ from swarm.simulate.virtual.shared_work import (
 )
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import ToyTokenizer
-from swarm.types import Draw
+from swarm.types import Draw, NodeId, SealedGroup
 from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
 TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
+NUM_OBSERVERS = 2  # clients that watch and list at the coordinator, in a swarm that is not large
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
 
 
@@ -109,7 +112,7 @@ class VirtualSwarm:
         is_real = self.scale.has_real_signatures
         self._verify: Verify = verify if is_real else verify_hash
         self._identity = (Identity if is_real else HashIdentity).from_seed
-        self.coordinator = VirtualCoordinator(clock)
+        self.coordinator = VirtualCoordinator(clock, plan.coordinator_write_s, f"{seed}", self.parts.coordinator)
         self.log = EventDigest()
         self.network = MemoryNetwork(seed, plan)
         self.num_nodes = num_nodes  # honest ones; turncoats are numbered after them
@@ -132,6 +135,8 @@ class VirtualSwarm:
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
+        self._honest = frozenset(honest)
+        self._observers = 0  # of the coordinator
         self._names = [f"n{index}" for index in range(len(self.identities))]
         wrong = {clock.node: clock for clock in plan.wrong_clocks}
         self._clocks = [NodeClock(clock, wrong.get(index)) for index in range(len(self.identities))]
@@ -139,16 +144,29 @@ class VirtualSwarm:
         self._seams = [
             SeamFaults(plan.seams, f"{seed} {index}", clock, last_fault_s) for index in range(len(self.identities))
         ]
-        self._disks = {index: Disk(store=self._open_store(index)) for index in range(len(self.identities))}
+        self._disks = {
+            index: Disk(open_store=partial(self._open_store, index), checkpoints=self.parts.checkpoints())
+            for index in range(len(self.identities))
+        }
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unfinished = set(range(num_nodes))
         self._all_finished = asyncio.Event()
         for identity in self.identities:
             self.network.add(identity.node_id)
+        if not self.scale.ends_by_steps:  # every item and every call is remembered: for short runs
+            self.network.inspect = self._inspect
+            self._observers = NUM_OBSERVERS
 
-    def _open_store(self, index: int) -> MemoryGroupStore:
+    def _inspect(self, node: NodeId, sealed: SealedGroup) -> None:
+        if node in self._honest:
+            self.invariants.sent(node, sealed)
+
+    def _open_store(self, index: int, epoch: str) -> MemoryGroupStore:
         clock, seams = self._clocks[index], self._seams[index]
-        return self.parts.store(clock, self.scale.disk_bytes, seams.before_write, epoch=f"disk {index}")
+        store = self.parts.store(clock, self.scale.disk_bytes, seams.before_write, epoch=f"disk {index} {epoch}")
+        if DiskDamage(node=index, fault=DiskFault.POWER_CUT) in self.plan.damages:
+            store.remember_states()
+        return store
 
     async def run(self) -> None:
         """Runs every node and carries out the plan's crashes, until the rounds are over."""
@@ -158,8 +176,12 @@ class VirtualSwarm:
         if self.plan.coordinator_crash is not None:
             others.append(asyncio.create_task(self._crash_coordinator(self.plan.coordinator_crash)))
         others += [asyncio.create_task(self._hostile(number)) for number in range(self.plan.num_hostile)]
+        others += [asyncio.create_task(self._observe(number)) for number in range(self._observers)]
         try:
             await (self._until_all_finished() if self.scale.ends_by_steps else self._until_time_is_over())
+            history = self.coordinator.history
+            if self._observers:
+                self.invariants.coordinator(history.violations(), history.num_calls)
         finally:
             for task in (*others, *self._tasks.values()):
                 task.cancel()
@@ -171,7 +193,10 @@ class VirtualSwarm:
         self.invariants.finish(steps)
 
     async def _until_time_is_over(self) -> None:
-        """The last quarter is free of faults; where it is long enough, every node has to make a step in it."""
+        """The last quarter is free of faults; where it is long enough, every node has to make a step in it.
+
+        So safety is checked all the time, and liveness after all faults have healed: `Invariants` has them apart.
+        """
         duration_s = self.num_rounds * SECONDS_PER_STEP
         for quarter in range(4):
             if quarter == 3 and 0.25 * duration_s >= LONGEST_STEP_S:
@@ -200,7 +225,13 @@ class VirtualSwarm:
         self._tasks[index].cancel()
         await asyncio.gather(self._tasks[index], return_exceptions=True)
         await asyncio.sleep(crash.down_s)
+        rng = random.Random(f"disk {self.seed} {index}")
+        faults = [damage.fault for damage in self.plan.damages if damage.node == index]
+        for fault in faults:
+            self._disks[index].damage(fault, rng)
         self._note(index, NodeRestarted())
+        if DiskFault.LOST_STORE in faults:
+            self._note(index, StoreDamaged(moved_to="memory"))  # as the daemon announces it
         self._start(index)
 
     async def _crash_coordinator(self, crash: Crash) -> None:
@@ -210,6 +241,10 @@ class VirtualSwarm:
         await asyncio.sleep(crash.down_s)
         self.log.add(self.clock.monotonic_s(), "coordinator", NodeRestarted())
         await self.coordinator.restart()
+
+    async def _observe(self, number: int) -> None:
+        rng = random.Random(f"observer {self.seed} {number}")
+        await observe(self.coordinator, f"observer {number}", [i.node_id for i in self.identities], rng)
 
     async def _hostile(self, number: int) -> None:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
@@ -231,7 +266,11 @@ class VirtualSwarm:
         if index >= self.num_nodes and not isinstance(event, GroupPut):
             return  # what an adversary does is nobody's promise; what it made may be learned by others
         self.invariants.check(self.identities[index].node_id, event)
-        if isinstance(event, GroupsDrawn):
+        if isinstance(event, GroupPut | GroupAdmitted) and self._observers:
+            at = self._disks[index].store.position_of(event.digest)
+            if at is not None:
+                self.invariants.placed(self.identities[index].node_id, at, event.digest)
+        elif isinstance(event, GroupsDrawn):
             self._check_bounds(self.agents[index])
         elif isinstance(event, StepMade) and self.scale.ends_by_steps:
             self._num_steps += 1

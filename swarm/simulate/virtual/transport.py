@@ -104,6 +104,8 @@ class MemoryClient:
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         async with self._request("group", timeout_s) as handler:
             sealed = await handler.fetch(self._line.client, digest)
+            if self._network.inspect is not None:
+                self._network.inspect(self._line.server, sealed)
             if sealed.size_bytes > max_bytes:
                 raise TooLarge(f"group of {sealed.size_bytes} bytes, at most {max_bytes}")
             await self._transfer(sealed.size_bytes, "fetched")
@@ -176,6 +178,8 @@ class MemoryClient:
             if item.sealed is None:
                 late_s = self._lateness_s()  # own groups keep the order of their log; notices may take longer
             else:
+                if network.inspect is not None:
+                    network.inspect(line.server, item.sealed)
                 size_bytes += item.sealed.size_bytes
                 sealed = self._corrupt(item.sealed)
                 changed = item if sealed is item.sealed else replace(item, sealed=sealed)
