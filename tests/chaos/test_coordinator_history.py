@@ -69,13 +69,13 @@ class HastyCore(CoordinatorCore):
 
 
 class ForgetfulCore(CoordinatorCore):
-    """Loses the newest line of its ledger when it starts again."""
+    """Loses the newest lines of its ledger when it starts again."""
 
     async def restore(self) -> None:
         await super().restore()
         entries = (await self.store.load()).versions
         self.ledger = Ledger()
-        self.ledger.restore(entries[:-1])
+        self.ledger.restore(entries[:-6])
 
 
 class LonelyCore(CoordinatorCore):
