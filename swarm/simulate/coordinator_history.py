@@ -50,10 +50,10 @@ class RecordCall(Call):
 
 
 @dataclass(kw_only=True)
-class ListCall(Call):
-    """The history of a lineage, as it was listed."""
+class HeadCall(Call):
+    """The head of a lineage, as the status page shows it."""
 
-    versions: tuple[PolicyVersion, ...] = ()
+    head: PolicyVersion | None = None
 
 
 @dataclass(kw_only=True)
@@ -114,7 +114,7 @@ class CoordinatorHistory:
         self._lease_s = lease_s
         self._order = itertools.count(1)
         self._records: dict[str, list[RecordCall]] = defaultdict(list)  # by lineage, as the rest
-        self._lists: dict[str, list[ListCall]] = defaultdict(list)
+        self._heads: dict[str, list[HeadCall]] = defaultdict(list)
         self._watches: dict[str, list[Watch]] = defaultdict(list)
         self._beats: dict[NodeId, list[BeatCall]] = defaultdict(list)
         self._leaves: dict[NodeId, list[Call]] = defaultdict(list)
@@ -137,12 +137,12 @@ class CoordinatorHistory:
             yield call
 
     @contextmanager
-    def list_versions(self, policy_id: str) -> Generator[ListCall]:
-        """While somebody lists a lineage."""
-        call = ListCall(invoked=self.tick(), invoked_s=self._clock.now_s())
+    def read_head(self, policy_id: str) -> Generator[HeadCall]:
+        """While somebody reads the head of a lineage."""
+        call = HeadCall(invoked=self.tick(), invoked_s=self._clock.now_s())
         with self._answering(call):
             yield call
-        self._lists[policy_id].append(call)
+        self._heads[policy_id].append(call)
 
     @contextmanager
     def heartbeat(self, node_id: NodeId) -> Generator[BeatCall]:
@@ -200,7 +200,7 @@ class CoordinatorHistory:
     def violations(self) -> list[str]:
         """What no coordinator could have answered, also to the watches that are still open now."""
         found: list[str] = []
-        for policy_id in {**self._records, **self._lists, **self._watches}:
+        for policy_id in {**self._records, **self._heads, **self._watches}:
             found += self._judge_lineage(policy_id)
         return found + self._judge_members() + self._judge_advice() + self._judge_manifests()
 
@@ -212,7 +212,7 @@ class CoordinatorHistory:
             undone = {id(call) for call, is_done in zip(unknown, outcomes, strict=True) if not is_done}
             explanation = _Explanation(records, undone)
             watches = self._watches[policy_id]
-            problem = explanation.judge(self._lists[policy_id], watches)
+            problem = explanation.judge(self._heads[policy_id], watches)
             problem = problem or explanation.judge_ends(
                 [watch for watch in watches if self._is_prompt or not watch.is_answered], self._clock.now_s()
             )
@@ -319,26 +319,25 @@ class _Explanation:
             self._batches.append((call, self._ends[-1]))
             self.num_explained += not self._problem
 
-    def judge(self, lists: Sequence[ListCall], watches: Sequence[Watch]) -> str:
+    def judge(self, heads: Sequence[HeadCall], watches: Sequence[Watch]) -> str:
         """The first answer that this way does not explain; empty where it explains all."""
         if self._problem:
             return self._problem
         seen: list[tuple[int, int]] = []  # when something was seen, and the place of the least state that it shows
         before: dict[int, int] = {}  # by watch: the place of the last head that it showed
-        for answered, invoked, watch, shown in self._observations(lists, watches):
+        for answered, invoked, watch, shown in self._observations(heads, watches):
             least = max([self._answered_before(invoked), *(at for when, at in seen if when < invoked)])
             most = self._begun_before(answered)
             if watch is None:
-                assert isinstance(shown, tuple)
-                places = (at for at in self._ends if least <= at <= most and self._states[at][0] == shown)
-                what = f"a list of {_named(shown)}"
+                places = (at for at in self._ends if least <= at <= most and self._states[at][0][-1:] == shown)
             else:
                 least = max(least, before.get(watch, 0))
-                places = (at for at in range(least, most + 1) if self._states[at][0][-1:] == (shown,))
-                what = f"a watch showed {_named([shown]) if isinstance(shown, PolicyVersion) else shown}"
+                places = (at for at in range(least, most + 1) if self._states[at][0][-1:] == shown)
             found = next(places, None)
             if found is None:
-                return f"{what} where the branch went from {self._named(least)} to {self._named(most)}"
+                what = "the status page" if watch is None else "a watch"
+                branch = f"the branch went from {self._named(least)} to {self._named(most)}"
+                return f"{what} showed {_named(shown) or 'nothing'} where {branch}"
             seen.append((answered, found))
             if watch is not None:
                 before[watch] = found
@@ -346,14 +345,14 @@ class _Explanation:
         return ""
 
     def _observations(
-        self, lists: Sequence[ListCall], watches: Sequence[Watch]
-    ) -> list[tuple[int, int, int | None, PolicyVersion | tuple[PolicyVersion, ...]]]:
-        """Answered, invoked, number of the watch, and what was shown, as it was answered."""
-        shown: list[tuple[int, int, int | None, PolicyVersion | tuple[PolicyVersion, ...]]] = [
-            (call.answered, call.invoked, None, call.versions) for call in lists
+        self, heads: Sequence[HeadCall], watches: Sequence[Watch]
+    ) -> list[tuple[int, int, int | None, tuple[PolicyVersion, ...]]]:
+        """When it was answered and invoked, number of the watch, and the head, in the order of the answers."""
+        shown: list[tuple[int, int, int | None, tuple[PolicyVersion, ...]]] = [
+            (call.answered, call.invoked, None, () if call.head is None else (call.head,)) for call in heads
         ]
         for number, watch in enumerate(watches):
-            shown += [(when, watch.invoked, number, head) for when, head in watch.heads]
+            shown += [(when, watch.invoked, number, (head,)) for when, head in watch.heads]
         return sorted(shown, key=lambda one: one[0])
 
     def judge_ends(self, watches: Sequence[Watch], now_s: float) -> str:

@@ -135,12 +135,12 @@ class CoreClient:
                     with watch.seeing(head):
                         yield head
 
-    async def list_versions(self, policy_id: str) -> list[PolicyVersion]:
-        """The history of one lineage, as the service answers."""
+    async def read_head(self, policy_id: str) -> PolicyVersion | None:
+        """The head of a lineage, as the status page shows it."""
         core = self._core
-        with self._history.list_versions(policy_id) as call:
-            call.versions = tuple(core.ledger.versions(policy_id, -1, MAX_LISTED))
-        return list(call.versions)
+        with self._history.read_head(policy_id) as call:
+            call.head = core.ledger.head(policy_id)
+        return call.head
 
     async def list_members(self) -> dict[NodeId, bool]:
         """Members, and whether each one's lease runs, as the service answers."""
@@ -163,7 +163,7 @@ class CoreClient:
 async def observe(
     coordinator: VirtualCoordinator, node_id: NodeId, others: Sequence[NodeId], rng: random.Random
 ) -> None:
-    """A client that watches and lists, now and then, for ever, and hands in versions in every order."""
+    """A client that watches and reads, now and then, for ever, and hands in versions in every order."""
     client, lineages = CoreClient(coordinator, node_id), [node_id, *others]
     owner = UnrulyOwner(node_id, rng)
     while True:
@@ -178,7 +178,7 @@ async def observe(
             await asyncio.sleep(rng.uniform(0.1, 1.0))
         try:
             await client.record_versions(owner.versions())
-            await client.list_versions(rng.choice(lineages))
+            await client.read_head(rng.choice(lineages))
             await client.list_members()
         except Unavailable:
             continue
