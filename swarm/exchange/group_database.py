@@ -461,19 +461,20 @@ class GroupDatabase:
 
 def is_whole(sealed: SealedGroup) -> bool:
     """Whether a stored group is as it was written. Whoever sends another one is charged with it (3.6 us for 4 KiB)."""
-    with contextlib.suppress(TypeError):  # no bytes, where a bit of the row's header flipped
-        if hashlib.sha256(sealed.body).digest() == sealed.digest:
-            return True
+    if hashlib.sha256(sealed.body).digest() == sealed.digest:
+        return True
     logger.warning("stored group is not as it was written, and is not sent", extra={"digest": short(sealed.digest)})
     return False
 
 
 def _sealed_of(row: tuple[Any, ...]) -> SealedGroup:
     """The group of a row of _SEALED_COLUMNS, or of _SCORED_COLUMNS, which begin with them."""
-    _, digest, producer, public_key, signature, is_compressed, body = row[:7]
+    _, _, producer, _, _, is_compressed, _ = row[:7]
+    # Where a bit of a row's header flipped, a value has another type.
+    digest, public_key, signature, body = (row[i] if isinstance(row[i], bytes) else b"" for i in (1, 3, 4, 6))
     return SealedGroup(
         digest=digest,
-        producer=producer,
+        producer=str(producer),
         public_key=public_key,
         signature=signature,
         is_compressed=bool(is_compressed),
@@ -495,6 +496,7 @@ def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
         if blob != plain and blob != _guarded(plain, correction):  # without a checksum: of release 0.1.0
             raise ValueError("its checksum is another one")
         rewards = np.frombuffer(plain, "<f4").astype(np.float32)
+        first_seen_s = float(first_seen_s)
     except (TypeError, ValueError) as error:
         rewards, correction = np.zeros(0, np.float32), Correction.EXACT
         logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})

@@ -28,7 +28,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.testing.builders import make_group, make_scored, make_sealed
 
 @contextlib.contextmanager
-def without_commit(self, size_bytes):
+def without_commit(self, size_bytes, is_synced=True):
     if not self._connection.in_transaction:
         self._connection.execute("BEGIN IMMEDIATE")
     yield
@@ -128,11 +128,14 @@ async def test_a_body_that_the_disk_changed_is_sent_to_nobody(tmp_path: Path) ->
     await filled(path)
     with sqlite3.connect(path) as database:
         database.execute("UPDATE bodies SET body = zeroblob(length(body)) WHERE sequence <= 35")
+        database.execute("UPDATE bodies SET body = 7 WHERE sequence = 36")  # a bit of the row's header
+        database.execute("UPDATE groups SET producer = x'ff' WHERE sequence = 37")
     database.close()
     store = await open_store(path)
     assert await store.get(entry(0)[1].digest) is None and await store.contains(entry(0)[1].digest)
     cursor, sealed = (await store.since(Cursor(), 32, own_only=False))[0]
-    assert (cursor.sequence, sealed) == (36, entry(35)[1]), "a whole page of changed ones hides none behind it"
+    assert (cursor.sequence, sealed.body) == (37, entry(36)[1].body), "a whole page of changed ones hides none"
+    assert [scored.digest for scored in await store.load_scored(24)] == [entry(i)[1].digest for i in range(37, 60)]
     await store.close()
 
 
