@@ -165,6 +165,15 @@ def test_a_newcomer_that_is_invited_has_its_full_share_within_minutes(tmp_path: 
             invitation = seal_invitation(COORDINATOR, TOY_RUN_ID, newcomer.node_id, world.clock.now_s() + 86_400)
             rule.require(newcomer.node_id, Credential(invitation=invitation).to_bytes())
         counts = [len(node.emitted(GroupsDrawn)) for node in members]
+
+        def has_full_share(node: Peer) -> bool:  # of what the last 32 steps drew of others
+            drawn = node.drawn(after=len(node.emitted(GroupsDrawn)) - 32)
+            return share_of([newcomer], drawn) > 0.9 / 3
+
+        async with asyncio.timeout(600.0):
+            while not all(map(has_full_share, members)):  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(5.0)
+        print(f"full share {world.clock.monotonic_s() - 120.0:.0f} s after the invitation")
         await asyncio.sleep(300.0)
         for node, count in zip(members, counts, strict=True):
             drawn = node.drawn(after=count)
