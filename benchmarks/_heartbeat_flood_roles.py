@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -90,7 +91,7 @@ def run_coordinator(folder: str, members: list[str], profile: str) -> None:
         async with CoordinatorDaemon(config) as daemon:
             await daemon.run()
 
-    with cProfile.Profile() if profile else nullcontext() as profiler:
+    with cProfile.Profile(time.thread_time) if profile else nullcontext() as profiler:
         asyncio.run(run_until_signal_of(run))
     if profiler is not None:
         profiler.dump_stats(profile)
@@ -150,10 +151,10 @@ class Attack:
 
 
 def run_attack(
-    endpoint: str, fingerprint: str, kind: str, sources: list[str], connections_each: int, num_idle: int
+    endpoint: str, fingerprint: str, kind: str, sources: list[str], connections_each: int, num_idle: int, nice: int
 ) -> None:
     """An attack until SIGTERM; prints what it got."""
-    os.nice(19)
+    os.nice(nice)
     allow_open_files(20_000)
     if kind == "idle":
         with ConnectionFlood(endpoint, sources, num_idle, reopened_per_s=1000.0) as flood:
@@ -172,11 +173,28 @@ def run_attack(
 
 
 async def measure_members(
-    endpoint: str, fingerprint: str, keys: list[str], sources: list[str], every_s: float, seconds: float, num_joins: int
+    endpoint: str,
+    fingerprint: str,
+    keys: list[str],
+    sources: list[str],
+    every_s: float,
+    seconds: float,
+    num_joins: int,
+    coordinator: int,
 ) -> dict[str, list[float]]:
-    """Seconds of heartbeats from the moment they are due, of all members in turn; of joins, known and strange."""
+    """Seconds of heartbeats from the moment they are due, of all members in turn; of joins, known and strange.
+
+    "work meanwhile" is what the main thread of the coordinator computed between call and answer: the wait on a core of
+    its own. `coordinator`: its process id.
+    """
     members = [Identity.load(Path(key)) for key in keys]
-    waits: dict[str, list[float]] = {"heartbeat": [], "join known": [], "join stranger": [], "failed": []}
+    waits: dict[str, list[float]] = {
+        "heartbeat": [],
+        "work meanwhile": [],
+        "join known": [],
+        "join stranger": [],
+        "failed": [],
+    }
     async with AsyncExitStack() as stack:
         channels: list[AuthenticatedChannel] = []
         for number, member in enumerate(members):
@@ -190,6 +208,7 @@ async def measure_members(
         begun_s, tasks = loop.time(), list[asyncio.Task[None]]()
 
         async def beat(number: int, due_s: float) -> None:
+            before_s = main_thread(coordinator)[0]
             channel, member = channels[number % len(channels)], members[number % len(channels)]
             stub: Any = CoordinatorServiceStub(channel.channel)
             try:
@@ -199,7 +218,9 @@ async def measure_members(
                 waits["failed"].append(loop.time() - due_s)
                 print(type(error).__name__, str(error)[:300], file=sys.stderr)
                 return
-            waits["heartbeat"].append(loop.time() - due_s)
+            seconds = loop.time() - due_s
+            waits["heartbeat"].append(seconds)
+            waits["work meanwhile"].append(main_thread(coordinator)[0] - before_s)
 
         async def join(kind: str, source: str) -> None:
             async with _from(source, endpoint) as at:
@@ -227,6 +248,12 @@ async def measure_members(
             tasks.append(asyncio.create_task(beat(number, due_s)))
         await asyncio.gather(*tasks, joining)
     return waits
+
+
+def main_thread(pid: int) -> tuple[float, float]:
+    """Seconds that the main thread of a process has computed, and waited for a core."""
+    computed_ns, waited_ns, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    return int(computed_ns) / 1e9, int(waited_ns) / 1e9
 
 
 @asynccontextmanager

@@ -20,10 +20,11 @@ from swarm.types import NodeId
 from swarm.wire.session import CERTIFICATE_NAME, NONCE_BYTES, PROTOCOL_VERSION, SESSION_KEY, hello_message
 from swarm.wire.v1 import session_service_pb2 as pb
 
-STREAMS: Final = 32  # that a server lets one connection have
+STREAMS: Final = 32  # at once on a connection, where the server lets it have as many
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
+_MAX_STREAMS: Final = 3  # number of that setting
 _INITIAL_WINDOW: Final = 65535
 _WIDE: Final = 2**30
 
@@ -59,6 +60,7 @@ class RawConnection:
         self._calls: dict[int, _Call] = {}
         self._next_stream = 1
         self._window = _INITIAL_WINDOW
+        self._num_streams = STREAMS
         self._has_window = asyncio.Event()
         self._token = b""
         self._settings = (4).to_bytes(2) + _WIDE.to_bytes(4)  # window of each stream
@@ -125,7 +127,7 @@ class RawConnection:
                 while True:
                     await self.call(path, message)
 
-        await asyncio.gather(*(one_after_the_other() for _ in range(STREAMS)))
+        await asyncio.gather(*(one_after_the_other() for _ in range(self._num_streams)))
 
     def _headers(self, path: str) -> bytes:
         fields = b"\x83\x87" + b"\x04" + _text(path.encode()) + b"\x01" + _text(b"swarm-node")
@@ -151,6 +153,9 @@ class RawConnection:
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
+            for offset in range(0, len(payload), 6):
+                if int.from_bytes(payload[offset : offset + 2]) == _MAX_STREAMS:
+                    self._num_streams = min(STREAMS, int.from_bytes(payload[offset + 2 : offset + 6]))
             self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _PING and not flags & _ACK:
             self._writer.write(_frame(_PING, _ACK, 0, payload))
