@@ -12,6 +12,7 @@ from typing import Final
 from swarm.config import CoordinatorConfig
 from swarm.errors import ConfigError
 from swarm.identity import Identity
+from swarm.process import lock_directory
 from swarm.types import short
 from swarm.wire.held_manifest import load_held, save_held
 from swarm.wire.run_manifest import RunManifest, SignedManifest, sign_manifest
@@ -67,10 +68,10 @@ def _is_as_new(last: RunManifest, manifest: RunManifest, config: CoordinatorConf
 
 
 def rotate_key(config: CoordinatorConfig, key: Path) -> Identity:
-    """Puts the next key into the place of the coordinator's; returns it. The coordinator must not run.
+    """Puts the next key into the place of the coordinator's; returns it.
 
     Raises:
-        ConfigError: the last manifest did not name it.
+        ConfigError: the last manifest did not name it, or the coordinator runs.
     """
     following = Identity.load(key)
     last = load_held(config.dir, config.run_id)
@@ -79,12 +80,16 @@ def rotate_key(config: CoordinatorConfig, key: Path) -> Identity:
         raise ConfigError(
             f"{key}: key {following.node_id} was not named as the next one; the last manifest names {named}"
         )
-    path = config.dir / "identity.key"
-    kept = config.dir / f"identity.key.{short(last.key)}"
-    with contextlib.suppress(FileExistsError, FileNotFoundError):  # kept before, or lost
-        os.link(path, kept)
-    draft = config.dir / f".identity.key.{short(following.node_id)}"
-    draft.unlink(missing_ok=True)
-    following.save(draft)
-    draft.replace(path)
+    lock = lock_directory(config.dir)  # one that runs would go on with the old key, and sign with it
+    try:
+        path = config.dir / "identity.key"
+        kept = config.dir / f"identity.key.{short(last.key)}"
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # kept before, or lost
+            os.link(path, kept)
+        draft = config.dir / f".identity.key.{short(following.node_id)}"
+        draft.unlink(missing_ok=True)
+        following.save(draft)
+        draft.replace(path)
+    finally:
+        os.close(lock)
     return following

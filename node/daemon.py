@@ -156,7 +156,11 @@ class Daemon(Service):
 
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
-        config = self.config = with_held(self.config, signed)
+        before, config = self.config.entry, with_held(self.config, signed)
+        self.config = config
+        if config.entry != before:
+            numbers = {"kind": config.entry.kind, "members": len(config.entry.members)}
+            logger.info("who may take part changed", extra=numbers | {"denied": [*map(short, config.entry.denied)]})
         self.entry.update(config.entry, signed.key)
         self.agent.parties.entry = None if config.is_private else self.entry  # listing members ends a private run
         self._credential.request_renewal()
@@ -311,6 +315,7 @@ class Daemon(Service):
             "known_peers": len(agent.address_book.known),
             "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
             "num_put": agent.own_groups.num_put,
+            "is_store_full": agent.own_groups.is_full,
             "num_admitted": agent.ingest.num_admitted,
             "num_local_used": agent.journal.num_local,
             "num_external_used": agent.journal.num_external,
@@ -323,6 +328,8 @@ class Daemon(Service):
             "replay_bytes": agent.replay.num_bytes,
             "num_failures": agent.num_failures,
             "num_entry_refused": self.entry.num_refused,
+            "who_counts": _who_counts(self.config),
+            "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
             "num_events_lost": self.events.num_lost,
             "restarts": {
                 "worker": self._worker.num_restarts,
@@ -332,6 +339,7 @@ class Daemon(Service):
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
+            "coordinator_refusal": agent.coordinator_view.refusal,
         }
 
 

@@ -53,10 +53,15 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     if status.get("published_step") is not None:
         shown.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
     alone = "none: this node is alone" if following is None else "none"
-    shown.append(("peers", ", ".join(status.get("peers", [])) or alone))
+    standing = status.get("standing", {})
+    peers = [f"{peer} ({standing[peer]})" if standing.get(peer) else peer for peer in status.get("peers", [])]
+    shown.append(("peers", ", ".join(peers) or alone))
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
-    shown.append(("coordinator", answers[status.get("is_coordinator_reachable")]))
-    counts = ("num_local_used", "num_external_used", "refusals", "evaluations")
+    refusal = status.get("coordinator_refusal")
+    shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
+    if "who_counts" in status:
+        shown.append(("counts in full", status["who_counts"]))
+    counts = ("num_local_used", "num_external_used", "num_entry_refused", "refusals", "evaluations")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
@@ -97,6 +102,8 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         causes += _following_problems(following)
     if status["num_failures"]:
         causes.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
+    if status.get("is_store_full"):
+        causes.append("groups of this node are dropped: the disk has no room for them; make room")
     if status.get("num_events_lost"):
         causes.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
     if status["advice"] == "alarm":

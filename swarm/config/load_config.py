@@ -40,6 +40,8 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    if isinstance(data.get("node"), dict) and "node" not in kind.model_fields:
+        raise ConfigError(f"{path}: it has a table [node], so it is a coordinator's; give the node.toml of a node here")
     apply_overrides(kind, data, overrides or [])
     return parse_config(kind, data, str(path or "configuration"))
 

@@ -37,6 +37,7 @@ class OwnGroups:
     num_asked: int = field(default=0, init=False)  # questions since the store began, stored or not
     num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
     tokens_generated: int = field(default=0, init=False)
+    is_full: bool = field(default=False, init=False)  # the newest group was dropped: the disk had no room for it
 
     def __post_init__(self) -> None:
         self.reward_mean, self.reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
@@ -50,13 +51,19 @@ class OwnGroups:
                 scored, _ = await self.seal_and_store(group)
                 await self._streams.read_head()
         except StorageFull as error:
-            logger.error("store is full; a rollout group of ours was dropped", extra={"error": str(error)})
+            if not self.is_full:  # once: a line for each group would fill what is left
+                full = "store is full; groups of ours are dropped until there is room on the disk"
+                logger.error(full, extra={"error": str(error)})
+            self.is_full = True
             self._context.emit(DiskFull(error=str(error)))
             return float("nan")
         except (RolloutFailed, TooLarge) as error:
             logger.warning("a rollout group of ours could not be scored", extra={"error": str(error)})
             self._context.emit(GroupUnscored(env=group.env, error=str(error)))
             return float("nan")
+        if self.is_full:
+            logger.info("the store has room again")
+        self.is_full = False
         self.num_put += 1
         self.tokens_generated += group.num_tokens
         self.last_put_at_s = self._context.clock.now_s()

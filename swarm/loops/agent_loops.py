@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from swarm.errors import ConfigError, Unavailable
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
@@ -97,7 +97,7 @@ async def credit_loop(agent: Agent) -> None:
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
     """Reports figures, takes advice, and hands in the versions that the ledger does not have yet.
 
-    A coordinator that is away is logged once, and once when it is back.
+    A coordinator that is away is logged once, and once when it is back; a refusal is logged also after it was away.
     """
     tokens, at_s = agent.own_groups.tokens_generated, agent.clock.monotonic_s()
     backoff, is_away = Backoff(rng), False
@@ -109,7 +109,12 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
             agent.coordinator_view.apply_advice(await coordinator.heartbeat(agent.node_report(rate)))
             await hand_in_versions(agent, coordinator)
         except Unavailable as error:
-            if not is_away:
+            if isinstance(error, Unauthenticated):
+                if not agent.coordinator_view.refusal:
+                    refused = "no session with the coordinator: it refuses this node, or has another key"
+                    logger.warning(refused, extra={"error": str(error)})
+                agent.coordinator_view.refusal = str(error)
+            elif not is_away:
                 away = "the coordinator does not answer; the node goes on without it"
                 logger.warning(away, extra={"error": str(error)})
             is_away = True
@@ -117,7 +122,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
             continue
         if is_away:
             logger.info("the coordinator answers again")
-        is_away = False
+        is_away, agent.coordinator_view.refusal = False, ""
         backoff.reset()
         await asyncio.sleep(agent.config.coordinator.heartbeat_s)
 

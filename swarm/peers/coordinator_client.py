@@ -238,6 +238,7 @@ class CoordinatorView:
         self.pending_versions: list[PolicyVersion] = []  # not yet in the ledger, oldest first
         self.edges = BoundedTable[NodeId, EdgeReport](MAX_EDGES)  # newest of each source; a report carries all
         self.evaluations: dict[str, float] = {}  # env/split -> newest accuracy
+        self.refusal = ""  # why the two accepted no session of each other since the last answer
 
     @property
     def advice(self) -> Advice:

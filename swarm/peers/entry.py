@@ -161,7 +161,7 @@ class EntryRule:
     def _judge(self, node_id: NodeId, data: bytes, checks: _Checks) -> str:
         """Why a node may not take part, or nothing. Raises Unavailable where it cannot be checked now."""
         if node_id in self._denied:
-            return f"run {self._run_id} denies node {short(node_id)}"
+            return f"run {self._run_id} denies node {short(node_id)} (entry.denied); ask its operator"
         if node_id in self._members:
             return ""
         if self.config.kind == "members":

@@ -23,7 +23,7 @@ from typing import Final
 
 from swarm.addresses import public_subnet_of
 from swarm.peers.entry import EntryRule
-from swarm.types import NodeId
+from swarm.types import NodeId, short
 
 SHARE: Final = 8  # newcomers have one place in so many: of draws, credit, intake and room
 
@@ -55,6 +55,16 @@ class Parties:
         """Whether the groups of a key count in full."""
         entry = self.entry
         return entry is None or entry.is_member(node_id) or entry.voucher_of(node_id) is not None
+
+    def standing_of(self, node_id: NodeId) -> str:
+        """Why the groups of a key count as they do, for people; empty in a private run, where all count alike."""
+        entry = self.entry
+        if entry is None:
+            return ""
+        voucher = entry.voucher_of(node_id)
+        if voucher is not None:
+            return f"invited by {short(voucher)}"
+        return "member" if entry.is_member(node_id) else "newcomer"
 
     def party_of(self, node_id: NodeId) -> str:
         """Name of the party of a key; a newcomer's is only among the newcomers."""

@@ -5,6 +5,7 @@ Each attack is carried out a second time with its check taken out, and then succ
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ from swarm.errors import ConfigError, StorageFull, Unauthenticated
 from swarm.exchange.agent import Agent
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
-from swarm.process import load_or_create_identity
+from swarm.process import load_or_create_identity, lock_directory
 from swarm.wire import held_manifest
 from swarm.wire.credentials import DAY_S, Credential, seal_invitation
 from swarm.wire.held_manifest import HELD, load_held, with_held
@@ -230,6 +231,10 @@ def test_a_key_names_its_successor_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was not named"):
         rotate_key(config, tmp_path / "other.key")
     first.save(tmp_path / "first.key")
+    running = lock_directory(tmp_path)
+    with pytest.raises(ConfigError, match="a process runs there"):  # it would sign with the old key again
+        rotate_key(config, tmp_path / "first.key")
+    os.close(running)
     assert rotate_key(config, tmp_path / "first.key").node_id == first.node_id
     assert Identity.load(tmp_path / "identity.key").node_id == first.node_id
     assert sign_next(config_in(tmp_path), first, manifest, 1e9).manifest.serial == 10**9 + 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
-from swarm.errors import ConfigError, Unavailable
+from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import KEPT_AGES, Agent
@@ -95,6 +95,35 @@ def test_a_coordinator_that_goes_and_comes_is_told_once_each_time(caplog: pytest
     told = [record.message for record in caplog.records if "coordinator" in record.message]
     assert told == 2 * ["the coordinator does not answer; the node goes on without it", "the coordinator answers again"]
     assert "loop interrupted" not in [record.message for record in caplog.records]
+
+
+def test_a_coordinator_that_refuses_a_node_is_told_though_it_was_away_before(caplog: pytest.LogCaptureFixture) -> None:
+    class RefusingCoordinator(FlakyCoordinator):
+        async def heartbeat(self, report: NodeReport) -> Advice:
+            if self.is_away and self.num_asked >= 3:
+                self.num_asked += 1
+                raise Unauthenticated("run demo denies this node")
+            return await super().heartbeat(report)
+
+    async def main() -> None:
+        bench, coordinator = Bench(), RefusingCoordinator()
+        running = asyncio.create_task(run_agent(bench.agent, None, None, coordinator, random.Random(0)))  # type: ignore[arg-type]
+        await asyncio.sleep(300.0)
+        assert bench.agent.coordinator_view.refusal == "run demo denies this node"
+        coordinator.is_away = False
+        await asyncio.sleep(100.0)
+        assert bench.agent.coordinator_view.refusal == ""
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    caplog.set_level("INFO")
+    run_virtual(main())
+    told = [record.message for record in caplog.records if "coordinator" in record.message]
+    assert ["does not answer" in told[0], "refuses this node" in told[1], told[2:]] == [
+        True,
+        True,
+        ["the coordinator answers again"],
+    ]
 
 
 def test_a_loop_that_goes_on_failing_is_told_once_and_again_after_it_worked(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
-from swarm.config import NodeConfig, load_config
+from swarm.config import CoordinatorConfig, NodeConfig, load_config
 from swarm.errors import ConfigError
 
 
@@ -29,3 +29,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(NodeConfig, path)
+
+
+def test_the_configuration_of_a_coordinator_given_for_a_node_is_told_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text('listen = "127.0.0.1:0"\n[node]\nrun_id = "demo"\n')
+    with pytest.raises(ConfigError, match="so it is a coordinator's"):
+        load_config(NodeConfig, path)
+    assert load_config(CoordinatorConfig, path).node.run_id == "demo"

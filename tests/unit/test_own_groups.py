@@ -1,11 +1,13 @@
 """The path of our own groups: scored, sealed and stored, never refused."""
 
 import asyncio
+import errno
 
 import pytest
 
-from swarm.errors import RolloutFailed
+from swarm.errors import RolloutFailed, StorageFull
 from swarm.exchange.agent import Agent
+from swarm.exchange.own_groups import OwnGroups
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier, make_group, make_identity
 from swarm.testing.nodes import make_agent, make_context
@@ -42,3 +44,23 @@ async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admissio
     refused = await theirs.admission.admit(sealed, ours.node_id)
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_CORRECTION
     assert await theirs.store.get(sealed.digest) is None
+
+
+async def test_a_full_store_is_logged_once_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def no_room(*_: object) -> None:
+        raise StorageFull(errno.ENOSPC, "no space left on device")
+
+    ours = node(1)
+    caplog.set_level("INFO")
+    for _ in range(2):
+        with monkeypatch.context() as full:
+            full.setattr(OwnGroups, "seal_and_store", no_room)
+            for _ in range(3):
+                await ours.own_groups.put(make_group(ours.node_id, texts=["7", "8"] * 4))
+        assert ours.own_groups.is_full
+        await ours.own_groups.put(make_group(ours.node_id, texts=["7", "8"] * 4))
+        assert not ours.own_groups.is_full
+    told = [record.message for record in caplog.records if "room" in record.message]
+    assert len(told) == 4 and told[1] == told[3] == "the store has room again"

@@ -36,6 +36,9 @@ def test_only_the_list_and_an_invitation_establish_a_key() -> None:
     assert not bench.parties.is_established(STRANGER.node_id)
     bench.invite(GUEST, by=MEMBERS[0])
     bench.invite(STRANGER, by=OTHER_GUEST)  # who is no member
+    standing = [bench.parties.standing_of(one.node_id) for one in (MEMBERS[0], GUEST, STRANGER)]
+    assert standing == ["member", f"invited by {MEMBERS[0].node_id[:8]}", "newcomer"]
+    assert Parties().standing_of(GUEST.node_id) == ""
     assert bench.parties.is_established(GUEST.node_id)
     assert not bench.parties.is_established(STRANGER.node_id)
     bench.clock.advance(1001.0)

@@ -67,6 +67,19 @@ def test_whether_the_coordinator_answers_and_whether_the_node_is_alone_is_shown(
     assert "alone" not in dict(status_rows(status_of(peers=[], following=following())))["peers"]
 
 
+def test_how_each_peer_counts_and_why_the_coordinator_refuses_is_shown() -> None:
+    rows = dict(status_rows(status_of(standing={OTHER: "newcomer"}, who_counts="members", num_entry_refused=2)))
+    assert rows["peers"] == f"{OTHER} (newcomer)" and rows["counts in full"] == "members"
+    assert rows["num_entry_refused"] == "2"
+    refused = status_of(is_coordinator_reachable=False, coordinator_refusal="run demo denies node aaaaaaaa")
+    assert dict(status_rows(refused))["coordinator"] == "run demo denies node aaaaaaaa"
+
+
+def test_a_full_disk_is_a_problem_while_groups_are_dropped() -> None:
+    assert problems(status_of(is_store_full=False), 1000.0, 300.0) == []
+    assert "make room" in problems(status_of(is_store_full=True), 1000.0, 300.0)[0]
+
+
 def test_whom_a_node_follows_and_who_follows_it_is_shown_with_whole_ids() -> None:
     follows = dict(status_rows(status_of(following=following())))["follows"]
     assert follows == f"{TRAINER} (connected; step 5 is served, 7 is the newest)"
