@@ -154,7 +154,8 @@ def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
     if has_invitation:
         return "this node shows its invitation"
     if config.entry.kind == "work":
-        return f"this run asks for a proof of work of about {2**config.entry.work_bits:,} tries: minutes, made once"
+        tries = f"{2**config.entry.work_bits:,} tries (131,072 take about 4 minutes of one core)"
+        return f"this run asks for a proof of work of about {tries}, kept and made anew every 30 to 60 days"
     return f"this run admits invited nodes only; ask a member for: swarm-node invite {node_id}"
 
 

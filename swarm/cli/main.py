@@ -32,7 +32,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmError as error:
-            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {error}", soft_wrap=True)
+            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(2) from None
 
 
@@ -81,7 +81,7 @@ def join(
 
     roles = (Role.GENERATOR,) if generate else ()
     asyncio.run(
-        join_swarm(link, dir, set_ or [], start=not only_write, say=console.print, roles=roles, invitation=invitation)
+        join_swarm(link, dir, set_ or [], start=not only_write, say=typer.echo, roles=roles, invitation=invitation)
     )
 
 
@@ -110,7 +110,7 @@ def status(
 @app.command()
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Configuration to check; defaults without.")
+        Path | None, typer.Option("--config", "-c", help="node.toml to check; without, the defaults.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -127,9 +127,9 @@ def doctor(
                 if finding.is_ok
                 else ("[red]fail[/red]" if finding.is_fatal else "[yellow]warn[/yellow]")
             )
-            console.print(f"{mark} {finding.name}: {finding.detail}")
+            console.print(f"{mark} {escape(finding.name)}: {escape(finding.detail)}")
             if not finding.is_ok:
-                console.print(f"       fix: {finding.fix}")
+                console.print(f"       fix: {escape(finding.fix)}", soft_wrap=True)  # a command is copied whole
     raise typer.Exit(1 if any(f.is_fatal and not f.is_ok for f in findings) else 0)
 
 

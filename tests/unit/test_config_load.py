@@ -37,3 +37,5 @@ def test_the_configuration_of_a_coordinator_given_for_a_node_is_told_from_it(tmp
     with pytest.raises(ConfigError, match="so it is a coordinator's"):
         load_config(NodeConfig, path)
     assert load_config(CoordinatorConfig, path).node.run_id == "demo"
+    found = CliRunner().invoke(app, ["doctor", "--config", str(path)], env={"COLUMNS": "400"})
+    assert found.exit_code == 2 and "a table [node], so" in found.stderr, "brackets are no markup"
