@@ -26,6 +26,7 @@ REFRESH_EVERY_S: Final = 300.0
 _TIMEOUT_S: Final = 10.0  # of one address
 _BEGIN_TIMEOUT_S: Final = 20.0  # a coordinator that is away holds no start up for longer
 _FOLLOWED: Final = ("serial", "expires_at_s", "next_key", "entry")  # what a running node takes over
+_DATED_OR_FOLLOWED: Final = (*_FOLLOWED, "created_at_s")  # no news when they differ
 
 
 class ManifestRefresh:
@@ -94,7 +95,7 @@ class ManifestRefresh:
         changed = [
             name
             for name in type(new.manifest).model_fields
-            if name not in _FOLLOWED and getattr(new.manifest, name) != getattr(self.held.manifest, name)
+            if name not in _DATED_OR_FOLLOWED and getattr(new.manifest, name) != getattr(self.held.manifest, name)
         ]
         await asyncio.to_thread(save_held, self._config.dir, new)
         self.held = new
