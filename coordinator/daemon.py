@@ -15,7 +15,7 @@ from pathlib import Path
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.manifest_signing import sign_next
-from coordinator.service import CONCURRENT_CALLS, CoordinatorServicer
+from coordinator.service import CONCURRENT_CALLS, REQUEST_BYTES, STREAMS_PER_CONNECTION, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from swarm.addresses import advertised, is_private_host
 from swarm.clock import SystemClock
@@ -115,7 +115,11 @@ class CoordinatorDaemon(Service):
         max_age_steps = config.node.replay.max_age_steps
         self.core = CoordinatorCore(self.clock, store, config.lease_s, max_age_steps, parties=parties)
         await self.core.restore()
-        limits = ServerLimits(concurrent_calls=CONCURRENT_CALLS)
+        limits = ServerLimits(
+            request_bytes=REQUEST_BYTES,
+            concurrent_calls=CONCURRENT_CALLS,
+            streams_per_connection=STREAMS_PER_CONNECTION,
+        )
         sessions = Sessions(identity, config.run_id, self.clock, limits, require_entry=self.entry.require)
         servicer = self._servicer = CoordinatorServicer(self.core, sessions, signed, lambda: self._bootstrap())
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)

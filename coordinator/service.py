@@ -11,13 +11,12 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from coordinator.core import CoordinatorCore
-from coordinator.head_watches import WATCHES_TOTAL
 from coordinator.turns import SubnetTurns
 from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
 from swarm.version_history import MAX_RECORDED
-from swarm.wire.connection_limits import peer_subnet
+from swarm.wire.connection_limits import ConnectionBounds, peer_subnet
 from swarm.wire.grpc_errors import rpc
 from swarm.wire.reports import advice_to_message, heartbeat_to_report, version_or_none
 from swarm.wire.rollout_groups import MAX_NAME_CHARS, version_to_message
@@ -37,8 +36,11 @@ MAX_CLIENTS = 20_000
 # Of all nodes of a subnet: 200 nodes behind one router that report every second. Beyond it a call is refused unread.
 SUBNET_CALLS_PER_S = 200.0
 SUBNET_CALLS_BURST = 600.0
-# Watches are long calls: as many calls again stay free for everything else.
-CONCURRENT_CALLS: Final = 2 * WATCHES_TOTAL
+# A client has one call at a time on a connection. Beyond CONCURRENT_CALLS gRPC refuses everybody, whoever fills it, so
+# it has to be more than the connections that stay open can make.
+STREAMS_PER_CONNECTION: Final = 8
+CONCURRENT_CALLS: Final = STREAMS_PER_CONNECTION * ConnectionBounds().total
+REQUEST_BYTES: Final = 64 * 1024  # the longest report has 45 KB, 100 versions have 25 KB; all calls together 1.5 GiB
 STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
 
 Value = TypeVar("Value")

@@ -62,6 +62,7 @@ class RawConnection:
         self._window = _INITIAL_WINDOW
         self._num_streams = STREAMS
         self._has_window = asyncio.Event()
+        self._is_greeted = asyncio.Event()
         self._token = b""
         self._settings = (4).to_bytes(2) + _WIDE.to_bytes(4)  # window of each stream
         writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, self._settings))
@@ -119,6 +120,13 @@ class RawConnection:
         self._writer.write(headers + _frame(_DATA, _END_STREAM, stream, data))
         return await call.done
 
+    async def begin_calls(self, path: str) -> None:
+        """Begins as many calls as the server allows, whose requests never come."""
+        await self._is_greeted.wait()
+        for _ in range(self._num_streams):
+            stream, self._next_stream = self._next_stream, self._next_stream + 2
+            self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, self._headers(path)))
+
     async def call_on(self, path: str, message: Any) -> None:
         """Calls on and on, with as many calls at once as the server allows, until the connection ends."""
 
@@ -157,6 +165,7 @@ class RawConnection:
                 if int.from_bytes(payload[offset : offset + 2]) == _MAX_STREAMS:
                     self._num_streams = min(STREAMS, int.from_bytes(payload[offset + 2 : offset + 6]))
             self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+            self._is_greeted.set()
         elif kind == _PING and not flags & _ACK:
             self._writer.write(_frame(_PING, _ACK, 0, payload))
         elif kind == _WINDOW_UPDATE and stream == 0:

@@ -1,4 +1,4 @@
-"""Attacker that holds many connections open and opens again what is cut, for tests and `benchmarks.reach`.
+"""Attacker that holds many connections open and opens again what is cut, for tests and `benchmarks.heartbeat_flood`.
 
 Invariant: all of it happens in a thread of its own and ends with the `with` block.
 """

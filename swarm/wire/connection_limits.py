@@ -54,6 +54,11 @@ class ConnectionBounds:
     proven_per_subnet: int = 512
     proven: int = 2048
 
+    @property
+    def total(self) -> int:
+        """Connections that stay open in all."""
+        return self.unproven_of_strangers + self.unproven_of_known + self.proven
+
     def scaled(self, share: float) -> "ConnectionBounds":
         """The same with a share of the places in all, 0 to 1: where few files may be open, none must hold them all."""
         totals = ("unproven_of_strangers", "unproven_of_known", "proven")

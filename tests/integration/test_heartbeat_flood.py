@@ -13,14 +13,18 @@ import grpc
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
+from coordinator.service import STREAMS_PER_CONNECTION
 from coordinator.turns import SubnetTurns
 from swarm.config import CoordinatorConfig, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
-from swarm.testing.call_flood import forwarding
+from swarm.testing.call_flood import RawConnection, forwarding
 from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.wire import server as wire_server
+from swarm.wire.connection_limits import ConnectionLimiter
 from swarm.wire.reports import report_to_heartbeat
+from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -96,6 +100,21 @@ async def beat(channel: AuthenticatedChannel, identity: Identity) -> None:
     await stub.Heartbeat(request, metadata=await channel.metadata(5.0), timeout=20.0)
 
 
+async def beat_or_not(channel: AuthenticatedChannel, identity: Identity) -> bool:
+    """Whether the server took a heartbeat; False where it takes no call of anybody."""
+    try:
+        await beat(channel, identity)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return False
+    return True
+
+
+def config_at(path: Path) -> CoordinatorConfig:
+    values = {"dir": path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": NODE}
+    return CoordinatorConfig.model_validate(values)
+
+
 @asynccontextmanager
 async def no_turns(self: SubnetTurns, subnet: str) -> AsyncGenerator[None]:
     """The defence taken out: heartbeats are answered in the order in which they come."""
@@ -113,9 +132,7 @@ async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
     monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 100_000.0)
     monkeypatch.setattr("coordinator.service.CALLS_BURST", 100_000.0)
     monkeypatch.setattr("coordinator.service.SUBNET_CALLS_BURST", 100_000.0)
-    values = {"dir": tmp_path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": NODE}
-    config = CoordinatorConfig.model_validate(values)
-    async with CoordinatorDaemon(config) as daemon, attacking(daemon):
+    async with CoordinatorDaemon(config_at(tmp_path)) as daemon, attacking(daemon):
         honest = Identity.create()
         channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], honest, "test", 10.0)
         while daemon.core.num_heartbeats < 200:  # noqa: ASYNC110 - the flood raises it
@@ -128,3 +145,34 @@ async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
         await channel.close()
     # One that runs, one of each subnet, and some that came while the request was on its way.
     assert (sorted(waited_for)[4] <= 3 * NUM_SUBNETS) is is_defended, waited_for
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "2,048 calls, 32 of a connection"])
+async def test_connections_without_a_key_do_not_fill_the_calls_that_the_server_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    num_streams = STREAMS_PER_CONNECTION
+    if not is_defended:
+        num_streams = 32
+        monkeypatch.setattr("coordinator.daemon.STREAMS_PER_CONNECTION", num_streams)
+        monkeypatch.setattr("coordinator.daemon.CONCURRENT_CALLS", 2048)
+    waiting = RequestDeadline(timeout_s=60.0)  # so that the calls stay for as long as this test looks
+    monkeypatch.setattr(wire_server, "RequestDeadline", lambda: waiting)
+    monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 1000.0)
+    monkeypatch.setattr(ConnectionLimiter, "look", lambda self: 0)  # nor is an attacker cut meanwhile
+    honest = Identity.create()
+    async with CoordinatorDaemon(config_at(tmp_path)) as daemon, AsyncExitStack() as stack:
+        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], honest, "test", 10.0)
+        stack.push_async_callback(channel.close)
+        await beat(channel, honest)
+        for source in loopback_addresses(256):  # as many as it takes: gRPC also counts what it just refused
+            if len(waiting._waiting) >= 64 * num_streams:
+                break
+            connection = await RawConnection.open(daemon.info["listen"], source)
+            await stack.enter_async_context(connection)
+            await connection.begin_calls("/swarm.wire.v1.CoordinatorService/Heartbeat")
+            await beat_or_not(channel, honest)  # behind those calls
+        assert len(waiting._waiting) >= 64 * num_streams
+        num_answered = sum([await beat_or_not(channel, honest) for _ in range(5)])
+    assert num_answered == (5 if is_defended else 0)
