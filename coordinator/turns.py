@@ -51,7 +51,8 @@ class SubnetTurns:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not self._waiting.remove(subnet, waiter) and waiter.done() and waiter.exception() is None:
+            was_waiting = self._waiting.remove(subnet, waiter)
+            if not was_waiting and not waiter.cancelled() and waiter.exception() is None:
                 self._pass_on()  # its turn had come: the next one takes it
             raise
 
@@ -61,9 +62,13 @@ class SubnetTurns:
             raise Unavailable(f"{len(self._waiting)} calls wait already; try again later")
         waiter = self._waiting.newest(most)
         self._waiting.remove(most, waiter)
-        waiter.set_exception(Unavailable("others have fewer calls waiting; try again later"))
+        if not waiter.done():  # else it was cancelled, and does not know it yet
+            waiter.set_exception(Unavailable("others have fewer calls waiting; try again later"))
 
     def _pass_on(self) -> None:
-        self._is_taken = bool(self._waiting)
-        if self._is_taken:
-            self._waiting.pop_oldest(next(iter(self._waiting.parties))).set_result(None)
+        while self._waiting:
+            waiter = self._waiting.pop_oldest(next(iter(self._waiting.parties)))
+            if not waiter.done():  # else it was cancelled, and does not know it yet
+                waiter.set_result(None)
+                return
+        self._is_taken = False

@@ -76,3 +76,41 @@ async def test_a_turn_that_is_cancelled_passes_on() -> None:
     async with turns.of("e"):
         entered.append("e")
     assert entered == ["d", "e"] and not turns._waiting
+
+
+async def test_waiters_that_are_cancelled_as_a_turn_ends_are_passed_over() -> None:
+    turns = SubnetTurns(total=4)
+    entered: list[str] = []
+
+    async def enter(subnet: str) -> None:
+        async with turns.of(subnet):
+            entered.append(subnet)
+
+    async with turns.of("a"):
+        waiting = [asyncio.ensure_future(enter(subnet)) for subnet in "bbcd"]
+        await asyncio.sleep(0)
+        for waiter in waiting[:3]:
+            waiter.cancel()
+        waiting.append(asyncio.ensure_future(enter("e")))
+        turns._make_room("e")  # of those that were cancelled, while they still count
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * 3 + [type(None)] * 2
+    assert entered == ["d", "e"] and not turns._waiting and not turns._is_taken
+
+
+async def test_turns_go_on_when_all_who_wait_were_cancelled() -> None:
+    turns = SubnetTurns()
+
+    async def enter(subnet: str) -> None:
+        async with turns.of(subnet):
+            raise AssertionError(subnet)
+
+    async with turns.of("a"):
+        waiting = [asyncio.ensure_future(enter(subnet)) for subnet in "bc"]
+        await asyncio.sleep(0)
+        for waiter in waiting:
+            waiter.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not turns._is_taken
+    async with turns.of("d"):
+        pass
