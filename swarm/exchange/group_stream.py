@@ -142,7 +142,7 @@ class GroupStreams:
         logger.debug("peer subscribed", extra=extra)
         self._peers.record_call(peer)
         grew = self._grew if wanted.relay else self._own_grew
-        with self._order.stream() as stream:
+        with self._order.stream(peer) as stream:
             while True:
                 self._reputation.require_allowed(peer)
                 newest = self.log_head

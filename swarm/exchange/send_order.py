@@ -3,13 +3,15 @@
 Invariant: where all that there is goes out at once nobody waits; elsewhere those who give nothing have, together, one
 item of SHARE. Nobody is refused.
 
-That sending is the limit shows at the streams to those who give: most of them are in the middle of an item. One that
-takes no item for STUCK_S does not count, nor do few among many: who reads slowly is no reason to hold up others.
+That sending is the limit shows at those who give: most of them are in the middle of an item. One that takes no item for
+STUCK_S does not count, nor do few among many, however many streams they have: who reads slowly is no reason to hold up
+others.
 """
 
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from swarm.clock import Clock
@@ -22,6 +24,13 @@ STUCK_S: Final = 1.0  # that an item to one who gives counts as being sent
 GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class Stream:
+    """A stream of groups to a peer."""
+
+    peer: NodeId
+
+
 class SendOrder:
     """Who gives groups, and whether sending to them takes all that this node can send.
 
@@ -30,7 +39,7 @@ class SendOrder:
         clock: of the node.
 
     Example:
-        with order.stream() as stream:
+        with order.stream(peer) as stream:
             is_first = order.is_giver(peer)
             if not is_first:
                 await order.turn()
@@ -41,7 +50,7 @@ class SendOrder:
     def __init__(self, reputation: Reputation, clock: Clock) -> None:
         self._reputation = reputation
         self._clock = clock
-        self._streams: dict[object, float | None] = {}  # to those who give: since when an item is being sent
+        self._streams: dict[Stream, float | None] = {}  # to those who give: since when an item is being sent
         self._num_since = 0  # items to those who give, since the last one to others
         self._sent = Signal()
         self._others = asyncio.Lock()  # held by the one of them whose turn is next
@@ -51,9 +60,9 @@ class SendOrder:
         return self._reputation.score(peer) >= GIVER_SCORE
 
     @contextmanager
-    def stream(self) -> Generator[object]:
+    def stream(self, peer: NodeId) -> Generator[Stream]:
         """A stream to a peer, until it ends."""
-        stream = object()
+        stream = Stream(peer)
         try:
             yield stream
         finally:
@@ -62,7 +71,7 @@ class SendOrder:
                 self._sent.fire()
 
     @contextmanager
-    def item(self, stream: object, *, is_first: bool) -> Generator[None]:
+    def item(self, stream: Stream, *, is_first: bool) -> Generator[None]:
         """While the transport takes an item of a stream; `is_first`: of one who gives."""
         if not is_first:
             self._streams.pop(stream, None)
@@ -89,5 +98,6 @@ class SendOrder:
 
     def _is_busy(self) -> bool:
         since_s = self._clock.monotonic_s() - STUCK_S
-        num_sending = sum(began_s is not None and began_s > since_s for began_s in self._streams.values())
-        return 2 * num_sending > len(self._streams)
+        sending = {of.peer for of, began_s in self._streams.items() if began_s is not None and began_s > since_s}
+        givers = {stream.peer for stream in self._streams}
+        return 2 * len(sending) > len(givers)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.clock import ManualClock
+from swarm.exchange.grpc_transport import STREAMS_PER_PEER
 from swarm.exchange.send_order import STUCK_S, SendOrder
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.peers.reputation import Reputation
@@ -38,13 +39,15 @@ class Uplink:
         self.received = Counter[NodeId]()
         self.num_made = 0
 
-    async def run(self, readers: dict[NodeId, Read], seconds: float = SECONDS) -> None:
+    async def run(self, readers: dict[NodeId, Read], seconds: float = SECONDS, num_streams: int = 1) -> None:
+        """`num_streams`: of each who reads slowly."""
         (endpoint,) = await MemoryTransport(self.network, SERVER.node_id).serve(self.agent.streams)
         address = PeerAddress(node_id=SERVER.node_id, endpoint=endpoint)
         tasks = [asyncio.create_task(self._make())]
         for node_id, read in readers.items():
             client = await MemoryTransport(self.network, node_id).connect(address, 5.0)
-            tasks.append(asyncio.create_task(read(node_id, client.subscribe(Cursor(), StreamFilter()))))
+            for _ in range(num_streams if read == self.read_slowly else 1):
+                tasks.append(asyncio.create_task(read(node_id, client.subscribe(Cursor(), StreamFilter()))))
         await asyncio.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -68,12 +71,12 @@ class Uplink:
             await self.agent.put(make_group(SERVER.node_id, task_id=self.num_made, created_at_s=self.clock.now_s()))
 
 
-def played(bytes_per_s: float, *, slow: int = 0, seconds: float = SECONDS) -> Uplink:
+def played(bytes_per_s: float, *, slow: int = 0, seconds: float = SECONDS, num_streams: int = 1) -> Uplink:
     async def scene() -> Uplink:
         uplink = Uplink(bytes_per_s)
         readers: dict[NodeId, Read] = dict.fromkeys((*GIVERS, *RIDERS), uplink.read)
         readers |= dict.fromkeys(GIVERS[:slow], uplink.read_slowly)
-        await uplink.run(readers, seconds)
+        await uplink.run(readers, seconds, num_streams)
         return uplink
 
     return run_virtual(scene())
@@ -107,15 +110,35 @@ def test_a_giver_that_reads_slowly_holds_nobody_up_while_others_read() -> None:
     assert all(uplink.received[node_id] >= 0.8 * uplink.num_made for node_id in RIDERS), uplink.received
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: each stream counts"])
+def test_a_giver_that_reads_slowly_on_six_streams_holds_nobody_up(
+    is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def each_stream_counts(order: SendOrder) -> bool:
+        began = order._streams.values()
+        since_s = order._clock.monotonic_s() - STUCK_S
+        return 2 * sum(began_s is not None and began_s > since_s for began_s in began) > len(began)
+
+    if is_out:
+        monkeypatch.setattr(SendOrder, "_is_busy", each_stream_counts)
+    uplink = played(bytes_per_s=1e6, slow=1, seconds=30.0, num_streams=STREAMS_PER_PEER)
+    riders = [uplink.received[node_id] for node_id in RIDERS]
+    if is_out:
+        assert max(riders) < 0.5 * uplink.num_made, uplink.received
+    else:
+        assert min(riders) >= 0.8 * uplink.num_made, uplink.received
+
+
 async def test_a_giver_that_reads_nothing_holds_nobody_up() -> None:
     clock = ManualClock()
     order = SendOrder(Reputation(clock, 6000), clock)
-    with order.stream() as stuck, order.item(stuck, is_first=True):
+    with order.stream(GIVERS[0]) as stuck, order.item(stuck, is_first=True):
         rider = asyncio.create_task(order.turn())
         await asyncio.sleep(0)
         assert not rider.done()
         clock.advance(STUCK_S)
-        with order.stream() as other, order.item(other, is_first=True):
+        with order.stream(GIVERS[1]) as other, order.item(other, is_first=True):
             pass  # who waits looks again
         await asyncio.wait_for(rider, 5.0)
 
