@@ -90,8 +90,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         return node_id
 
     def _too_many(self, context: Context, bound: str) -> TooLarge:
-        self._sessions.count_refusal(context.peer())
-        return TooLarge(f"more than {bound}; slow down")
+        return self._sessions.refused(context.peer(), TooLarge(f"more than {bound}; slow down"))
 
     async def _in_turn(self, context: Context, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """Does a call's work when it is its subnet's turn, whole even when the caller hangs up. Raises Unavailable."""
@@ -102,9 +101,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
         try:
             return await asyncio.shield(asyncio.ensure_future(take_turn()))
-        except Unavailable:
-            self._sessions.count_refusal(context.peer())
-            raise
+        except Unavailable as error:
+            raise self._sessions.refused(context.peer(), error) from None
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:

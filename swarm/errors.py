@@ -26,6 +26,8 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBI
 class SwarmError(Exception):
     """Base of every exception raised on purpose by this project."""
 
+    pause_s = 0.0  # that a remote caller waits for this answer
+
 
 class ConfigError(SwarmError, ValueError):
     """The configuration cannot work. The message names the key, the value and the fix."""

@@ -86,6 +86,8 @@ def rpc(method: Method) -> Method:
         try:
             return await method(self, request, context)
         except (SwarmError, Malformed, LookupError) as error:
+            if isinstance(error, SwarmError) and error.pause_s:
+                await asyncio.sleep(error.pause_s)  # who goes on and on waits for each refusal
             await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
             raise AssertionError("abort() raises") from None
 

@@ -6,10 +6,12 @@ their request are bounded in time, and in number for each subnet.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 
+from swarm.errors import Unavailable
 from swarm.fairness import FairTable
 from swarm.wire.connection_limits import peer_subnet
 
@@ -20,7 +22,14 @@ MAX_WAITING: Final = 256  # calls of one subnet whose request has not come
 class RequestDeadline(grpc.aio.ServerInterceptor):
     """Interceptor of a server: reads the one request of each call itself, within the deadline."""
 
-    def __init__(self, timeout_s: float = REQUEST_TIMEOUT_S, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        refused: Callable[[str, Unavailable], Unavailable] = lambda peer, error: error,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        """`refused`: told of each peer that calls a method that there is not."""
+        self._refused = refused
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
@@ -28,7 +37,9 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call with one request as one with a stream of requests, whose first it takes."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        if handler is None:
+            return grpc.stream_unary_rpc_method_handler(self._refuse)
+        if handler.request_streaming:
             return handler
         codec = {
             "request_deserializer": handler.request_deserializer,
@@ -50,6 +61,11 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
             return await handler.unary_unary(await self._request_of(requests, context), context)
 
         return grpc.stream_unary_rpc_method_handler(unary, **codec)
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        error = self._refused(context.peer(), Unavailable("no such method"))
+        await asyncio.sleep(error.pause_s)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
 
     async def _request_of(self, requests: Any, context: Any) -> Any:
         subnet = peer_subnet(context.peer())

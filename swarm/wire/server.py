@@ -5,18 +5,19 @@ bounded amount of memory and work, and whoever fills a table makes room for thos
 """
 
 import asyncio
+import heapq
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
 from swarm.clock import Clock
-from swarm.errors import ConfigError, Unauthenticated, Unavailable
+from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.fairness import FairTable
-from swarm.flow import RateLimiter
+from swarm.flow import BoundedTable, RateLimiter
 from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of, verify
 from swarm.open_files import allow_descriptors
 from swarm.types import NodeId
@@ -42,7 +43,14 @@ _SEEN_AFTER_S: Final = 2.0  # by then a connection was looked at, or is gone
 _TIDY_EVERY_S: Final = 1.0
 REFUSALS_PER_S: Final = 1.0  # of one connection; an honest node waits longer after each
 REFUSALS_BURST: Final = 32.0
+# Of one subnet so many refusals are answered at once, then so many a second: the others wait, and cost nothing then.
+_PROMPT_REFUSALS: Final = 4
+_ANSWERED_PER_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 60.0
+_PAUSED_SHARE: Final = 1 / 8  # of the calls that the server takes may be refusals that wait
 _WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
+
+Refusal = TypeVar("Refusal", bound=SwarmError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +118,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._tidy_at_s = 0.0
         per_minute = self.limits.handshakes_per_minute
         self._refusals = RateLimiter[str](REFUSALS_PER_S, REFUSALS_BURST, self.limits.connections)  # by peer
+        self._answered_s = BoundedTable[str, float](MAX_SUBNETS)  # the last refusal of each subnet
+        self._paused: list[float] = []  # when those that wait are answered, a heap
         self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
@@ -123,18 +133,41 @@ class Sessions(pb_grpc.SessionServiceServicer):
         token = next((value for key, value in metadata if key == SESSION_KEY), b"")
         session = self._sessions.get(token)
         if session is None or session.expires_s <= self._clock.monotonic_s():
-            self.count_refusal(context.peer(), _WITHOUT_SESSION)
-            raise Unauthenticated("no session: call Hello on this connection first")
+            error = Unauthenticated("no session: call Hello on this connection first")
+            raise self.refused(context.peer(), error, _WITHOUT_SESSION)
         if session.peer != context.peer():
-            self.count_refusal(context.peer(), _WITHOUT_SESSION)
-            raise Unauthenticated("the session belongs to another connection")
+            error = Unauthenticated("the session belongs to another connection")
+            raise self.refused(context.peer(), error, _WITHOUT_SESSION)
         self._require_allowed(session.node_id)
         return session.node_id
 
-    def count_refusal(self, peer: str, num: int = 1) -> None:
-        """Counts a call that was refused; a connection that calls on and on is cut, since refusals are work too."""
-        if not self._refusals.spend(peer, self._clock.monotonic_s(), num):
+    def refused(self, peer: str, error: Refusal, num: int = 1) -> Refusal:
+        """The error of a call that is refused, with the time that its answer waits.
+
+        Refusals are work too: a subnet gets few of them a second, and a connection that calls on and on is cut.
+
+        Args:
+            peer: who called.
+            error: what it will be told.
+            num: how many refusals it counts for.
+        """
+        now_s = self._clock.monotonic_s()
+        is_within = self._refusals.spend(peer, now_s, num)
+        subnet = peer_subnet(peer)
+        earliest_s = now_s - _PROMPT_REFUSALS / _ANSWERED_PER_S
+        answered_s = max(self._answered_s.get(subnet, earliest_s), earliest_s) + 1 / _ANSWERED_PER_S
+        pause_s = max(0.0, answered_s - now_s)
+        while self._paused and self._paused[0] <= now_s:
+            heapq.heappop(self._paused)
+        has_place = not pause_s or len(self._paused) < _PAUSED_SHARE * self.limits.concurrent_calls
+        if not is_within or pause_s > LONGEST_PAUSE_S or not has_place:
             self.connections.cut(peer)
+            return error
+        self._answered_s[subnet] = answered_s
+        if pause_s:
+            heapq.heappush(self._paused, answered_s)
+            error.pause_s = pause_s
+        return error
 
     @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
@@ -222,7 +255,8 @@ class Sessions(pb_grpc.SessionServiceServicer):
         subnet = peer_subnet(peer)
         if not self._handshakes.spend(subnet, self._clock.monotonic_s()):
             most = self.limits.handshakes_per_minute
-            raise Unavailable(f"more than {most} handshake calls in a minute from {subnet}; slow down")
+            error = Unavailable(f"more than {most} handshake calls in a minute from {subnet}; slow down")
+            raise self.refused(peer, error)
 
 
 class SessionServer:
@@ -257,7 +291,7 @@ async def start_server(
     limits = sessions.limits
     num_connections = allow_descriptors(limits.connections)
     server = grpc.aio.server(
-        interceptors=[RequestDeadline()],
+        interceptors=[RequestDeadline(sessions.refused)],
         options=_server_options(limits, num_connections),
         maximum_concurrent_rpcs=limits.concurrent_calls,
     )

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, Unavailable
 from swarm.identity import Identity
 from swarm.telemetry.page_server import CONNECTIONS_PER_SUBNET, MAX_CONNECTIONS, Page, PageServer
+from swarm.testing.call_flood import RawConnection, Tally
 from swarm.testing.connection_flood import (
     HALF_CLIENT_HELLO,
     ConnectionFlood,
@@ -25,8 +26,10 @@ from swarm.testing.connection_flood import (
 )
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionBounds, ConnectionLimiter
+from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import open_channel
+from swarm.wire.v1.session_service_pb2 import ChallengeRequest
 
 RUN = "test-run"
 # A twentieth of the bounds of a real server.
@@ -238,7 +241,7 @@ async def test_a_connection_that_calls_on_and_on_after_refusals_is_cut(
             while not sessions.connections.is_open(peer):  # noqa: ASYNC110 - a thread looks
                 await asyncio.sleep(0.02)
         for _ in range(100):
-            sessions.count_refusal(peer)
+            sessions.refused(peer, Unavailable("no"))
         look = sessions.connections._open
 
         def is_over() -> bool:
@@ -250,3 +253,22 @@ async def test_a_connection_that_calls_on_and_on_after_refusals_is_cut(
                 await asyncio.sleep(0.02)
         assert sessions.connections.is_open(peer) is not is_defended
         await channel.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody counts"])
+async def test_calls_of_no_method_get_few_answers_and_an_end(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(wire_server, "RequestDeadline", lambda _: RequestDeadline())
+    async with serving(ServerLimits()) as server:
+        tally = Tally()
+        async with await RawConnection.open(server.endpoint, "127.0.0.1", tally) as connection:
+            calling = asyncio.ensure_future(connection.call_on("/swarm.Nobody/Nothing", ChallengeRequest()))
+            async with asyncio.timeout(30.0):
+                while not calling.done() and tally.num_refused < 200:  # noqa: ASYNC110 - the server answers
+                    await asyncio.sleep(0.02)
+            assert (calling.done() and tally.num_refused < 50) is is_defended
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)

@@ -158,7 +158,7 @@ async def test_connections_without_a_key_do_not_fill_the_calls_that_the_server_t
         monkeypatch.setattr("coordinator.daemon.STREAMS_PER_CONNECTION", num_streams)
         monkeypatch.setattr("coordinator.daemon.CONCURRENT_CALLS", 2048)
     waiting = RequestDeadline(timeout_s=60.0)  # so that the calls stay for as long as this test looks
-    monkeypatch.setattr(wire_server, "RequestDeadline", lambda: waiting)
+    monkeypatch.setattr(wire_server, "RequestDeadline", lambda _: waiting)
     monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 1000.0)
     monkeypatch.setattr(ConnectionLimiter, "look", lambda self: 0)  # nor is an attacker cut meanwhile
     honest = Identity.create()

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.timeout(60)
 class NoDeadline(grpc.aio.ServerInterceptor):
     """The server as gRPC makes it."""
 
+    def __init__(self, *_: object) -> None:
+        pass
+
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         return await continuation(handler_call_details)
 

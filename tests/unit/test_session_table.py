@@ -5,7 +5,8 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
 from swarm.identity import Identity
-from swarm.wire.server import ServerLimits, Sessions
+from swarm.wire import server as wire_server
+from swarm.wire.server import LONGEST_PAUSE_S, ServerLimits, Sessions
 
 LIMITS = ServerLimits(sessions_total=64, sessions_per_subnet=16)
 
@@ -49,3 +50,27 @@ def test_where_everybody_has_one_session_a_newcomer_waits() -> None:
         sessions._open_session(f"{number:064x}", f"ipv4:127.0.1.{number}:9")
     with pytest.raises(Unavailable, match="sessions are open"):
         sessions._open_session("ab" * 32, "ipv4:127.0.2.1:9")
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "answered at once"])
+def test_a_subnet_has_two_refusals_a_second_however_many_connections_it_has(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(wire_server, "_ANSWERED_PER_S", 1e9)
+    sessions = Sessions(Identity.create(), "run", ManualClock())
+    pauses = [sessions.refused(f"ipv4:1.2.3.4:{port}", Unavailable("no")).pause_s for port in range(1, 101)]
+    assert pauses[:4] == [0.0] * 4
+    assert (sum(pause > 0 for pause in pauses) == 96 and pauses[-1] == 48.0) is is_defended
+    assert sessions.refused("ipv4:5.6.7.8:1", Unavailable("no")).pause_s == 0.0  # another subnet does not wait
+
+
+def test_refusals_that_wait_are_few_and_a_prompt_one_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[str] = []
+    sessions = Sessions(Identity.create(), "run", clock := ManualClock(), ServerLimits(concurrent_calls=80))
+    monkeypatch.setattr(sessions.connections, "cut", cut.append)
+    waiting = [sessions.refused(f"ipv4:1.2.3.4:{port}", Unavailable("no")).pause_s for port in range(1, 31)]
+    assert sum(pause > 0 for pause in waiting) == 10 and len(cut) == 16
+    assert sessions.refused("ipv4:5.6.7.8:1", Unavailable("no")).pause_s == 0.0 and len(cut) == 16
+    clock.advance(LONGEST_PAUSE_S)
+    assert sessions.refused("ipv4:1.2.3.4:1", Unavailable("no")).pause_s == 0.0 and not sessions._paused
