@@ -3,8 +3,12 @@
 import asyncio
 import random
 
+import pytest
+
+from swarm.environments.sandbox import scoring_turns
 from swarm.environments.sandbox.scoring_turns import HALF_LIFE_S, NUM_PLACES, SLOW_FOR_S, Lane, ScoringTurns
 from swarm.interfaces import Producer
+from swarm.simulate.virtual.loop import run_virtual
 from swarm.types import NodeId
 
 
@@ -88,6 +92,42 @@ async def test_who_sent_slow_answers_goes_aside_for_a_while_and_so_does_its_subn
     assert lanes == [Lane.SLOW, Lane.SLOW, Lane.KNOWN]
     bench.now_s = SLOW_FOR_S
     assert bench.turns.lane_of(culprit) is Lane.NEW
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: a known key answers for itself"])
+def test_known_keys_of_one_subnet_with_slow_answers_are_one_beside_others(
+    is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        monkeypatch.setattr(scoring_turns, "_slow_account_of", lambda producer: producer.node_id)
+
+    async def scene() -> float:
+        now_s = asyncio.get_running_loop().time
+        turns = ScoringTurns(now_s)
+
+        async def score(producer: Producer) -> None:
+            async with turns.of(producer, Lane.SLOW):
+                await asyncio.sleep(0.4)
+                turns.charge(producer, 0.4, is_slow=True)
+
+        async def flood(name: str) -> None:
+            while True:
+                await score(make_producer(name, origin="a", is_known=True))
+
+        async with asyncio.TaskGroup() as tasks:
+            flooding = [tasks.create_task(flood(f"key {number}")) for number in range(32)]
+            await asyncio.sleep(60.0)
+            worst_s = 0.0
+            for _ in range(20):
+                began_s = now_s()
+                await score(make_producer("honest", origin="b", is_known=True))
+                worst_s = max(worst_s, now_s() - began_s)
+            for task in flooding:
+                task.cancel()
+        return worst_s
+
+    worst_s = run_virtual(scene())
+    assert (worst_s > 5.0) if is_out else (worst_s < 1.5), worst_s
 
 
 async def test_what_was_used_is_forgotten_by_half_every_half_life() -> None:

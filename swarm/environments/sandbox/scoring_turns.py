@@ -60,11 +60,13 @@ class ScoringTurns:
 
     def of(self, producer: Producer, lane: Lane) -> "_Place":
         """A context that waits for a place and holds it."""
-        return _Place(self, _account_of(producer), producer.node_id, lane)
+        account = _slow_account_of(producer) if lane is Lane.SLOW else _account_of(producer)
+        return _Place(self, account, producer.node_id, lane)
 
-    def charge(self, producer: Producer, seconds: float) -> None:
-        """Counts the time that a process spent on a producer's answers."""
-        for key in {_account_of(producer), producer.node_id}:
+    def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
+        """Counts the time that a process spent on a producer's answers; `is_slow`: among the slow ones."""
+        keys = {_account_of(producer), producer.node_id}
+        for key in keys | {_slow_account_of(producer)} if is_slow else keys:
             self._used_s.add(key, seconds, self._now_s())
 
     def note_overrun(self, producer: Producer) -> None:
@@ -131,6 +133,11 @@ class ScoringTurns:
 def _account_of(producer: Producer) -> str:
     """A known key answers for itself, a free one for where it comes from."""
     return producer.node_id if producer.is_known else producer.origin or producer.node_id
+
+
+def _slow_account_of(producer: Producer) -> str:
+    """Among slow answers where a key comes from counts, known or not: one admitted group makes a free key known."""
+    return f"slow from {producer.origin or producer.node_id}"
 
 
 @dataclass(eq=False, slots=True)

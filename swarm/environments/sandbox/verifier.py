@@ -129,7 +129,8 @@ class SandboxVerifier:
             return await self._ask_and_replace(process, idle, request)
         finally:
             if producer is not None:
-                self._turns.charge(producer, asyncio.get_running_loop().time() - began_s)
+                used_s = asyncio.get_running_loop().time() - began_s
+                self._turns.charge(producer, used_s, is_slow=idle is self._slow)
 
     async def _ask_and_replace(
         self, process: ScoringProcess, idle: list[ScoringProcess], request: "_Request"
