@@ -10,10 +10,12 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.environment import NumberedEnvironment
 from swarm.environments.load import build_environments
 from swarm.events import Event, GroupRefused, GroupsDrawn, OthersSetAside
+from swarm.exchange import admission_checks
 from swarm.exchange.agent import Agent
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import Identity
@@ -33,6 +36,7 @@ from swarm.loops import Worker, run_agent, run_worker
 from swarm.model.network import load_model
 from swarm.model.version_digest import PublishedTensors, snapshot
 from swarm.node_context import NodeContext
+from swarm.objectives import coefficients
 from swarm.objectives.methods import recipes_of
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
@@ -83,6 +87,7 @@ class Setting:
     num_hostile: int = 3
     num_steps: int = 50  # of every honest trainer
     latency_s: float = 0.02
+    is_defended: bool = True  # else every key counts in full, and nothing is checked of tokens, clipped, or guarded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +166,18 @@ def run(job: Job) -> Outcome:
         async def main() -> Outcome:
             return await HostileWorld(job, Path(folder), LoopClock(asyncio.get_running_loop())).play()
 
-        return replace(run_virtual(main()), seconds=time.monotonic() - start_s)
+        with nullcontext() if job.setting.is_defended else undefended():
+            return replace(run_virtual(main()), seconds=time.monotonic() - start_s)
+
+
+@contextmanager
+def undefended() -> Generator[None]:
+    """Takes out what stands between a free key and the weights: the rival of the benchmark, which has to lose."""
+    with ExitStack() as patches:
+        for check in ("_check_length", "_check_tokens", "_check_text", "_check_cut"):
+            patches.enter_context(patch.object(admission_checks, check, lambda *_: None))
+        patches.enter_context(patch.object(coefficients, "clip_factors", lambda *_: None))
+        yield
 
 
 class HostileWorld:
@@ -178,6 +194,8 @@ class HostileWorld:
         members = self.identities if job.entry == "members" else honest
         self.honest = frozenset(identity.node_id for identity in honest)
         self.entry = EntryConfig(members=tuple(identity.node_id for identity in members))
+        if not setting.is_defended:
+            self.entry = EntryConfig(established="everybody")
         self.configs = [self._config(config) for config in self._preset_configs()]
         rule = EntryRule(self.entry, self.configs[0].run_id, clock)
         self.coordinator = VirtualCoordinator(clock)
@@ -206,12 +224,16 @@ class HostileWorld:
 
     def _config(self, config: NodeConfig) -> NodeConfig:
         """Everybody has the same curriculum: what attackers know is no loss to the others."""
-        changes = {
+        changes: dict[str, Any] = {
             "entry": self.entry,
             "generator": config.generator.model_copy(update={"env_weights": {}}),
-            "evaluation": config.evaluation.model_copy(update={"every_steps": 20, "num_problems": 20}),
+            "evaluation": config.evaluation.model_copy(
+                update={"every_steps": 20 * self.job.setting.is_defended, "num_problems": 20}
+            ),
             "learner": config.learner.model_copy(update={"checkpoint_every": 0}),
         }
+        if not self.job.setting.is_defended:
+            changes["guard"] = config.guard.model_copy(update={"enabled": False})
         return config.model_copy(update=changes)
 
     @property
@@ -321,7 +343,7 @@ class HostileWorld:
         async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
             seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
             if seconds:
-                floods = is_hostile and self._does("flood")
+                floods = is_hostile and (self._does("flood") or (self.has_turned and not self.job.setting.is_defended))
                 await asyncio.sleep(seconds * (FLOOD_PACE if floods else pace))
             return function(*arguments)
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.hostile_keys --presets echo-tiny --attacks all       # about 10 minutes
     python -m benchmarks.hostile_keys                                         # everything, hours: stop and go on
+    python -m benchmarks.hostile_keys --undefended --entries newcomers --attacks trained_end --seeds 3    # they work
     python -m benchmarks.hostile_keys --table                                 # what there is so far
 
 Ten nodes, three of them hostile, on virtual time (`benchmarks/_hostile_world.py`): as newcomers, who attack from the
@@ -14,6 +15,7 @@ same ten nodes are honest members.
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +29,11 @@ ROOT: Final = Path(__file__).parents[1]
 LEAST: Final = -0.05  # of the lower end of the interval
 
 
-def jobs(presets: Sequence[str], entries: Sequence[str], attacks: Sequence[str], num_seeds: int) -> list[Job]:
+def jobs(
+    presets: Sequence[str], entries: Sequence[str], attacks: Sequence[str], num_seeds: int, is_defended: bool
+) -> list[Job]:
     """Honest runs first: without them there is no difference."""
-    setting = Setting()
+    setting = Setting(is_defended=is_defended)
     made: list[Job] = []
     for preset in presets:
         for attack in (HONEST, *(attack for attack in attacks if attack != HONEST)):
@@ -59,27 +63,30 @@ def describe(outcome: Outcome) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """One row for each preset, entry and attack; `!` where the interval reaches below LEAST."""
-    honest = {(o.job.preset, o.job.seed): o for o in outcomes if o.job.attack == HONEST}
+    honest = {(o.job.setting, o.job.preset, o.job.seed): o for o in outcomes if o.job.attack == HONEST}
     lines = [
         "| preset | hostile keys are | attack | seeds | held-out accuracy | difference | share of draws | held |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for preset in PRESETS:
-        for entry in ENTRIES[::-1]:
-            for attack in CASES:
-                of = [o for o in outcomes if (o.job.preset, o.job.entry, o.job.attack) == (preset, entry, attack)]
-                if not of:
-                    continue
-                pairs = [(o, honest[preset, o.job.seed]) for o in of if (preset, o.job.seed) in honest]
-                difference = estimate([o.accuracy - h.accuracy for o, h in pairs]) if pairs else None
-                is_low = difference is not None and difference.mean - (difference.half_width or 0.0) < LEAST
-                share = max(o.hostile_share for o in of)
-                lines.append(
-                    f"| {preset} | {'-' if attack == HONEST else entry} | {attack} | {len(of)} "
-                    f"| {plain(estimate([o.accuracy for o in of]))} "
-                    f"| {'-' if attack == HONEST else signed(difference)}{' !' if is_low else ''} "
-                    f"| {share:.3f} | {sum(o.num_held for o in of)} |"
-                )
+    for preset, entry, attack, is_defended in product(PRESETS, ENTRIES[::-1], CASES, (True, False)):
+        of = [
+            o
+            for o in outcomes
+            if (o.job.preset, o.job.entry, o.job.attack, o.job.setting.is_defended)
+            == (preset, entry, attack, is_defended)
+        ]
+        if not of:
+            continue
+        pairs = [(o, honest[key]) for o in of if (key := (o.job.setting, preset, o.job.seed)) in honest]
+        difference = estimate([o.accuracy - h.accuracy for o, h in pairs]) if pairs else None
+        is_low = difference is not None and difference.mean - (difference.half_width or 0.0) < LEAST
+        share = max(o.hostile_share for o in of)
+        lines.append(
+            f"| {preset} | {'-' if attack == HONEST else entry} | {attack}{'' if is_defended else ', undefended'} "
+            f"| {len(of)} | {plain(estimate([o.accuracy for o in of]))} "
+            f"| {'-' if attack == HONEST else signed(difference)}{' !' if is_low else ''} "
+            f"| {share:.3f} | {sum(o.num_held for o in of)} |"
+        )
     return "\n".join(lines)
 
 
@@ -89,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
     parser.add_argument("--entries", nargs="+", choices=ENTRIES, default=ENTRIES)
     parser.add_argument("--attacks", nargs="+", choices=CASES[1:], default=[ALL, *CASES[1:-1]])
+    parser.add_argument("--undefended", action="store_true", help="defences taken out: the attacks have to work")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each (default 2)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hostile_keys.jsonl", help="where runs are kept")
@@ -97,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     file = RunFile(path=options.out, decode=decode)
     if not options.table:
-        wanted = jobs(options.presets, options.entries, options.attacks, options.seeds)
+        wanted = jobs(options.presets, options.entries, options.attacks, options.seeds, not options.undefended)
         workers = Workers(run=run, describe=describe, num=options.workers)
         try:
             workers.measure(wanted, file, console)
