@@ -20,7 +20,7 @@ from swarm.peers.parties import SHARE, Parties
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN, Reputation
-from swarm.types import Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
+from swarm.types import Correction, Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 from swarm.weight_sync.credit import CreditLedger
 
 logger = logging.getLogger(__name__)
@@ -153,14 +153,16 @@ class GroupIngest:
     def _note_admitted(self, scored: ScoredGroup, via: NodeId) -> None:
         self.num_admitted += 1
         self._peers.learn_head(scored.group)
-        if self._learns:
-            self._replay.add(scored)
+        is_held = self._learns and self._replay.add(scored)
         self._streams.offer(scored, via)
         self._context.changed.fire()
         if scored.is_own_policy(self._context.node_id):
             # after it was added: room that it takes up is not given away
-            self._arrived(scored.group.producer, is_admitted=True)
-            if self._parties.is_established(scored.group.producer):
+            is_established = self._parties.is_established(scored.group.producer)
+            is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
+            is_useful = is_in_full or self._parties.is_private
+            self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful)
+            if is_established:
                 self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))
         elif via in self._credit_ledger.followers:
             self._strayed_s[via] = self._context.clock.monotonic_s()
@@ -190,7 +192,7 @@ class GroupIngest:
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
-    def _arrived(self, producer: NodeId, *, is_admitted: bool) -> None:
+    def _arrived(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False) -> None:
         """A group that this follower had credit for came, and was admitted or refused."""
-        self._credit_ledger.record_delivery(producer, is_admitted=is_admitted)
+        self._credit_ledger.record_delivery(producer, is_admitted=is_admitted, is_useful=is_useful)
         self._context.changed.fire()

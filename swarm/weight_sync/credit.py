@@ -28,12 +28,12 @@ GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial a
 class GeneratorRecord:
     """Delivery record of one generator, over all its streams. Times are monotonic, oldest first."""
 
-    max_outstanding: int = 1  # doubles with each admitted group, back to 1 when a grant expires
+    max_outstanding: int = 1  # doubles with each useful group, back to 1 with a useless one or when a grant expires
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
 
     @property
     def is_proven(self) -> bool:
-        """Whether a group of it was admitted, and no grant expired since."""
+        """Whether a group of it was useful, and no grant expired since."""
         return self.max_outstanding > 1
 
 
@@ -224,8 +224,13 @@ class CreditLedger:
             record.late_s.popleft()
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
-    def record_delivery(self, producer: NodeId, *, is_admitted: bool) -> None:
-        """Settles one grant with a group that arrived. A refused group proves nothing, and may be sent again."""
+    def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
+        """Settles one grant with a group that arrived.
+
+        A refused group proves nothing, and may be sent again. One that was admitted and is not useful (steps have
+        hardly a place for it) ends what its producer had proven: else a member could fill the credit of others with
+        groups that nobody learns from, and steps would be made of what is left.
+        """
         record, line = self._record_of(producer), self._lines.get(producer)
         if line is not None:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
@@ -239,7 +244,7 @@ class CreditLedger:
         else:
             return
         if is_admitted:
-            record.max_outstanding = min(2 * record.max_outstanding, self._max_window)
+            record.max_outstanding = min(2 * record.max_outstanding, self._max_window) if is_useful else 1
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
         """Whether a group was made before its producer's stream was opened, hence without credit of this stream."""

@@ -81,3 +81,17 @@ def test_a_newcomer_that_is_invited_has_full_credit_from_its_next_group_on() -> 
     ledger.record_delivery(guest.node_id, is_admitted=True)
     ledger.grant(16)
     assert line.num_outstanding == 8
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: whatever is admitted is useful"])
+def test_a_member_whose_groups_find_no_place_holds_no_credit_of_others(is_out: bool) -> None:
+    ledger, _ = open_run(ManualClock())
+    lines = [proven(ledger, key.node_id, window=8) for key in (FELLOW, MEMBER)]
+    ledger.grant(16)
+    assert [line.num_outstanding for line in lines] == [8, 8]
+    while lines[1].num_outstanding:
+        ledger.record_delivery(MEMBER.node_id, is_admitted=True, is_useful=is_out)
+    while lines[0].num_outstanding:
+        ledger.record_delivery(FELLOW.node_id, is_admitted=True)
+    ledger.grant(8)
+    assert [line.num_outstanding for line in lines] == ([4, 4] if is_out else [8, 1])
