@@ -48,7 +48,7 @@ from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.simulate.virtual.node import FLOOD_PACE, GENERATE_S, NUM_HEARD, STEP_S, ScriptedLearner
+from swarm.simulate.virtual.node import FLOOD_PACE, GENERATE_S, NUM_HEARD, STEP_S, Checkpoints, ScriptedLearner
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import InlineVerifier
 from swarm.types import (
@@ -291,7 +291,7 @@ class HostileWorld:
         node_id = identity.node_id
         if Role.TRAINER in config.roles:
             loaded = load_model(config.model)
-            learner = ScriptedLearner(node_id, {}, lambda draw: None)
+            learner = ScriptedLearner(node_id, Checkpoints(), lambda draw: None)
             engine = _StillEngine(loaded.network, loaded.tokenizer, learner.version, seed=config.seed, max_rows=512)
             engine.weights = snapshot(loaded.network)
             producer = make_producer(
