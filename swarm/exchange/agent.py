@@ -5,6 +5,7 @@ every draw is journalled before it is handed out. No background task lives here:
 `swarm.loops`.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +54,8 @@ from swarm.weight_sync.follower import WeightFollower
 from swarm.weight_sync.version_publisher import VersionPublisher
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.store import WeightStore
+
+logger = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 WINDOW_STEPS = 2  # steps whose groups one follower may have outstanding at most
@@ -188,6 +191,9 @@ class Agent:
         num_draws = await self.journal.restore()
         groups = await self.store.load_scored(self.config.replay.max_groups)
         usable = await self.context.offload(lambda: [*filter(self.admission.is_well_formed, groups)])
+        if len(usable) < len(groups):  # also where max_new_tokens is another one now
+            left_out = {"left_out": len(groups) - len(usable), "of": len(groups)}
+            logger.warning("stored groups are not learned from: their form is not that of this run", extra=left_out)
         if self.weight_follower is None:
             self.replay.restore(await self.store.uses(), usable)
         await self.streams.restore(usable)

@@ -204,7 +204,7 @@ def test_a_kill_while_the_disk_is_full_loses_no_group_either() -> None:
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nobody looks again"])
 def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_restart(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def pill(task_id: int, now_s: float) -> RolloutGroup:
         group = make_group(PEER.node_id, task_id=task_id, created_at_s=now_s)
@@ -232,6 +232,7 @@ def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_rest
             monkeypatch.setattr(Admission, "is_well_formed", lambda *_: True)
         again = bench.start()
         await again.restore()
+        assert ("stored groups are not learned from" in caplog.text) is is_defended
         (draw,) = await again.redraw(1)
         assert len(draw.groups) == (2 if is_defended else 3)
         assert (waiting.digest in again.replay.digests) is not is_defended
