@@ -126,9 +126,11 @@ class GroupDatabase:
 
     def close(self) -> None:
         """Writes the log back into the file."""
-        with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
-            self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # where this is kept, all before it is
-        self._connection.close()
+        try:
+            with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
+                self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # where it is kept, all before is
+        finally:
+            self._connection.close()
 
     # --- groups ----------------------------------------------------------------------------------
 
