@@ -234,7 +234,7 @@ class Invariants:
         for node, step in steps.items():
             if node in dead:
                 continue
-            if step == 0:
+            if step == 0 and not self._num_steps[node]:  # one that lost its disk at the end begins anew
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step")
             elif self._num_steps_before is not None and self._num_steps[node] == self._num_steps_before[node]:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step after every fault had healed")
