@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +98,7 @@ def run_coordinator(folder: str, members: list[str], profile: str) -> None:
 
 
 async def run_until_signal_of(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Until SIGTERM."""
+    """Runs work that SIGTERM ends."""
     await run_until_signal(work())
 
 
@@ -172,82 +172,87 @@ def run_attack(
 # --- honest members ------------------------------------------------------------------------------------
 
 
-async def measure_members(
-    endpoint: str,
-    fingerprint: str,
-    keys: list[str],
-    sources: list[str],
-    every_s: float,
-    seconds: float,
-    num_joins: int,
-    coordinator: int,
-) -> dict[str, list[float]]:
-    """Seconds of heartbeats from the moment they are due, of all members in turn; of joins, known and strange.
+@dataclass(kw_only=True)
+class HonestMembers:
+    """Members that beat in turn, and keys that join, beside a flood: how long each of them waits.
 
+    `waits` lists seconds: of heartbeats from the moment they are due, and of joins from known and from strange subnets.
     "work meanwhile" is what the main thread of the coordinator computed between call and answer: the wait on a core of
-    its own. `coordinator`: its process id.
+    its own.
     """
-    members = [Identity.load(Path(key)) for key in keys]
-    waits: dict[str, list[float]] = {
-        "heartbeat": [],
-        "work meanwhile": [],
-        "join known": [],
-        "join stranger": [],
-        "failed": [],
-    }
-    async with AsyncExitStack() as stack:
-        channels: list[AuthenticatedChannel] = []
-        for number, member in enumerate(members):
-            at = await stack.enter_async_context(_from(sources[number % len(sources)], endpoint))
-            channel = await open_channel(at, fingerprint, member, RUN_ID, _CALL_TIMEOUT_S)
-            stack.push_async_callback(channel.close)
-            channels.append(channel)
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
+
+    endpoint: str
+    fingerprint: str
+    keys: list[str]  # files
+    sources: list[str]  # addresses that they call from
+    every_s: float  # one heartbeat of all members together
+    seconds: float
+    num_joins: int
+    coordinator: int  # its process id
+    waits: dict[str, list[float]] = field(
+        default_factory=lambda: {
+            "heartbeat": [],
+            "work meanwhile": [],
+            "join known": [],
+            "join stranger": [],
+            "failed": [],
+        }
+    )
+
+    async def measure(self) -> None:
+        """Connects everybody, waits for a line on stdin, then beats and joins for `seconds`."""
+        members = [Identity.load(Path(key)) for key in self.keys]
+        async with AsyncExitStack() as stack:
+            channels: list[AuthenticatedChannel] = []
+            for number, member in enumerate(members):
+                at = await stack.enter_async_context(_from(self.sources[number % len(self.sources)], self.endpoint))
+                channel = await open_channel(at, self.fingerprint, member, RUN_ID, _CALL_TIMEOUT_S)
+                stack.push_async_callback(channel.close)
+                channels.append(channel)
+            print("ready", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._join_again_and_again())
+                for number in range(int(self.seconds / self.every_s)):
+                    due_s = begun_s + number * self.every_s
+                    await asyncio.sleep(max(0.0, due_s - loop.time()))
+                    place = number % len(members)
+                    tasks.create_task(self._beat(channels[place], members[place], due_s))
+
+    async def _beat(self, channel: AuthenticatedChannel, member: Identity, due_s: float) -> None:
+        loop, before_s = asyncio.get_running_loop(), main_thread(self.coordinator)[0]
+        stub: Any = CoordinatorServiceStub(channel.channel)
+        try:
+            metadata = await channel.metadata(_CALL_TIMEOUT_S)
+            await stub.Heartbeat(heartbeat_of(member, 8), metadata=metadata, timeout=_CALL_TIMEOUT_S)
+        except (grpc.RpcError, SwarmError) as error:
+            self.waits["failed"].append(loop.time() - due_s)
+            print(type(error).__name__, str(error)[:300], file=sys.stderr)
+            return
+        self.waits["heartbeat"].append(loop.time() - due_s)
+        self.waits["work meanwhile"].append(main_thread(self.coordinator)[0] - before_s)
+
+    async def _join_again_and_again(self) -> None:
+        for number in range(self.num_joins):
+            await self._join("join known", self.sources[0])
+            await self._join("join stranger", f"127.200.0.{2 + number}")
+            await asyncio.sleep(0.3)
+
+    async def _join(self, kind: str, source: str) -> None:
         loop = asyncio.get_running_loop()
-        begun_s, tasks = loop.time(), list[asyncio.Task[None]]()
-
-        async def beat(number: int, due_s: float) -> None:
-            before_s = main_thread(coordinator)[0]
-            channel, member = channels[number % len(channels)], members[number % len(channels)]
-            stub: Any = CoordinatorServiceStub(channel.channel)
-            try:
-                metadata = await channel.metadata(_CALL_TIMEOUT_S)
-                await stub.Heartbeat(heartbeat_of(member, 8), metadata=metadata, timeout=_CALL_TIMEOUT_S)
-            except (grpc.RpcError, SwarmError) as error:
-                waits["failed"].append(loop.time() - due_s)
-                print(type(error).__name__, str(error)[:300], file=sys.stderr)
-                return
-            seconds = loop.time() - due_s
-            waits["heartbeat"].append(seconds)
-            waits["work meanwhile"].append(main_thread(coordinator)[0] - before_s)
-
-        async def join(kind: str, source: str) -> None:
-            async with _from(source, endpoint) as at:
-                joined_s = loop.time()
-                while True:
-                    try:
-                        channel = await open_channel(at, fingerprint, Identity.create(), RUN_ID, 10.0)
-                    except SwarmError:
-                        await asyncio.sleep(0.1)
-                        continue
-                    break
-                waits[kind].append(loop.time() - joined_s)
-                await channel.close()
-
-        async def join_again_and_again() -> None:
-            for number in range(num_joins):
-                await join("join known", sources[0])
-                await join("join stranger", f"127.200.0.{2 + number}")
-                await asyncio.sleep(0.3)
-
-        joining = asyncio.create_task(join_again_and_again())
-        for number in range(int(seconds / every_s)):
-            due_s = begun_s + number * every_s
-            await asyncio.sleep(max(0.0, due_s - loop.time()))
-            tasks.append(asyncio.create_task(beat(number, due_s)))
-        await asyncio.gather(*tasks, joining)
-    return waits
+        async with _from(source, self.endpoint) as at:
+            joined_s = loop.time()
+            while True:
+                try:
+                    channel = await open_channel(at, self.fingerprint, Identity.create(), RUN_ID, 10.0)
+                except SwarmError:
+                    await asyncio.sleep(0.1)
+                    continue
+                break
+            self.waits[kind].append(loop.time() - joined_s)
+            await channel.close()
 
 
 def main_thread(pid: int) -> tuple[float, float]:
@@ -267,7 +272,9 @@ async def _from(source: str, endpoint: str) -> AsyncGenerator[str]:
 
 def run_members(**arguments: Any) -> None:
     """Honest members; prints what they waited."""
-    print(json.dumps(asyncio.run(measure_members(**arguments))), flush=True)
+    members = HonestMembers(**arguments)
+    asyncio.run(members.measure())
+    print(json.dumps(members.waits), flush=True)
 
 
 def main() -> None:

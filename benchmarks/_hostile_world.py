@@ -10,58 +10,47 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from benchmarks._hostile_workers import LyingClient, hostile_worker, in_place, undefended
 from coordinator.core import CoordinatorCore
-from node.build import build_worker, make_producer, open_weight_store
+from node.build import build_worker, open_weight_store
 from swarm.config import EntryConfig, NodeConfig
-from swarm.environments.curriculum import TaskMixture, evaluation_tasks
+from swarm.environments.curriculum import evaluation_tasks
 from swarm.environments.environment import NumberedEnvironment
 from swarm.environments.load import build_environments
 from swarm.events import Event, GroupRefused, GroupsDrawn, OthersSetAside
-from swarm.exchange import admission_checks
 from swarm.exchange.agent import Agent
-from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import Identity
-from swarm.interfaces import CoordinatorClient, LocalExchange, Result
+from swarm.interfaces import CoordinatorClient, Result
 from swarm.loops import Worker, run_agent, run_worker
 from swarm.model.network import load_model
-from swarm.model.version_digest import PublishedTensors, snapshot
 from swarm.node_context import NodeContext
-from swarm.objectives import coefficients
-from swarm.objectives.methods import recipes_of
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.simulate.virtual.adversaries import ADMISSIBLE, ATTACKS, Adversary
+from swarm.simulate.virtual.adversaries import ADMISSIBLE, ATTACKS
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.simulate.virtual.node import FLOOD_PACE, GENERATE_S, NUM_HEARD, STEP_S, Checkpoints, ScriptedLearner
+from swarm.simulate.virtual.node import FLOOD_PACE, GENERATE_S, STEP_S
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import InlineVerifier
 from swarm.types import (
     Advert,
-    Advice,
     Cursor,
-    EdgeReport,
-    LoadReport,
     NodeId,
-    NodeReport,
-    PolicyVersion,
     Role,
-    RolloutGroup,
 )
 
 PRESETS: Final = ("tiny", "echo-tiny")
@@ -92,7 +81,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run."""
+    """The attack, preset and seed of one run."""
 
     setting: Setting
     preset: str
@@ -113,32 +102,6 @@ class Outcome:
     refusals: dict[str, int]  # of groups that hostile keys made, by reason, at honest nodes
     num_held: int  # times that a learner's guard set the others aside
     seconds: float
-
-
-class _LyingClient(CoreClient):
-    """Reports that every honest source is late and useless."""
-
-    def __init__(self, coordinator: VirtualCoordinator, node_id: NodeId, victims: Sequence[NodeId]) -> None:
-        super().__init__(coordinator, node_id)
-        self._victims = victims
-
-    async def heartbeat(self, report: NodeReport) -> Advice:
-        lies = tuple(
-            EdgeReport(
-                source=victim, num_groups=100, age_mean_steps=64.0, ess_share=0.0, mismatch_kl=10.0, reward_mean=0.0
-            )
-            for victim in self._victims
-        )
-        return await super().heartbeat(replace(report, edges=lies))
-
-
-class _StillEngine(TransformersGenerator):
-    """An engine whose weights stay as they are while its versions go on."""
-
-    weights: PublishedTensors
-
-    def load(self, version: PolicyVersion, weights: object, **_: object) -> LoadReport:  # type: ignore[override]
-        return super().load(version, self.weights)
 
 
 @dataclass(kw_only=True)
@@ -168,16 +131,6 @@ def run(job: Job) -> Outcome:
 
         with nullcontext() if job.setting.is_defended else undefended():
             return replace(run_virtual(main()), seconds=time.monotonic() - start_s)
-
-
-@contextmanager
-def undefended() -> Generator[None]:
-    """Takes out what stands between a free key and the weights: the rival of the benchmark, which has to lose."""
-    with ExitStack() as patches:
-        for check in ("_check_length", "_check_tokens", "_check_text", "_check_cut"):
-            patches.enter_context(patch.object(admission_checks, check, lambda *_: None))
-        patches.enter_context(patch.object(coefficients, "clip_factors", lambda *_: None))
-        yield
 
 
 class HostileWorld:
@@ -247,6 +200,10 @@ class HostileWorld:
     def _does(self, attack: str) -> bool:
         return self.has_turned and self.job.attack in (attack, ALL)
 
+    def _attacks_by_groups(self) -> list[str]:
+        attacks = [*ADMISSIBLE] if self.job.attack == ALL else [self.job.attack]
+        return ["invented" if attack in SIDE_ATTACKS else attack for attack in attacks]
+
     # --- nodes ---------------------------------------------------------------------------------------
 
     def _make_node(self, number: int) -> _Node:
@@ -261,7 +218,7 @@ class HostileWorld:
             identity=identity,
             clock=self.clock,
             emit=lambda event: self._note(identity.node_id, event),
-            offload=_in_place,
+            offload=in_place,
         )
         follows = Role.TRAINER not in config.roles
         agent = Agent(
@@ -271,8 +228,18 @@ class HostileWorld:
             verifier=InlineVerifier(self.environments),
             weights=open_weight_store(config) if follows or config.weights.publish else None,
         )
-        worker = self._hostile_worker(config, identity, agent, store) if is_hostile else None
-        worker = worker or build_worker(config, identity.node_id, agent, self.clock)
+        if is_hostile:
+            worker = hostile_worker(
+                config,
+                agent,
+                store,
+                attacks=self._attacks_by_groups(),
+                environments=self.environments,
+                clock=self.clock,
+                has_turned=lambda: self.has_turned,
+            )
+        else:
+            worker = build_worker(config, identity.node_id, agent, self.clock)
         worker = replace(worker, offload=self._offload(number, is_hostile))
         return _Node(
             number=number,
@@ -283,59 +250,6 @@ class HostileWorld:
             worker=worker,
             store=store,
         )
-
-    def _hostile_worker(
-        self, config: NodeConfig, identity: Identity, agent: LocalExchange, store: MemoryGroupStore
-    ) -> Worker:
-        """An ordinary generator, or a trainer that learns nothing, whose groups are the attack's once it has turned."""
-        node_id = identity.node_id
-        if Role.TRAINER in config.roles:
-            loaded = load_model(config.model)
-            learner = ScriptedLearner(node_id, Checkpoints(), lambda draw: None)
-            engine = _StillEngine(loaded.network, loaded.tokenizer, learner.version, seed=config.seed, max_rows=512)
-            engine.weights = snapshot(loaded.network)
-            producer = make_producer(
-                config, node_id, engine, loaded.tokenizer, self.environments, recipes_of(config), self.clock
-            )
-            worker = Worker(
-                config=config,
-                exchange=agent,
-                generator=engine,
-                produce=producer.produce,
-                evaluate=lambda tasks: [],
-                learner=learner,
-                tokenizer=loaded.tokenizer,
-                evaluation_tasks={},
-                clock=self.clock,
-                offload=_in_place,
-            )
-        else:
-            worker = build_worker(config, node_id, agent, self.clock)
-        attacks = [each for each in ADMISSIBLE if self.job.attack == ALL] or [self.job.attack]
-        attacks = ["invented" if attack in SIDE_ATTACKS else attack for attack in attacks]
-        mixture = TaskMixture(self.environments, {}, seed=config.seed)
-        adversaries = [
-            Adversary(
-                attack=attack,
-                node_id=node_id,
-                config=config,
-                tokenizer=worker.tokenizer,
-                environments=self.environments,
-                clock=self.clock,
-                rng=random.Random(f"{attack} {config.seed}"),
-                heard=lambda: [scored.group for scored in store.newest(NUM_HEARD)],
-            )
-            for attack in attacks
-        ]
-        honest, generator = worker.produce, worker.generator
-
-        def produce(first: int, count: int) -> list[RolloutGroup]:
-            if not self.has_turned:
-                return honest(first, count)
-            adversary = adversaries[first // count % len(adversaries)]
-            return adversary.groups(mixture.tasks(first, count), generator.version)
-
-        return replace(worker, produce=produce)
 
     def _offload(self, number: int, is_hostile: bool) -> Callable[..., object]:
         pace = random.Random(f"pace {self.job.seed} {number}").choice([0.5, 1.0, 1.0, 2.0])
@@ -395,7 +309,7 @@ class HostileWorld:
         directory = self.directory.view(node.identity, node.config.run_id, self.clock)
         client: CoordinatorClient = CoreClient(self.coordinator, node.identity.node_id)
         if node.is_hostile and self.job.attack in ("lies", ALL):
-            client = _LyingClient(self.coordinator, node.identity.node_id, sorted(self.honest))
+            client = LyingClient(self.coordinator, node.identity.node_id, sorted(self.honest))
         async with asyncio.TaskGroup() as tasks:
             rng = random.Random(f"{self.job.seed} {node.number}")
             tasks.create_task(run_agent(node.agent, transport, directory, client, rng))
@@ -429,7 +343,7 @@ class HostileWorld:
             if self._does("lies"):
                 report = self.nodes[-1].agent.node_report(1.0)
                 for sybil in sybils:
-                    client = _LyingClient(self.coordinator, sybil, sorted(self.honest))
+                    client = LyingClient(self.coordinator, sybil, sorted(self.honest))
                     await client.heartbeat(replace(report, node_id=sybil))
 
     # --- what it gave --------------------------------------------------------------------------------
@@ -456,7 +370,3 @@ class HostileWorld:
 
 def _identity(name: str) -> Identity:
     return Identity.from_seed(hashlib.sha256(name.encode()).digest())
-
-
-async def _in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
-    return function(*arguments)

@@ -1,136 +1,41 @@
-"""The SQLite file behind a group store: one plain function for each transaction.
+"""The groups and the draw journal in the SQLite file of a store: one plain function for each transaction.
 
-Invariant: every function is all or nothing, and what cannot be written for lack of room raises StorageFull with
-everything before it intact. What decides about draws is on the disk when its function returns, and with it every group
-stored before: only groups since the newest of these can be lost with the power, and then the log has another epoch. A
-digest stays known for longer than any group may be used, so a replay is never news. A row that the disk changed never
-becomes a group, and no peer gets it: digest or signature over its bytes is checked again. A damaged file is moved aside
-when it is opened. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
+Invariant: what decides about draws is on the disk when its function returns, and with it every group stored before:
+only groups since the newest of these can be lost with the power. A digest stays known for longer than any group may be
+used, so a replay is never news. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
 """
 
-import contextlib
 import errno
-import hashlib
 import json
 import logging
-import secrets
-import sqlite3
-import zlib
-from collections.abc import Collection, Generator, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
-import numpy as np
-
-from swarm.clock import Clock
-from swarm.errors import ConfigError, StorageFull
-from swarm.exchange.reward_recheck import clamp_logprobs
-from swarm.interfaces import BeforeWrite
-from swarm.process import boot_id
-from swarm.sqlite_file import DamagedFile, is_damage, is_full, move_aside
-from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, Refused, ScoredGroup, SealedGroup, short
-from swarm.wire.envelopes import open_group
+from swarm.errors import StorageFull
+from swarm.exchange.group_file import GroupFile
+from swarm.exchange.stored_rows import (
+    SCORED_COLUMNS,
+    SEALED_COLUMNS,
+    is_whole,
+    scored_columns,
+    scored_of,
+    sealed_of,
+)
+from swarm.types import Digest, Draw, DrawnGroup, DrawPlace, ScoredGroup, SealedGroup
 
 logger = logging.getLogger(__name__)
 
 GIVEN_UP_USES: Final = 2**30  # what `uses` counts for a group that is never to be drawn again
 TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
 MAX_TOMBSTONES: Final = 1_000_000
-_RESERVE_BYTES: Final = 16 * 2**20  # room for journal and tombstones when bodies have filled their budget
-_SCHEMA_VERSION: Final = 1
-_BOOT: Final = "boot"  # key in the table of meta data: the start of the machine in which the file is, or was, open
-_NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
-_MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
-
-_SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE groups (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-    digest BLOB NOT NULL UNIQUE,
-    producer TEXT NOT NULL,
-    public_key BLOB NOT NULL,
-    signature BLOB NOT NULL,
-    is_compressed INTEGER NOT NULL,
-    is_made_here INTEGER NOT NULL,
-    rewards BLOB NOT NULL,
-    correction TEXT NOT NULL,
-    first_seen_s REAL NOT NULL,
-    size_bytes INTEGER NOT NULL
-);
-CREATE INDEX groups_own ON groups(is_made_here, sequence);
-CREATE TABLE bodies (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE tombstones (digest BLOB PRIMARY KEY, deleted_s REAL NOT NULL) WITHOUT ROWID;
-CREATE INDEX tombstones_old ON tombstones(deleted_s);
-CREATE TABLE draws (step INTEGER PRIMARY KEY, num_zero_variance INTEGER NOT NULL, source_weights TEXT NOT NULL);
-CREATE TABLE drawn (
-    step INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    digest BLOB NOT NULL,
-    age_steps INTEGER NOT NULL,
-    use INTEGER NOT NULL,
-    is_used_up INTEGER NOT NULL, -- 0 handed out, 1 not (any more), 2 given up
-    is_established INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (step, position)
-) WITHOUT ROWID;
-CREATE INDEX drawn_digest ON drawn(digest);
-"""
-# Also made in a store of before it was there.
-_SCHEMA_OF_PLACES: Final = """
-CREATE TABLE IF NOT EXISTS places (
-    step INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    producer TEXT NOT NULL,
-    is_newcomer INTEGER NOT NULL,
-    PRIMARY KEY (step, position)
-) WITHOUT ROWID;
-"""
 MAX_PLACES: Final = 4096  # that the journal keeps
+_NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
 
-_SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
-_SCORED_COLUMNS: Final = f"{_SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
 _FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
-class GroupDatabase:
-    """Groups, tombstones and the draw journal of one node, synchronously.
-
-    Args:
-        path: the database file; its folder is created.
-        clock: wall clock of the tombstones.
-        max_bytes: budget of the bodies.
-        before_write: called with the bytes of each write before it is committed.
-
-    Raises:
-        ConfigError: the file cannot be opened, or is of another schema version.
-        StorageFull: no room to create it.
-    """
-
-    def __init__(self, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None) -> None:
-        self._path = path
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._before_write = before_write
-        self._connection: sqlite3.Connection
-        self.moved_aside: Path | None = None  # where a damaged file is now, in place of which this one is new
-        try:
-            self._open()
-        except DamagedFile as damage:
-            self.moved_aside = move_aside(path, clock.now_s())
-            extra = {"file": str(path), "moved_to": str(self.moved_aside), "error": str(damage)}
-            logger.warning(
-                "the group store is damaged and was moved aside; the node goes on with an empty one, and the learner "
-                "from its checkpoint alone; check the disk, then delete the moved file",
-                extra=extra,
-            )
-            self._open()
-
-    def close(self) -> None:
-        """Writes the log back into the file."""
-        try:
-            with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
-                self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # where it is kept, all before is
-        finally:
-            self._connection.close()
+class GroupDatabase(GroupFile):
+    """Groups, tombstones and the draw journal of one node, synchronously."""
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -154,8 +59,8 @@ class GroupDatabase:
 
     def get(self, digest: Digest) -> SealedGroup | None:
         """The sealed group, or None where it is not held, or not as it was."""
-        rows = self._rows(f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
-        sealed = _sealed_of(rows[0]) if rows else None
+        rows = self._rows(f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
+        sealed = sealed_of(rows[0]) if rows else None
         return sealed if sealed is not None and is_whole(sealed) else None
 
     def contains(self, digest: Digest) -> bool:
@@ -166,11 +71,11 @@ class GroupDatabase:
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
         """Up to `limit` groups after a sequence, oldest first; one that the disk changed is logged and left out."""
         query = (
-            f"SELECT {_SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
+            f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.is_made_here IN (1, ?) AND g.sequence > ? "
             "ORDER BY g.sequence LIMIT ?"
         )
         while rows := self._rows(query, (1 if own_only else 0, after, limit)):
-            found = [(row[0], sealed) for row in rows for sealed in (_sealed_of(row),) if is_whole(sealed)]
+            found = [(row[0], sealed) for row in rows for sealed in (sealed_of(row),) if is_whole(sealed)]
             if found:
                 return found
             after = rows[-1][0]
@@ -183,8 +88,8 @@ class GroupDatabase:
 
     def load_scored(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, oldest first; one that no longer opens is logged and left out."""
-        query = f"SELECT {_SCORED_COLUMNS} {_FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
-        found = [_scored_of(row) for row in self._connection.execute(query, (limit,))]
+        query = f"SELECT {SCORED_COLUMNS} {_FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
+        found = [scored_of(row) for row in self._connection.execute(query, (limit,))]
         return [scored for scored in reversed(found) if scored is not None]
 
     # --- draw journal ----------------------------------------------------------------------------
@@ -344,177 +249,15 @@ class GroupDatabase:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            self._connection.text_factory = lambda text: text.decode(errors="replace")  # wrong text is no error of SQL
-            try:
-                self._prepare()
-                self._check()
-                self._begin_epoch()
-            except BaseException:
-                self._connection.close()
-                raise
-        except sqlite3.DatabaseError as error:
-            if is_full(error):
-                raise StorageFull(errno.ENOSPC, f"{self._path}: no room for the store") from error
-            if is_damage(error):
-                raise DamagedFile(str(error)) from None
-            raise ConfigError(f"{self._path}: cannot be opened ({error}); move it away") from None
-        except ConfigError:
-            raise
-        except (TypeError, ValueError) as error:  # a row is missing, or no number
-            raise DamagedFile(f"{type(error).__name__}: {error}") from None
-
-    def _check(self) -> None:
-        """Finds now, and not in the middle of a step, what the disk damaged.
-
-        Every page is read once: .3 s for 105 MB from a cold disk, .03 s from memory.
-        """
-        problem = str(self._scalar("PRAGMA quick_check(1)"))
-        if problem != "ok":
-            raise DamagedFile(problem.replace("\n", " "))
-        self.epoch = str(self._scalar("SELECT value FROM meta WHERE key = 'epoch'"))
-        self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
-
-    def _begin_epoch(self) -> None:
-        """Another epoch where the power was cut: positions that peers know may have been lost, and come again."""
-        known, now = self._rows("SELECT value FROM meta WHERE key = ?", (_BOOT,)), boot_id()
-        if known and now and known[0][0] != now:
-            self.epoch = secrets.token_hex(8)
-            logger.warning("the machine went down while the store was open; newest groups may be lost")
-        with contextlib.suppress(StorageFull), self._transaction(0):  # opened all the same, as it was
-            rows = (("epoch", self.epoch), (_BOOT, now))
-            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
-
-    def _prepare(self) -> None:
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")  # but `_transaction` says FULL
-        version = int(self._scalar("PRAGMA user_version"))
-        if version not in (0, _SCHEMA_VERSION):
-            raise ConfigError(f"{self._path}: schema version {version}, expected {_SCHEMA_VERSION}; move it away")
-        if version == 0:
-            # executescript commits what is open, so the whole script is one transaction of its own.
-            epoch = secrets.token_hex(8)
-            script = f"{_SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {_SCHEMA_VERSION};"
-            self._connection.executescript(f"BEGIN; {script} COMMIT;")
-        if "is_established" not in {row[1] for row in self._rows("PRAGMA table_info(drawn)")}:  # a file of 0.1.0
-            self._connection.execute("ALTER TABLE drawn ADD COLUMN is_established INTEGER NOT NULL DEFAULT 1")
-        self._connection.executescript(_SCHEMA_OF_PLACES)
-        page_bytes = int(self._scalar("PRAGMA page_size"))
-        # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
-        self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")
-
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(query, values).fetchall()
-
-    def _scalar(self, query: str, values: tuple[Any, ...] = ()) -> Any:
-        return self._connection.execute(query, values).fetchone()[0]
-
-    @contextlib.contextmanager
-    def _transaction(self, size_bytes: int, *, is_synced: bool = True) -> Generator[None, None, None]:
-        """All or nothing; a full or failing disk becomes StorageFull with everything before it intact.
-
-        `is_synced`: a power cut loses neither this nor anything before it, for one fsync.
-        """
-        try:
-            if self._before_write is not None:
-                self._before_write(size_bytes)
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException as error:
-            if self._connection.in_transaction:  # SQLite itself rolls back on some errors
-                with contextlib.suppress(sqlite3.OperationalError):
-                    self._connection.execute("ROLLBACK")
-            if is_full(error):
-                raise StorageFull(errno.ENOSPC, f"{self._path}: {error}") from error
-            raise
-
     def _insert(self, scored: ScoredGroup, sealed: SealedGroup) -> int:
-        inserted = self._connection.execute(
-            "INSERT INTO groups (digest, producer, public_key, signature, is_compressed, is_made_here, rewards,"
-            " correction, first_seen_s, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                sealed.digest,
-                sealed.producer,
-                sealed.public_key,
-                sealed.signature,
-                sealed.is_compressed,
-                scored.is_made_here,
-                _guarded(np.asarray(scored.rewards, "<f4").tobytes(), scored.correction),
-                str(scored.correction),
-                scored.first_seen_s,
-                sealed.size_bytes,
-            ),
-        )
-        sequence = inserted.lastrowid
+        row = scored_columns(scored, sealed)
+        query = f"INSERT INTO groups ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+        sequence = self._connection.execute(query, tuple(row.values())).lastrowid
         assert sequence is not None
         self._connection.execute("INSERT INTO bodies VALUES (?, ?)", (sequence, sealed.body))
         return sequence
 
     def _scored(self, digest: Digest) -> ScoredGroup | None:
-        query = f"SELECT {_SCORED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?"
+        query = f"SELECT {SCORED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?"
         row = self._connection.execute(query, (digest,)).fetchone()
-        return None if row is None else _scored_of(row)
-
-
-def is_whole(sealed: SealedGroup) -> bool:
-    """Whether a stored group is as it was written. Whoever sends another one is charged with it (3.3 us for 4 KiB)."""
-    if hashlib.sha256(sealed.body).digest() == sealed.digest:
-        return True
-    logger.warning("stored group is not as it was written, and is not sent", extra={"digest": short(sealed.digest)})
-    return False
-
-
-def _sealed_of(row: tuple[Any, ...]) -> SealedGroup:
-    """The group of a row of _SEALED_COLUMNS, or of _SCORED_COLUMNS, which begin with them."""
-    _, _, producer, _, _, is_compressed, _ = row[:7]
-    # Where a bit of a row's header flipped, a value has another type.
-    digest, public_key, signature, body = (row[i] if isinstance(row[i], bytes) else b"" for i in (1, 3, 4, 6))
-    return SealedGroup(
-        digest=digest,
-        producer=str(producer),
-        public_key=public_key,
-        signature=signature,
-        is_compressed=bool(is_compressed),
-        body=body,
-    )
-
-
-def _scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
-    """The group of a row of _SCORED_COLUMNS with this node's rewards; None when the disk changed its bytes."""
-    sealed = _sealed_of(row)
-    group = open_group(sealed, _MAX_OPENED_BYTES)
-    if isinstance(group, Refused):
-        logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
-        return None
-    is_made_here, blob, name, first_seen_s, size_bytes = row[7:]
-    try:
-        correction = Correction(name)
-        plain: bytes = blob[: 4 * len(group.rollouts)]
-        if blob != plain and blob != _guarded(plain, correction):  # without a checksum: of release 0.1.0
-            raise ValueError("its checksum is another one")
-        rewards = np.frombuffer(plain, "<f4").astype(np.float32)
-        first_seen_s = float(first_seen_s)
-    except (TypeError, ValueError) as error:
-        rewards, correction = np.zeros(0, np.float32), Correction.EXACT
-        logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})
-    if len(rewards) != len(group.rollouts) or not np.isfinite(rewards).all():
-        return None
-    return ScoredGroup(
-        digest=sealed.digest,
-        group=clamp_logprobs(group),
-        rewards=rewards,
-        correction=correction,
-        is_made_here=bool(is_made_here),
-        first_seen_s=first_seen_s,
-        size_bytes=size_bytes,
-    )
-
-
-def _guarded(rewards: bytes, correction: Correction) -> bytes:
-    """Rewards with a checksum of them: no signature covers what this node found a group worth."""
-    return rewards + zlib.crc32(rewards + str(correction).encode()).to_bytes(4, "little")
+        return None if row is None else scored_of(row)

@@ -1,16 +1,12 @@
 """The data plane between nodes: ExchangeService on authenticated TLS connections.
 
-Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
-back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here. A stream ends when nothing is
-read for the stall timeout, a chunk when others wait for its slot, and where all streams are taken, the peer with the
-most of them makes room.
+Invariant: what a peer sends is bounded before it is read, and nothing of it is opened here. What peers may call is in
+`exchange_servicer.py`.
 """
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import grpc
@@ -18,21 +14,18 @@ import grpc
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
-from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
-from swarm.wire.connection_limits import peer_subnet
 from swarm.wire.envelopes import (
     MAX_ENVELOPE_BYTES,
     sealed_from_bytes,
     sealed_from_message,
-    sealed_to_bytes,
-    sealed_to_message,
 )
-from swarm.wire.grpc_errors import Context, calling, error_of, rpc
+from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import AuthenticatedChannel, open_channel
@@ -40,18 +33,10 @@ from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (
     MAX_CHUNK_BYTES,
-    require_digest,
-    watch_from_message,
     watch_to_message,
     watched_from_message,
-    watched_to_message,
 )
 
-FETCH_BYTES: Final = 2**20  # of a group in one message
-INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
-STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
-STREAMS_TOTAL: Final = 256
-STREAMS_OF_NEWCOMERS: Final = 64  # of them that are not taken for peers of higher standing
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
@@ -296,158 +281,3 @@ def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None
         raise Unavailable(f"{what}: chunk of {len(response.data)} bytes at {len(data)} of {size}")
     data += response.data
     return size
-
-
-# --- what peers call --------------------------------------------------------------------------------------
-
-
-class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
-    """Answers peers from an ExchangeHandler."""
-
-    def __init__(
-        self,
-        handler: ExchangeHandler,
-        sessions: Sessions,
-        stall_timeout_s: float,
-        standing: Callable[[NodeId], int] = lambda node_id: 0,
-        note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
-    ) -> None:
-        self._standing, self._note_call = standing, note_call
-        self._handler = handler
-        self._sessions = sessions
-        self._stall_timeout_s = stall_timeout_s
-        self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
-        self._subnets: dict[NodeId, str] = {}  # of those peers
-        self._chunks = ChunkSlots(min(stall_timeout_s, CHUNK_STALL_S))
-
-    @rpc
-    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
-        """Own groups after the cursor, then live ones, for as long as the peer reads."""
-        peer = self._sessions.require(context)
-        cursor = cursor_from_message(request.cursor)
-        async with self._one_stream(peer, context):
-            wanted = StreamFilter(
-                relay=request.relay,
-                wants_zero_variance=request.zero_variance,
-                wants_commitments=request.commitments,
-            )
-            items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
-            async with aclosing(items):
-                async for item in items:
-                    await self._write(context, _response_of(item))
-
-    @rpc
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
-        """One held group from an offset on."""
-        peer = self._sessions.require(context)
-        async with self._one_stream(peer, context):
-            data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
-            for offset in range(request.offset, len(data), FETCH_BYTES):
-                chunk = bytes(data[offset : offset + FETCH_BYTES])
-                await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
-
-    @rpc
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """What is held of a lineage, then what is new, for as long as the peer reads."""
-        peer = self._sessions.require(context)
-        policy_id, window = watch_from_message(request)
-        async with self._one_stream(peer, context):
-            items = cast(Any, self._handler.watch(peer, policy_id, window))
-            async with aclosing(items):
-                async for item in items:
-                    await self._write(context, watched_to_message(item))
-
-    @rpc
-    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
-        """One held chunk of weights."""
-        peer = self._sessions.require(context)
-        digest = require_digest(request.digest)
-        await self._chunks.acquire(peer, context)
-        return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
-
-    async def _write(self, context: Context, response: Any) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(response)
-        except TimeoutError:
-            raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; begin again where you are") from None
-
-    @asynccontextmanager
-    async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
-        """Counts a stream while it is open. Raises Unavailable at the bounds, or when it has to make room."""
-        subnet = peer_subnet(context.peer())
-        self._note_call(peer, subnet)
-        num_own = len(self._streams.get(peer, ()))
-        if num_own >= STREAMS_PER_PEER:
-            raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
-        if sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
-            self._make_room(peer, subnet, num_own + 1)
-        async with _ended_by_timeout() as ending:
-            self._streams.setdefault(peer, []).append(ending)
-            self._subnets[peer] = subnet
-            try:
-                yield
-            finally:
-                own = self._streams.get(peer, [])
-                if ending in own:  # else it made room
-                    own.remove(ending)
-                if not own:
-                    self._streams.pop(peer, None)
-                    self._subnets.pop(peer, None)
-
-    def _make_room(self, peer: NodeId, subnet: str, num_own: int) -> None:
-        """Ends a stream of those of lower standing, as long as they have more than their part.
-
-        Else the subnet with the most streams loses one, where another would have fewer even so; else the peer with the
-        most. Keys are free: counted by them alone, 256 of one address would hold every stream.
-        """
-        standing = self._standing(peer)
-        lower = {other: own for other, own in self._streams.items() if own and self._standing(other) < standing}
-        if sum(map(len, lower.values())) > STREAMS_OF_NEWCOMERS:
-            self._end_one_of(lower)
-            return
-        others = {other: own for other, own in self._streams.items() if own and self._standing(other) <= standing}
-        if sum(map(len, others.values())) < STREAMS_OF_NEWCOMERS:  # less than the part of those of this standing
-            others = {other: own for other, own in self._streams.items() if own}
-        num_of = self._num_of_subnets(others)
-        is_shared = max(num_of.values(), default=0) <= num_of[subnet] + 1  # by subnet there is nothing to take
-        if is_shared and max(map(len, others.values()), default=0) <= num_own:
-            raise Unavailable(f"{STREAMS_TOTAL} streams are open; try another holder")
-        self._end_one_of(others, by_subnet=not is_shared)
-
-    def _end_one_of(self, streams: Mapping[NodeId, list[asyncio.Timeout]], *, by_subnet: bool = True) -> None:
-        """Ends the newest stream of the peer with most of them, in the subnet with most of them."""
-        num_of = self._num_of_subnets(streams)
-        victim = max(streams, key=lambda peer: (by_subnet and num_of[self._subnets[peer]], len(streams[peer])))
-        streams[victim].pop().reschedule(asyncio.get_running_loop().time())
-
-    def _num_of_subnets(self, streams: Mapping[NodeId, list[asyncio.Timeout]]) -> Counter[str]:
-        num_of = Counter[str]()
-        for peer, own in streams.items():
-            num_of[self._subnets[peer]] += len(own)
-        return num_of
-
-
-@asynccontextmanager
-async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
-    """What runs inside ends with Unavailable when its timeout, none at first, is moved to now."""
-    ending = asyncio.timeout(None)
-    try:
-        async with ending:
-            yield ending
-    except TimeoutError:
-        if not ending.expired():
-            raise
-        raise Unavailable("others have fewer streams open; begin again later, or at another holder") from None
-
-
-def _response_of(item: StreamItem) -> pb.SubscribeResponse:
-    response = pb.SubscribeResponse(
-        cursor=cursor_to_message(item.cursor),
-        digest=item.digest,
-        size_bytes=item.size_bytes,
-        commitments=item.commitments,
-    )
-    if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
-        response.group.CopyFrom(sealed_to_message(item.sealed))
-    return response

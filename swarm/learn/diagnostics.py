@@ -189,7 +189,7 @@ def _sources(batch: Batch) -> Iterator[tuple[str, bool, Tensor]]:
     for source in sorted(set(batch.sources)):
         groups = [index for index, name in enumerate(batch.sources) if name == source]
         is_its = torch.isin(batch.group_index, torch.tensor(groups, device=batch.mask.device))
-        for is_made_here, members in ((True, is_its & ~batch.claimed), (False, is_its & batch.claimed)):
+        for is_made_here, members in ((True, is_its & ~batch.from_peers), (False, is_its & batch.from_peers)):
             if bool(members.any()):
                 yield source, is_made_here, members
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.exchange.agent import Agent
 from swarm.interfaces import PeerAddress
-from swarm.peers.address_book import unit_of
+from swarm.peers.address_book import budget_key_of
 from swarm.peers.topology import choose_neighbours, rank
 from swarm.types import Advert, Role
 
@@ -31,7 +31,7 @@ class PeerChoice:
     trials: list[PeerAddress]  # addresses to be dialled, the most promising first
 
 
-def consider(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
+def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
     """The adverts that are looked at: of peers known to be alive or whose lineage is in use, and of others at random as
     many as there is room."""
     if len(adverts) <= MAX_CONSIDERED:
@@ -122,14 +122,14 @@ def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list
         node_id = address.node_id
         return -agent.standing(node_id), book.num_false_claims(node_id, inbound.get(node_id, ""))
 
-    turns = _turns([inbound.get(a.node_id) or unit_of(a.endpoint) for a in addresses])
+    turns = _turns([inbound.get(a.node_id) or budget_key_of(a.endpoint) for a in addresses])
     order = sorted(range(len(addresses)), key=lambda index: (doubts(addresses[index]), turns[index]))
     return [addresses[index] for index in order]
 
 
 def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
     """The same, so that a subnet with many addresses is not tried more than one with a single one."""
-    turns = _turns([unit_of(address.endpoint) for address in addresses])
+    turns = _turns([budget_key_of(address.endpoint) for address in addresses])
     return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
 
 

@@ -15,7 +15,7 @@ from swarm.exchange.agent import Agent
 from swarm.flow import Backoff, BoundedTable
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.address_trials import AddressTrials
-from swarm.loops.choose_peers import choose_peers, consider, unlisted_followers
+from swarm.loops.choose_peers import choose_peers, sample_adverts, unlisted_followers
 from swarm.loops.dial import dial
 from swarm.loops.supervise import supervise
 from swarm.peers.peer_table import MAX_PEERS
@@ -45,7 +45,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
         trials = AddressTrials(agent, transport, tasks)
         while True:
             try:
-                adverts = consider(agent, await directory.lookup(), rng)
+                adverts = sample_adverts(agent, await directory.lookup(), rng)
                 agent.peers.observe(adverts)
             except Unavailable as error:
                 logger.info("directory lookup failed", extra={"error": str(error)})

@@ -72,7 +72,7 @@ class Batch:
     step_tokens: int  # trained tokens of the whole step, before any member was dropped
     step_rollouts: int
     step_groups: int
-    is_claimed: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_external
+    is_from_peer: Tensor | None = None  # bool [N], made by another node: its log-probs are a claim; None: is_external
     is_newcomer: Tensor | None = None  # bool [N], by a node that is not established; None: nobody is one
     proximal_logprobs: Tensor | None = None  # float32 [N, L], policy at the start of the update
     reference_logprobs: Tensor | None = None  # float32 [N, L], frozen reference policy
@@ -112,9 +112,9 @@ class Batch:
         return self.token_ids.shape[0]
 
     @property
-    def claimed(self) -> Tensor:
+    def from_peers(self) -> Tensor:
         """bool [N]: rollouts of which only another node knows how they were made."""
-        return self.is_external if self.is_claimed is None else self.is_claimed
+        return self.is_external if self.is_from_peer is None else self.is_from_peer
 
     @property
     def newcomers(self) -> Tensor:
@@ -227,9 +227,9 @@ def make_batch(
         responses += [_response(rollout, drawn.scored.correction, tokenizer) for rollout in group.rollouts]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
-    is_claimed = [not drawn.scored.is_made_here for drawn in draw.groups]
+    is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
     is_newcomer = [not drawn.is_established for drawn in draw.groups]
-    is_external = is_claimed if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
+    is_external = is_from_peer if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
@@ -249,7 +249,7 @@ def make_batch(
         group_index=tensor(np.array(group_index, dtype=np.int64)),
         age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
         is_external=tensor(_per_rollout(draw.groups, is_external, np.bool_)),
-        is_claimed=tensor(_per_rollout(draw.groups, is_claimed, np.bool_)),
+        is_from_peer=tensor(_per_rollout(draw.groups, is_from_peer, np.bool_)),
         is_newcomer=tensor(_per_rollout(draw.groups, is_newcomer, np.bool_)) if any(is_newcomer) else None,
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),

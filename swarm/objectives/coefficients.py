@@ -133,7 +133,7 @@ def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
     """bool [N], rollouts whose log-probs another node made and the recipe takes; None where there is none."""
     if Requirement.BEHAVIOR_LOGPROBS not in recipe.needs or batch.ratio_ceiling == inf:
         return None
-    is_claimed = batch.claimed & batch.has_logprobs
+    is_claimed = batch.from_peers & batch.has_logprobs
     return is_claimed if bool(is_claimed.any()) else None
 
 

@@ -47,7 +47,7 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
         masses: [N, 2], of its rollouts.
     """
     clip = batch.mass_clip
-    if clip is None or not bool(batch.claimed.any()):
+    if clip is None or not bool(batch.from_peers.any()):
         return None
     reference = clip.reference or reference_masses([(batch, masses)])
     if reference is None:
@@ -56,7 +56,7 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     of_group = group_masses(batch, masses)
     factor = torch.full_like(of_group, MASS_FACTOR).index_fill_(0, batch.group_index[batch.newcomers], 1.0)
     left = factor * of_group.new_tensor(share) - (0 if clip.used is None else clip.used)
-    is_beyond = (of_group > left)[batch.group_index] & batch.claimed[:, None]
+    is_beyond = (of_group > left)[batch.group_index] & batch.from_peers[:, None]
     if not bool(is_beyond.any()):
         return None
     factors = torch.where(is_beyond, (left.clamp(min=0) / of_group)[batch.group_index], 1.0)
@@ -82,8 +82,8 @@ def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
         if factors is not None:
             num_clipped += len(batch.group_index[factors < 1].unique())
             left = left * factors
-        own += float(left[~batch.claimed].sum())
-        others += float(left[batch.claimed].sum())
+        own += float(left[~batch.from_peers].sum())
+        others += float(left[batch.from_peers].sum())
     return num_clipped, others / (own + others) if own + others > 0 else 0.0
 
 
@@ -93,7 +93,7 @@ def scope_of(recipe: Recipe, batch: Batch, num_ranks: int = 1) -> Scope:
     Micro-batches one after the other take what is left of a group's bound; those of several processes cannot tell each
     other, and hold whole groups.
     """
-    if batch.mass_clip is None or not bool(batch.claimed.any()):
+    if batch.mass_clip is None or not bool(batch.from_peers.any()):
         return recipe.scope
     if batch.mass_clip.reference is None:
         return Scope.STEP
@@ -114,10 +114,10 @@ def reference_masses(parts: Iterable[tuple[Batch, Tensor]]) -> Masses | None:
     newcomers: dict[str, list[tuple[float, float]]] = {}
     for batch, masses in parts:
         of_group = (group_masses(batch, masses) * batch.step_groups).tolist()
-        claimed = set(batch.group_index[batch.claimed].tolist())
+        by_peers = set(batch.group_index[batch.from_peers].tolist())
         fresh = set(batch.group_index[batch.newcomers].tolist())
         for group, (size, pull) in enumerate(of_group):
-            if size > 0 and group not in claimed:
+            if size > 0 and group not in by_peers:
                 own.append((size, pull))
             elif size > 0:
                 sources = newcomers if group in fresh else established

@@ -127,7 +127,7 @@ class AddressBook:
             return self._known_dials.try_take(now_s)
         if not self._stranger_dials.try_take(now_s, keep=0.0 if is_alive else RESERVE):
             return False
-        if not self._per_subnet[is_alive].try_take(unit_of(address.endpoint), now_s):
+        if not self._per_subnet[is_alive].try_take(budget_key_of(address.endpoint), now_s):
             self._stranger_dials.put_back(now_s)
             return False
         return True
@@ -145,7 +145,7 @@ class AddressBook:
             self._known_dials.put_back(now_s)
         else:
             self._stranger_dials.put_back(now_s)
-            self._per_subnet[is_alive].put_back(unit_of(address.endpoint), now_s)
+            self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
             self._failures.pop(address.endpoint, None)
         self._false_claims.pop(address.node_id, None)
         self._add(address, self._clock.now_s())
@@ -270,7 +270,7 @@ def anchor_of(text: str) -> PeerAddress:
 
 
 @lru_cache(maxsize=2**14)
-def unit_of(endpoint: str) -> str:
+def budget_key_of(endpoint: str) -> str:
     """What one party may fill with claims: the subnet of a public address, the domain of a name.
 
     Loopback and private addresses stand for themselves, with their port: many nodes of one lab share a machine.

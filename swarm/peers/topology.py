@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from swarm.interfaces import PeerAddress
-from swarm.peers.address_book import is_public, unit_of
+from swarm.peers.address_book import budget_key_of, is_public
 from swarm.types import NodeId
 
 
@@ -64,7 +64,7 @@ class _Places:
             if peer in self.chosen:
                 continue
             if is_public(peer.endpoint):
-                subnet = unit_of(peer.endpoint)
+                subnet = budget_key_of(peer.endpoint)
                 if self._of_subnet[subnet] >= self.most_of_subnet:
                     continue
                 self._of_subnet[subnet] += 1

@@ -58,7 +58,7 @@ class HeadCall(Call):
 
 @dataclass(kw_only=True)
 class BeatCall(Call):
-    """A heartbeat."""
+    """A heartbeat of a node, and the advice it got."""
 
     node_id: NodeId
     advice: Advice | None = None

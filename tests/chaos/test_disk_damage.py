@@ -18,7 +18,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError
-from swarm.exchange import group_database
+from swarm.exchange import group_file
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -314,7 +314,7 @@ def test_a_power_cut_gives_the_log_another_epoch(
 
     for boot, is_closed in (("", True), ("another start", False), ("a third", True), ("a fourth", True)):
         if boot:
-            monkeypatch.setattr(group_database, "boot_id", lambda boot=boot: boot)
+            monkeypatch.setattr(group_file, "boot_id", lambda boot=boot: boot)
         if is_closed:
             asyncio.run(_second_life(file, look))
             continue

@@ -201,7 +201,7 @@ def without_quarantine(patch: pytest.MonkeyPatch, directory: Path) -> None:
     patch.setattr(
         GroupDatabase, "_scalar", lambda self, query, *rest: "ok" if "quick" in query else scalar(self, query, *rest)
     )
-    patch.setattr("swarm.exchange.group_database.is_damage", lambda error: False)
+    patch.setattr("swarm.exchange.group_file.is_damage", lambda error: False)
     patch.setattr("swarm.exchange.group_store.is_damage", lambda error: False)
 
 
@@ -255,6 +255,12 @@ class Case:
     logged: str = ""
 
 
+def damaged_store(damage: Damage) -> Case:
+    """The store is moved aside, and the node goes on from its checkpoint."""
+    logged = "the group store is damaged and was moved aside"
+    return Case(damage=damage, mutation=without_quarantine, outcome=6, logged=logged)
+
+
 CASES = {
     "checkpoint flipped": Case(
         damage=lambda d: flip(checkpoint(d) / "tensors.safetensors", 0.9),
@@ -282,24 +288,9 @@ CASES = {
         outcome=r"checkpoints: no readable checkpoint .* put a copy of one back there",
         logged="a checkpoint is damaged",
     ),
-    "groups.sqlite: rubbish pages": Case(
-        damage=rubbish_in_the_middle,
-        mutation=without_quarantine,
-        outcome=6,
-        logged="the group store is damaged and was moved aside",
-    ),
-    "groups.sqlite truncated": Case(
-        damage=cut_database,
-        mutation=without_quarantine,
-        outcome=6,
-        logged="the group store is damaged and was moved aside",
-    ),
-    "groups.sqlite: header overwritten": Case(
-        damage=overwrite_header,
-        mutation=without_quarantine,
-        outcome=6,
-        logged="the group store is damaged and was moved aside",
-    ),
+    "groups.sqlite: rubbish pages": damaged_store(rubbish_in_the_middle),
+    "groups.sqlite truncated": damaged_store(cut_database),
+    "groups.sqlite: header overwritten": damaged_store(overwrite_header),
     "groups.sqlite deleted": Case(
         damage=lambda d: [path.unlink() for path in d.glob("groups.sqlite*")],
         mutation=the_journal_must_reach_the_checkpoint,

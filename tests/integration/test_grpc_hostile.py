@@ -16,7 +16,8 @@ import pytest
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
+from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
+from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.testing.builders import HoldsNothing

@@ -14,8 +14,9 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
-from swarm.exchange import grpc_transport
-from swarm.exchange.grpc_transport import STREAMS_PER_PEER, GrpcTransport
+from swarm.exchange import exchange_servicer
+from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
+from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, Transport
 from swarm.simulate.virtual.faults import FaultPlan
@@ -399,7 +400,7 @@ async def test_watches_of_one_peer_are_bounded_and_a_slow_reader_is_cut(node: No
 
 
 async def test_where_all_streams_are_taken_who_has_the_most_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", STREAMS_PER_PEER)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", STREAMS_PER_PEER)
     await node.holder.append(manifest(1))
     channels = [await node.open() for _ in range(4)]
 

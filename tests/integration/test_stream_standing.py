@@ -12,7 +12,7 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
-from swarm.exchange import grpc_transport
+from swarm.exchange import exchange_servicer
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
@@ -55,8 +55,8 @@ async def has_stream(client: PeerClient) -> AsyncIterator[StreamItem] | None:
 async def test_streams_from_as_many_subnets_as_places_keep_no_known_peer_out(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", NUM_PLACES)
-    monkeypatch.setattr(grpc_transport, "STREAMS_OF_NEWCOMERS", NUM_PLACES // 4)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", NUM_PLACES)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_OF_NEWCOMERS", NUM_PLACES // 4)
     peers = Peers(SERVER.node_id)
     server = GrpcTransport(
         SERVER,

@@ -23,8 +23,8 @@ from swarm.peers.address_book import (
     SUBNET_BURST,
     SUBNET_PER_S,
     AddressBook,
+    budget_key_of,
     save_known_peers,
-    unit_of,
 )
 from swarm.types import NodeId
 
@@ -266,7 +266,7 @@ def test_rubbish_on_the_disk_is_passed_over(tmp_path: Path, content: bytes, num_
 
 
 def test_units_are_subnets_domains_and_local_ports() -> None:
-    assert unit_of("8.8.8.8:1") == unit_of("8.8.8.9:2") == "8.8.8.0/24"
-    assert unit_of("[::ffff:8.8.8.8]:1") == "8.8.8.0/24"
-    assert unit_of("a.example.org:1") == unit_of("b.c.Example.org:2") == "example.org"
-    assert len({unit_of(e) for e in ("127.0.0.1:1", "127.0.0.1:2", "10.0.0.1:1", "[::1]:1", "node:1")}) == 5
+    assert budget_key_of("8.8.8.8:1") == budget_key_of("8.8.8.9:2") == "8.8.8.0/24"
+    assert budget_key_of("[::ffff:8.8.8.8]:1") == "8.8.8.0/24"
+    assert budget_key_of("a.example.org:1") == budget_key_of("b.c.Example.org:2") == "example.org"
+    assert len({budget_key_of(e) for e in ("127.0.0.1:1", "127.0.0.1:2", "10.0.0.1:1", "[::1]:1", "node:1")}) == 5

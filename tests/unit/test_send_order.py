@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.exchange.grpc_transport import STREAMS_PER_PEER
+from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
 from swarm.exchange.send_order import STUCK_S, SendOrder
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.peers.reputation import Reputation
