@@ -18,6 +18,7 @@ from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
+from swarm.node_context import IN_PLACE_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_rollout
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
@@ -90,7 +91,9 @@ def _admission(verifier: Verifier) -> "Admission":
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=16),
         exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
-    context = make_context(config, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread)
+    context = make_context(
+        config, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread, in_place_bytes=IN_PLACE_BYTES
+    )
     store = MemoryGroupStore(context.clock, max_bytes=2**30)
     return make_admission(context, store, verifier=verifier, environments=frozenset({_ENVIRONMENT.name}))
 

@@ -19,7 +19,7 @@ from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
-from swarm.interfaces import GroupStore, Producer, Tokenizer, Verifier
+from swarm.interfaces import GroupStore, Producer, Result, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
@@ -37,7 +37,7 @@ from swarm.types import (
     short,
 )
 from swarm.weight_sync.credit import CreditLedger
-from swarm.wire.envelopes import open_group
+from swarm.wire.envelopes import open_group, stated_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Arrival:
 
     sealed: SealedGroup  # as it travelled; hostile
     via: NodeId  # the authenticated peer that sent it
+    is_small: bool  # also when it is decompressed
     group: RolloutGroup | None = None  # once digest, signature and structure hold
     order: int = 0  # among commitments and arrivals, once it is opened
     turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
@@ -93,7 +94,7 @@ class Admission:
             sealed: as it travelled; hostile.
             via: the authenticated peer that sent it.
         """
-        arrival = Arrival(sealed=sealed, via=via)
+        arrival = Arrival(sealed=sealed, via=via, is_small=stated_bytes(sealed) <= self._context.in_place_bytes)
         finding = self._check_unread(arrival)
         if finding is None:
             async with self._slots.turn(via, is_known=self._reputation.score(via) > 0) as arrival.turn:
@@ -165,7 +166,7 @@ class Admission:
                 return finding
             with self._counting_against_credit(group):
                 return (
-                    await self._form(group)
+                    await self._form(group, arrival)
                     or self._novelty_of_answers(arrival, group)
                     or await self._task_prompt_and_rewards(group, arrival)
                     or self._correction(group, arrival)
@@ -174,6 +175,12 @@ class Admission:
                 )
         finally:
             self._in_flight.discard(digest)
+
+    async def _compute(self, arrival: Arrival, function: Callable[..., Result], /, *arguments: object) -> Result:
+        """The result of a pure function: of a small group in place, where waking a thread would be most of the cost."""
+        if arrival.is_small:
+            return function(*arguments)
+        return await self._context.offload(function, *arguments)
 
     # --- unread --------------------------------------------------------------------------------------
 
@@ -194,7 +201,7 @@ class Admission:
     # --- sealed --------------------------------------------------------------------------------------
 
     async def _digest(self, arrival: Arrival) -> Finding:
-        if await self._context.offload(_digest_of, arrival.sealed.body) != arrival.sealed.digest:
+        if await self._compute(arrival, _digest_of, arrival.sealed.body) != arrival.sealed.digest:
             return RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"
         return None
 
@@ -204,8 +211,8 @@ class Admission:
         return None
 
     async def _signature_and_structure(self, arrival: Arrival) -> Finding:
-        opened = await self._context.offload(
-            open_group, arrival.sealed, self._limits.max_group_bytes, self._limits.counts
+        opened = await self._compute(
+            arrival, open_group, arrival.sealed, self._limits.max_group_bytes, self._limits.counts
         )
         if isinstance(opened, Refused):
             return opened.reason, opened.detail
@@ -278,8 +285,8 @@ class Admission:
 
     # --- opened: content and answers -----------------------------------------------------------------
 
-    async def _form(self, group: RolloutGroup) -> Finding:
-        return await self._context.offload(check_form, group, self._tokenizer, self._limits)
+    async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
+        return await self._compute(arrival, check_form, group, self._tokenizer, self._limits)
 
     def _novelty_of_answers(self, arrival: Arrival, group: RolloutGroup) -> Finding:
         bits = self._novelty.copied_bits(group, arrival.sealed.digest, arrival.order)

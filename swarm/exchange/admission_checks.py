@@ -7,6 +7,7 @@ Shape letters: G rollouts, P prompt tokens, T response tokens.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from swarm.types import (
     RefusalReason,
     Rollout,
     RolloutGroup,
+    Sampling,
     TokenTrace,
 )
 from swarm.wire.group_counts import CountLimits
@@ -80,49 +82,54 @@ def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
         return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {least} to {most}"
-    num_traced = sum([rollout.trace is not None for rollout in group.rollouts])
-    if num_traced not in (0, len(group.rollouts)):
+    traces = [rollout.trace for rollout in group.rollouts if rollout.trace is not None]
+    if len(traces) not in (0, len(group.rollouts)):
         return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"
-    if (
-        num_traced
-        and group.tokenizer_digest == tokenizer.digest
-        and not _are_in_vocabulary(group.prompt_ids, tokenizer)
-    ):
-        return RefusalReason.BAD_TOKENS, f"token id of the prompt outside [0, {tokenizer.vocab_size})"
-    for rollout in group.rollouts:
-        finding = _check_rollout(rollout, group, tokenizer, limits)
+    finding = _check_sampled(group, limits)
+    if finding is None and traces:
+        finding = _check_length(traces, limits) or _check_traces(group, traces)
+    if finding is None and traces and group.tokenizer_digest == tokenizer.digest:
+        return _check_tokens(group, traces, tokenizer) or _check_answers(group, tokenizer)
+    return finding or _check_reencoded(group, tokenizer, limits)
+
+
+def _check_sampled(group: RolloutGroup, limits: AdmissionLimits) -> Finding:
+    for sampling in {id(rollout.sampling): rollout.sampling for rollout in group.rollouts}.values():  # mostly one
+        finding = _check_sampling(sampling, limits)
         if finding is not None:
             return finding
-    if not num_traced or group.tokenizer_digest != tokenizer.digest:
-        return _check_reencoded(group, tokenizer, limits)
+    for rollout in group.rollouts:
+        if rollout.finish is FinishReason.ABORTED:
+            return RefusalReason.BAD_SAMPLING, "an aborted rollout"
+        if rollout.finish is FinishReason.LENGTH:
+            most = len(rollout.text.encode()) if rollout.trace is None else rollout.trace.token_ids.size
+            finding = _check_cut_off(most, limits)
+            if finding is not None:
+                return finding
+    return None
+
+
+def _check_traces(group: RolloutGroup, traces: Sequence[TokenTrace]) -> Finding:
+    """What needs no vocabulary: ids of another one are never looked up here."""
+    for rollout, trace in zip(group.rollouts, traces, strict=True):
+        finding = _check_spans(trace, group.policy_id) or _check_byte_lengths(rollout.text, trace)
+        if finding is not None:
+            return finding
+    return _check_logprobs(traces)
+
+
+def _check_answers(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
+    """Text against tokens of our vocabulary."""
+    for rollout in group.rollouts:
+        assert rollout.trace is not None
+        finding = _check_text(rollout.text, rollout.trace, tokenizer) or _check_end(rollout, rollout.trace, tokenizer)
+        if finding is not None:
+            return finding
     return _check_cut(group, tokenizer)
 
 
-def _check_rollout(rollout: Rollout, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    if rollout.finish is FinishReason.ABORTED:
-        return RefusalReason.BAD_SAMPLING, "an aborted rollout"
-    finding = _check_sampling(rollout, limits)
-    if finding is not None:
-        return finding
-    trace = rollout.trace
-    if trace is None:
-        return _check_cut_off(rollout, len(rollout.text.encode()), limits)
-    finding = (
-        _check_length(trace, limits)
-        or _check_cut_off(rollout, trace.token_ids.size, limits)
-        or _check_spans(trace, group.policy_id)
-        or _check_tokens(trace, group, tokenizer)
-        or _check_logprobs(trace)
-        or _check_byte_lengths(rollout.text, trace)
-    )
-    if finding is None and group.tokenizer_digest == tokenizer.digest:
-        finding = _check_text(rollout.text, trace, tokenizer) or _check_end(rollout, trace, tokenizer)
-    return finding
-
-
-def _check_sampling(rollout: Rollout, limits: AdmissionLimits) -> Finding:
+def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
     """Sampling is as the run has it: objectives weigh by length limits, and gradients grow as a temperature falls."""
-    sampling = rollout.sampling
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
         return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, not the run's {limits.temperature}"
     if sampling.max_new_tokens != limits.max_new_tokens:
@@ -144,19 +151,23 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
     return None
 
 
-def _check_length(trace: TokenTrace, limits: AdmissionLimits) -> Finding:
-    """A single answer: the model chose every token, so that no row is longer than prompt and `max_new_tokens`."""
-    num_tokens = trace.token_ids.size
-    if not 1 <= num_tokens <= limits.max_new_tokens:
-        return RefusalReason.BAD_TOKENS, f"{num_tokens} tokens, expected 1 to {limits.max_new_tokens}"
-    if not trace.action_mask.all() or trace.turn_ids.any():
+# One call of numpy costs as much for an answer as for all of a group, so those below look at all answers at once.
+
+
+def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Finding:
+    """Single answers: the model chose every token, so that no row is longer than prompt and `max_new_tokens`."""
+    sizes = [trace.token_ids.size for trace in traces]
+    if min(sizes) < 1 or max(sizes) > limits.max_new_tokens:
+        return RefusalReason.BAD_TOKENS, f"{min(sizes)} to {max(sizes)} tokens, expected 1 to {limits.max_new_tokens}"
+    is_chosen = np.concatenate([trace.action_mask for trace in traces])
+    if not is_chosen.all() or np.concatenate([trace.turn_ids for trace in traces]).any():
         return RefusalReason.BAD_TOKENS, "tokens that the model did not choose, or several turns, in a single answer"
     return None
 
 
-def _check_cut_off(rollout: Rollout, most_tokens: int, limits: AdmissionLimits) -> Finding:
+def _check_cut_off(most_tokens: int, limits: AdmissionLimits) -> Finding:
     """What was cut off has all the tokens that it may have; a text stands for a byte of each at least."""
-    if rollout.finish is FinishReason.LENGTH and most_tokens < limits.max_new_tokens:
+    if most_tokens < limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
     return None
 
@@ -168,12 +179,12 @@ def _check_end(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer) -> Fin
     return None
 
 
-def _check_tokens(trace: TokenTrace, group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    if group.tokenizer_digest != tokenizer.digest:
-        return None  # ids of another vocabulary are never looked up here
-    if not _are_in_vocabulary(trace.token_ids, tokenizer):
+def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: Tokenizer) -> Finding:
+    if not _are_in_vocabulary(group.prompt_ids, tokenizer):
+        return RefusalReason.BAD_TOKENS, f"token id of the prompt outside [0, {tokenizer.vocab_size})"
+    if not _are_in_vocabulary(np.concatenate([trace.token_ids for trace in traces]), tokenizer):
         return RefusalReason.BAD_TOKENS, f"token id outside [0, {tokenizer.vocab_size})"
-    if not tokenizer.eos_ids.isdisjoint(trace.token_ids[:-1].tolist()):
+    if not all(tokenizer.eos_ids.isdisjoint(trace.token_ids[:-1].tolist()) for trace in traces):
         return RefusalReason.BAD_TOKENS, "tokens after an end of sequence"  # no sampler goes on there
     return None
 
@@ -208,10 +219,11 @@ def _are_in_vocabulary(ids: IntArray, tokenizer: Tokenizer) -> bool:
     return not ids.size or int(np.maximum.reduce(ids.view(np.uint32))) < tokenizer.vocab_size
 
 
-def _check_logprobs(trace: TokenTrace) -> Finding:
-    if trace.logprobs is None:
+def _check_logprobs(traces: Sequence[TokenTrace]) -> Finding:
+    known = [trace.logprobs[trace.action_mask] for trace in traces if trace.logprobs is not None]
+    if not known:
         return None
-    values = trace.logprobs[trace.action_mask]
+    values = np.concatenate(known)
     least, largest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))  # both NaN when one value is
     if not (math.isfinite(least) and math.isfinite(largest)):
         return RefusalReason.BAD_LOGPROBS, "a log-prob that is not finite"
@@ -237,13 +249,8 @@ def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
 
 def _check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
     """The texts are cut into about as many tokens as usual: nobody teaches others to spell."""
-    if group.tokenizer_digest != tokenizer.digest:
-        return None
-    num_tokens = num_usual = 0
-    for rollout in group.rollouts:
-        if rollout.trace is not None:
-            num_tokens += rollout.trace.token_ids.size
-            num_usual += len(tokenizer.encode_response(rollout.text))
+    num_tokens = sum([rollout.trace.token_ids.size for rollout in group.rollouts if rollout.trace is not None])
+    num_usual = sum([len(tokenizer.encode_response(rollout.text)) for rollout in group.rollouts])
     if num_tokens > _CUT_FACTOR * num_usual + _CUT_EXTRA:
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None

@@ -228,15 +228,15 @@ class Novelty:
         """Remembers a group that was admitted or made here. Copies of it that were admitted before are dropped."""
         task = (group.env, group.task_id)
         overtaken: dict[Digest, list[float]] = {}
-        for key, rollout, bits in zip(answer_keys(group), group.rollouts, claimed_bits(group), strict=True):
-            num_tokens = 0 if rollout.trace is None else rollout.trace.token_ids.size
-            claim = _Claim(group.producer, digest, order, bits, num_tokens)
+        for key, rollout in zip(answer_keys(group), group.rollouts, strict=True):
             known = self._answers.get(key)
+            if known is not None and any(each.group == digest for each in (*known.first, *known.later)):
+                continue  # equal answers in a group count once
+            num_tokens = 0 if rollout.trace is None else rollout.trace.token_ids.size
+            claim = _Claim(group.producer, digest, order, _bits(rollout), num_tokens)
             if known is None:
                 self._answers[key] = _Answer(task, (claim,))
                 self._num_of_task[task] += 1
-                continue
-            if any(each.group == digest for each in (*known.first, *known.later)):
                 continue
             first = self._first_of((*known.first, claim))
             others = (*known.later, *known.first, claim)

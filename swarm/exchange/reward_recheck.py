@@ -19,7 +19,6 @@ from swarm.types import (
     RolloutGroup,
     ScoredGroup,
     SealedGroup,
-    TokenTrace,
 )
 
 _TEMPLATE_TOKENS = 1024  # of another model's chat template
@@ -91,13 +90,10 @@ def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
 
 def clamp_logprobs(group: RolloutGroup) -> RolloutGroup:
     """The group with log-probs above 0 by rounding set to 0; the same object when there are none."""
-    if not any(_exceeds_zero(rollout.trace) for rollout in group.rollouts):
+    known = [r.trace.logprobs for r in group.rollouts if r.trace is not None and r.trace.logprobs is not None]
+    if not known or not (np.concatenate(known) > 0).any():  # one call for all: nearly no group has any
         return group
     return replace(group, rollouts=tuple(_clamped(rollout) for rollout in group.rollouts))
-
-
-def _exceeds_zero(trace: TokenTrace | None) -> bool:
-    return trace is not None and trace.logprobs is not None and bool(np.count_nonzero(trace.logprobs > 0))
 
 
 def _clamped(rollout: Rollout) -> Rollout:

@@ -35,7 +35,7 @@ def make_context(config: NodeConfig | None = None, identity: Identity | None = N
         identity: of the node.
         changes: other fields of `NodeContext`; without `emit` events are dropped, without `offload` all runs inline.
     """
-    plain: dict[str, Any] = {"clock": ManualClock(), "emit": lambda event: None, "offload": inline}
+    plain: dict[str, Any] = {"clock": ManualClock(), "emit": lambda event: None, "offload": inline, "in_place_bytes": 0}
     return NodeContext(config=config or NodeConfig(), identity=identity or make_identity(), **{**plain, **changes})
 
 

@@ -141,6 +141,16 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
     return plain
 
 
+def stated_bytes(sealed: SealedGroup) -> int:
+    """Bytes that opening a sealed group handles at most: travelled, or decompressed as it states; unopened."""
+    if not sealed.is_compressed:
+        return len(sealed.body)
+    try:
+        return max(len(sealed.body), zstandard.frame_content_size(sealed.body))
+    except zstandard.ZstdError:  # refused as soon as it is opened
+        return len(sealed.body)
+
+
 def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
     """A sealed group as a message; its digest and producer follow from body and key."""
     codec = rollout_pb2.BODY_CODEC_ZSTD if sealed.is_compressed else rollout_pb2.BODY_CODEC_IDENTITY

@@ -106,8 +106,9 @@ async def number_before(node: Node, honest: Identity, flood: list[asyncio.Task[S
 
 
 def first_come_first_served(self: ScoringTurns, lane: Lane) -> Any:
+    waiting = [each for line in self._waiting[lane].values() for key in line.parties for each in line.of(key)]
     holding = self._holding[lane]
-    free = (each for each in self._waiting[lane] if each.account not in holding and not each.place.done())
+    free = (each for each in waiting if each.account not in holding and not each.place.done())
     return next(free, None)
 
 

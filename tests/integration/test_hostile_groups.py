@@ -60,8 +60,8 @@ def only_shown_text(text: str, trace: TokenTrace, tokenizer: Any) -> Any:
     return None if shown_by(trace) == text else (RefusalReason.TEXT_MISMATCH, "another text")
 
 
-def only_trained_length(trace: TokenTrace, limits: AdmissionLimits) -> Any:
-    is_long = int(trace.action_mask.sum()) > limits.max_new_tokens
+def only_trained_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Any:
+    is_long = max(int(trace.action_mask.sum()) for trace in traces) > limits.max_new_tokens
     return (RefusalReason.BAD_TOKENS, "too many trained tokens") if is_long else None
 
 

@@ -161,4 +161,4 @@ async def test_turns_that_are_cancelled_leave_nothing() -> None:
         for task in rng.sample(tasks, 3):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert not any(turns._holding.values()) and not any(turns._waiting.values())
+    assert not any(turns._holding) and not any(turns._waiting) and not turns._num_waiting

@@ -7,9 +7,10 @@ never hold all places together. Nobody holds two places of one kind.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import Final
 
+from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, DecayingSums
 from swarm.interfaces import Producer
 
@@ -19,18 +20,19 @@ SLOW_FOR_S: Final = 60.0  # after an answer that took too long
 MAX_ACCOUNTS: Final = 4096
 
 
-class Lane(Enum):
+class Lane(IntEnum):
     """Kinds of places, in the order in which they are filled."""
 
-    KNOWN = "known"
-    NEW = "new"
-    SLOW = "slow"  # answers that took longer than a first try may, and those of who sent such before
+    KNOWN = 0
+    NEW = 1
+    SLOW = 2  # answers that took longer than a first try may, and those of who sent such before
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
     account: str  # what a newcomer uses counts against its origin: keys are free
     producer: str
+    lane: Lane
     place: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -48,8 +50,10 @@ class ScoringTurns:
         self._now_s = now_s
         self._used_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._overran_s = BoundedTable[str, float](MAX_ACCOUNTS)  # when an answer took too long
-        self._holding: dict[Lane, set[str]] = {lane: set() for lane in Lane}  # accounts
-        self._waiting: dict[Lane, list[_Waiter]] = {lane: [] for lane in Lane}  # in order of arrival
+        self._holding: list[set[str]] = [set() for _ in Lane]  # accounts
+        # By account and, in it, by producer: a flood makes the lines longer, and the choice hardly dearer.
+        self._waiting: list[dict[str, FairTable[str, _Waiter]]] = [{} for _ in Lane]
+        self._num_waiting = 0
 
     def lane_of(self, producer: Producer) -> Lane:
         """Where the answers of a producer are tried first."""
@@ -76,18 +80,17 @@ class ScoringTurns:
 
     async def enter(self, account: str, producer: str, lane: Lane) -> None:
         """Waits for a place; every place that was given is left again by `leave`."""
-        if not any(self._waiting.values()) and self._has_room(lane) and account not in self._holding[lane]:
+        if not self._num_waiting and self._has_room(lane) and account not in self._holding[lane]:
             self._holding[lane].add(account)
             return
-        waiter = _Waiter(account, producer)
-        self._waiting[lane].append(waiter)
+        waiter = _Waiter(account, producer, lane)
+        self._waiting[lane].setdefault(account, FairTable()).add(producer, waiter)
+        self._num_waiting += 1
         self._grant()
         try:
             await waiter.place
         except asyncio.CancelledError:
-            if waiter in self._waiting[lane]:
-                self._waiting[lane].remove(waiter)
-            else:  # its turn had come
+            if not self._remove(waiter):  # its turn had come
                 self.leave(account, lane)
             raise
 
@@ -96,38 +99,51 @@ class ScoringTurns:
         self._holding[lane].discard(account)
         self._grant()
 
+    def _remove(self, waiter: _Waiter) -> bool:
+        of_account = self._waiting[waiter.lane].get(waiter.account)
+        if of_account is None or not of_account.remove(waiter.producer, waiter):
+            return False
+        if not of_account:
+            del self._waiting[waiter.lane][waiter.account]
+        self._num_waiting -= 1
+        return True
+
     def _has_room(self, lane: Lane) -> bool:
-        num_known, num_new, num_slow = (len(self._holding[each]) for each in Lane)
+        num_known, num_new, num_slow = map(len, self._holding)
         if num_known + num_new + num_slow >= NUM_PLACES:
             return False
         return lane is Lane.KNOWN or (num_new + num_slow < NUM_PLACES - 1 and (lane is Lane.NEW or not num_slow))
 
     def _grant(self) -> None:
-        while any(self._waiting.values()):
-            lane = next(iter(self._next_lanes()), None)
-            waiter = None if lane is None else self._next_in(lane)
-            if lane is None or waiter is None:
+        while self._num_waiting:
+            waiter = self._next()
+            if waiter is None:
                 return
-            self._waiting[lane].remove(waiter)
-            self._holding[lane].add(waiter.account)
+            self._remove(waiter)
+            self._holding[waiter.lane].add(waiter.account)
             waiter.place.set_result(None)
 
-    def _next_lanes(self) -> list[Lane]:
-        """Lanes in which somebody can have a place now: first those that hold none."""
-        lanes = [lane for lane in Lane if self._has_room(lane) and self._next_in(lane) is not None]
-        without = [lane for lane in lanes if not self._holding[lane]]
-        return without or sorted(lanes, key=lambda lane: lane is Lane.KNOWN)
+    def _next(self) -> _Waiter | None:
+        """Who can have a place now: first of a lane that holds none, then of the others with known producers last."""
+        lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
+        for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
+            waiter = self._next_in(lane)
+            if waiter is not None:
+                return waiter
+        return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Who used least lately, of those that hold no place; among equals who came first."""
-        now_s, used_s = self._now_s(), self._used_s
-        holding = self._holding[lane]
-        free = (waiter for waiter in self._waiting[lane] if waiter.account not in holding and not waiter.place.done())
-        return min(
-            free,
-            key=lambda waiter: (used_s.of(waiter.account, now_s), used_s.of(waiter.producer, now_s)),
-            default=None,
-        )
+        """Of the account that used least lately and holds no place, the producer that did; of equals who came first."""
+        now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
+        accounts = [account for account in self._waiting[lane] if account not in holding]
+        for account in sorted(accounts, key=lambda account: used_s.of(account, now_s)):
+            queue = self._waiting[lane][account]
+            for producer in sorted(queue.parties, key=lambda producer: used_s.of(producer, now_s)):
+                # one that was cancelled just now has not left yet
+                waiter = next((each for each in queue.of(producer) if not each.place.done()), None)
+                if waiter is not None:
+                    return waiter
+        return None
 
 
 def _account_of(producer: Producer) -> str:

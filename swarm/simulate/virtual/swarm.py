@@ -356,6 +356,7 @@ class VirtualSwarm:
             clock=self._clocks[index],
             emit=partial(self._note, index),
             offload=self._seams[index].offload(offload_in_place(self._verify)),
+            in_place_bytes=0,
         )
         agent = Agent(
             context,
